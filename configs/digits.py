@@ -1,0 +1,23 @@
+"""ResNet-50 on scikit-learn's handwritten digits: the default run.
+
+    python train.py
+
+1,797 real images (Alpaydin & Kaynak, UCI), 360 of them held out, enlarged from 8x8 to 32x32. A 2x2 mesh of virtual CPU
+devices where there is no accelerator, all accelerators where there are. The hyperparameters were chosen on a split of the
+training images.
+"""
+
+from jaxdp.config import Config, Data, Mesh, Model, Optimizer, Phase, Schedule
+
+
+def config() -> Config:
+    return Config(
+        name="digits",
+        epochs=16.0,
+        data=Data(source="digits", image_size=32, augmentation="digits"),
+        model=Model(depth=50, stem="imagenet", classes=10),
+        batch=(Phase(global_batch=128, until_epoch=12.0), Phase(global_batch=256)),
+        optimizer=Optimizer(name="lars", momentum=0.9, weight_decay=1e-4, label_smoothing=0.1),
+        schedule=Schedule(name="polynomial", learning_rate=8.0, warmup_epochs=2.0),
+        mesh=Mesh(cpu_devices=4),
+    )

@@ -1,0 +1,39 @@
+"""jaxdp: synchronous data-parallel training of image classifiers on a two-dimensional device mesh, in JAX.
+
+The public names are imported when first used, so that `import jaxdp` starts neither JAX nor a device.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Config": "jaxdp.config",
+    "ConfigError": "jaxdp.config",
+    "load_config": "jaxdp.config",
+    "TrainingError": "jaxdp.training.guard",
+    "TrainResult": "jaxdp.training.loop",
+    "train": "jaxdp.training.loop",
+}
+__all__ = [*_WHERE, "plan"]
+
+
+def __getattr__(name):
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)
+
+
+def plan(config, devices=None):
+    """The `jaxdp.planning.Plan` of a config on `devices` devices, by default those of this machine."""
+    from jaxdp.config import validate
+    from jaxdp.data.sources import open_datasets
+    from jaxdp.parallel.distributed import start
+    from jaxdp.planning import make_plan
+
+    config = validate(config)
+    return make_plan(config, len(open_datasets(config).train), devices or len(start(config.mesh)))

@@ -1,0 +1,5 @@
+"""`python -m jaxdp` is `jaxdp`."""
+
+from jaxdp.cli import main
+
+main()

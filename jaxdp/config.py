@@ -1,0 +1,361 @@
+"""What a run is: frozen dataclasses without JAX in them, checked before anything starts, with a JSON round trip."""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be run: one line with the field, the value, what is allowed and what to do."""
+
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class _Strict:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class Data(_Strict):
+    """Where the images come from."""
+
+    source: Literal["digits", "synthetic"] = "digits"
+    """digits: scikit-learn's handwritten digits (1,797 real images); synthetic: seeded images of any size and number"""
+    train_split: str = "train"
+    """digits: train, or fit to keep the part `validation` of the training images for choosing hyperparameters"""
+    eval_split: str = "test"
+    """digits: test or validation"""
+    image_size: Annotated[int, Field(ge=8, le=4096)] = 32
+    """height and width of the images in pixels"""
+    augmentation: Literal["none", "digits"] = "none"
+    """digits: small random rotations, scales, shears and shifts, on the device"""
+    train_examples: Count = 4096
+    """number of training images (synthetic only)"""
+    eval_examples: Count = 1000
+    """number of evaluation images (synthetic only)"""
+
+
+@dataclass(frozen=True)
+class Model(_Strict):
+    """The network."""
+
+    depth: Literal[18, 34, 50, 101, 152] = 50
+    """ResNet v1.5 of this depth"""
+    width: Count = 64
+    """channels of the first stage; 64 is the published network"""
+    stem: Literal["imagenet", "small"] = "imagenet"
+    """imagenet: 7x7 stride 2 and max pooling; small: 3x3 stride 1, no pooling"""
+    classes: Annotated[int, Field(ge=2)] = 1000
+    """number of classes"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of activations and of the weights where they are used; parameters and statistics stay float32"""
+    norm: Literal["per_worker", "synchronised"] = "per_worker"
+    """batch normalisation over each worker's batch (as the paper has it) or over the global micro-batch"""
+    norm_momentum: BelowOne = 0.9
+    """decay of the moving averages of batch normalisation, per step"""
+    convolution: Literal["auto", "direct", "product"] = "auto"
+    """product: 1x1 and small-map convolutions as matrix products, faster on CPUs; auto: product on a CPU, else direct"""
+
+
+@dataclass(frozen=True)
+class Phase(_Strict):
+    """A stretch of training with one batch size."""
+
+    global_batch: Count = 256
+    """images a step, over all devices"""
+    until_epoch: Positive | None = None
+    """where the phase ends, in epochs from the start; the last phase ends with the run"""
+    per_worker_batch: Count | None = None
+    """images a worker normalises together; None: global batch / devices. More workers than devices: accumulation"""
+
+
+@dataclass(frozen=True)
+class Optimizer(_Strict):
+    """How parameters are updated."""
+
+    name: Literal["lars", "sgd"] = "lars"
+    """lars: layer-wise adaptive rate scaling (You et al.); sgd: stochastic gradient descent with momentum"""
+    momentum: BelowOne = 0.9
+    """decay of the velocity"""
+    nesterov: bool = False
+    """look ahead along the velocity"""
+    weight_decay: NonNegative = 1e-4
+    """L2 regularisation, on tensors of two and more dimensions only"""
+    trust_coefficient: Positive = 0.001
+    """LARS: size of an update relative to its weights at learning rate 1"""
+    eps: NonNegative = 1e-6
+    """LARS: added to the denominator of the trust ratio"""
+    denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
+    """LARS: |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
+    label_smoothing: BelowOne = 0.0
+    """share of the target spread evenly over all classes"""
+
+
+@dataclass(frozen=True)
+class Schedule(_Strict):
+    """Learning rate as a function of epochs."""
+
+    name: Literal["cosine", "polynomial", "goyal"] = "cosine"
+    """cosine and polynomial decay to `end`; goyal: steps, scaled linearly with the global batch"""
+    learning_rate: Positive = 1.0
+    """the peak; for goyal the rate at a global batch of 256"""
+    warmup_epochs: NonNegative = 5.0
+    """epochs over which the rate rises linearly, updated each step"""
+    start: NonNegative = 0.0
+    """rate at epoch 0 where there is a warm-up (goyal starts at `learning_rate`)"""
+    end: NonNegative = 0.0
+    """rate at the last epoch (cosine, polynomial)"""
+    power: Positive = 2.0
+    """exponent (polynomial)"""
+    boundaries: tuple[Positive, ...] = (30.0, 60.0, 80.0)
+    """epochs at which the rate is multiplied by `factor` (goyal)"""
+    factor: Positive = 0.1
+    """see `boundaries`"""
+
+
+@dataclass(frozen=True)
+class Mesh(_Strict):
+    """The two-dimensional device mesh: rows are `horizontal` rings, columns `vertical` ones."""
+
+    vertical: Count | None = None
+    """devices along the vertical axis; None: the number of hosts, on one host the most square shape"""
+    horizontal: Count | None = None
+    """devices along the horizontal axis; None: what is left"""
+    cpu_devices: Count | None = None
+    """devices into which a CPU is split, where JAX runs on a CPU; None: 1"""
+    idle: Literal["allow", "refuse"] = "allow"
+    """what to do when a batch cannot use all devices: leave some idle, or stop"""
+
+
+@dataclass(frozen=True)
+class Reduce(_Strict):
+    """How gradients are combined."""
+
+    strategy: Literal["psum", "torus"] = "torus"
+    """psum: XLA chooses; torus: reduce-scatter horizontally, all-reduce vertically, all-gather horizontally"""
+    wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """in which gradients travel"""
+
+
+@dataclass(frozen=True)
+class Evaluation(_Strict):
+    """When and how the held-out images are counted."""
+
+    every_epochs: Positive | None = 1.0
+    """epochs between evaluations; None: only at the end, where there always is one"""
+    batch: Count | None = None
+    """images an evaluation step, over all devices; None: the largest training micro-batch"""
+
+
+@dataclass(frozen=True)
+class Logging(_Strict):
+    """What is written down."""
+
+    every_steps: Count = 10
+    """steps between lines in metrics.jsonl"""
+    tensorboard: bool = True
+    """write TensorBoard events"""
+
+
+@dataclass(frozen=True)
+class Config(_Strict):
+    """A run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """names the default working directory, runs/NAME"""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """of the initial parameters, the order of the data and the augmentation"""
+    epochs: Positive = 90.0
+    """length of the run"""
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    batch: tuple[Phase, ...] = (Phase(),)
+    """phases of batch size, in order"""
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    mesh: Mesh = field(default_factory=Mesh)
+    reduce: Reduce = field(default_factory=Reduce)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    logging: Logging = field(default_factory=Logging)
+
+
+# Parts of a Config that say where and how a run is executed or watched, not what it computes.
+HARMLESS = ("mesh", "reduce", "logging", "name")
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+    """The Config that `to_json` wrote. Raises ConfigError for unknown fields, wrong types and values out of range."""
+    try:
+        config = TypeAdapter(Config).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+    _check_relations(config)
+    return config
+
+
+def validate(config: Config) -> Config:
+    """The same Config, or ConfigError: one line that names the field, the value and what is allowed."""
+    if not isinstance(config, Config):
+        raise ConfigError(f"config: {config!r} is not allowed; give a jaxdp.Config")
+    try:
+        return from_json(to_json(config))
+    except TypeError as error:
+        raise ConfigError(f"config: {error}; fields hold numbers, strings, booleans, tuples and None") from None
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "json_invalid":
+        return f"the configuration is not valid JSON: {message}"
+    if first["type"] == "unexpected_keyword_argument":
+        owner = Config()
+        for part in first["loc"][:-1]:
+            owner = owner[0] if isinstance(part, int) else getattr(owner, part)
+        known = [f.name for f in dataclasses.fields(owner)]
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+    return f"{path}: {first['input']!r} is not allowed; {message}"
+
+
+def _check_relations(config: Config) -> None:
+    """What no single field can know."""
+    if not config.batch:
+        raise ConfigError("batch: () is not allowed; give at least one phase")
+    before = 0.0
+    for index, phase in enumerate(config.batch):
+        here, last = f"batch.{index}", index == len(config.batch) - 1
+        if phase.until_epoch is None and not last:
+            raise ConfigError(f"{here}.until_epoch: None is not allowed; only the last phase may leave it out")
+        end = config.epochs if phase.until_epoch is None else phase.until_epoch
+        if end <= before:
+            raise ConfigError(
+                f"{here}.until_epoch: {end:g} is not allowed; phases go forward, so it must be above {before:g}"
+            )
+        if last and end != config.epochs:
+            raise ConfigError(
+                f"{here}.until_epoch: {end:g} is not allowed; the last phase ends with the run "
+                f"(epochs {config.epochs:g}); leave it out"
+            )
+        if phase.per_worker_batch is not None and phase.global_batch % phase.per_worker_batch:
+            raise ConfigError(
+                f"{here}.per_worker_batch: {phase.per_worker_batch} is not allowed; "
+                f"it must divide the global batch {phase.global_batch}"
+            )
+        before = end
+    if config.schedule.name != "goyal" and config.schedule.warmup_epochs >= config.epochs:
+        raise ConfigError(
+            f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; "
+            f"it must be below epochs ({config.epochs:g})"
+        )
+    if list(config.schedule.boundaries) != sorted(set(config.schedule.boundaries)):
+        raise ConfigError(f"schedule.boundaries: {config.schedule.boundaries} is not allowed; it must increase")
+    if config.data.source == "digits":
+        for name, allowed in (("train_split", ("train", "fit")), ("eval_split", ("test", "validation"))):
+            value = getattr(config.data, name)
+            if value not in allowed:
+                raise ConfigError(f"data.{name}: {value!r} is not allowed; the digits have {' and '.join(allowed)}")
+        if config.data.train_split == "train" and config.data.eval_split == "validation":
+            raise ConfigError(
+                "data.eval_split: 'validation' is not allowed; it is part of the training images "
+                "unless data.train_split is 'fit'"
+            )
+        if config.model.classes < 10:
+            raise ConfigError(f"model.classes: {config.model.classes} is not allowed; the digits need at least 10")
+
+
+def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
+    """Fields in which two configs differ, each as `field: old -> new`, leaving out the parts named in `ignore`."""
+    flat_old, flat_new = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    return [
+        f"{name}: {flat_old.get(name)!r} -> {flat_new.get(name)!r}"
+        for name in sorted(flat_old.keys() | flat_new.keys())
+        if flat_old.get(name) != flat_new.get(name) and name.split(".")[0] not in ignore
+    ]
+
+
+def _flatten(tree, prefix="") -> dict:
+    if isinstance(tree, dict):
+        items = tree.items()
+    elif isinstance(tree, (tuple, list)) and tree and isinstance(tree[0], dict):
+        items = enumerate(tree)
+    else:
+        return {prefix[:-1]: tree}
+    return {name: value for key, part in items for name, value in _flatten(part, f"{prefix}{key}.").items()}
+
+
+def config_directories() -> list[Path]:
+    """Where a recipe's name is looked up: ./configs, a checkout's configs, an installed package's."""
+    package = Path(__file__).parent
+    return [Path("configs"), package.parent / "configs", package / "configs"]
+
+
+def find_config(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in (".py", ".json"):
+        if path.is_file():
+            return path
+        raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such file")
+    known = {}
+    for directory in config_directories():
+        for file in sorted(directory.glob("*.py")):
+            known.setdefault(file.stem, file)
+    if name_or_path in known:
+        return known[name_or_path]
+    near = difflib.get_close_matches(name_or_path, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, or a .py or .json file"
+    raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such recipe; {hint}")
+
+
+def load_config(path_or_name: str, overrides=()) -> Config:
+    """A recipe by its name in configs/, or by the path of a .py file with `config()` or of a saved .json.
+
+    overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"].
+    Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
+    """
+    path = find_config(str(path_or_name))
+    try:
+        if path.suffix == ".json":
+            config = from_json(path.read_text())
+        else:
+            config = validate(_run_recipe(path))
+        if overrides:
+            from jaxdp.cli import apply_flags
+
+            config = validate(apply_flags(config, list(overrides)))
+    except OSError as error:
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; {error.strerror}") from None
+    return config
+
+
+def _run_recipe(path: Path) -> Config:
+    spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"--config: {str(path)!r} is not allowed; it does not run: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.dont_write_bytecode = writes
+    if not callable(getattr(module, "config", None)):
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
+    return module.config()

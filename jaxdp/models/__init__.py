@@ -1,0 +1,90 @@
+"""Models as pure functions: `create` gives `init` and `apply`."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp.config import Model as ModelConfig
+from jaxdp.models.resnet import ResNet
+from jaxdp.parallel.mesh import AXES
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network without its numbers.
+
+    init(key, image_shape) -> (params, batch_stats), float32 trees; image_shape: (H, W, 3).
+    apply(params, batch_stats, images, train) -> (logits, moments): images [B, H, W, 3], logits [B, classes] float32; moments
+    is {} in evaluation, in training batch_stats' structure with `mean` and `square` (the squared mean) of this batch.
+    """
+
+    module: Any
+
+    def init(self, key, image_shape):
+        variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
+        leaves, structure = jax.tree.flatten(variables["params"])
+        weights = [place for place, leaf in enumerate(leaves) if leaf.ndim > 1]
+        unit = jax.random.normal(key, (sum(leaves[place].size for place in weights),))
+        for place in weights:
+            spread = leaves[place]
+            leaves[place] = spread * unit[: spread.size].reshape(spread.shape)
+            unit = unit[spread.size :]
+        return jax.tree.unflatten(structure, leaves), variables["batch_stats"]
+
+    def apply(self, params, batch_stats, images, train: bool):
+        variables = {"params": params, "batch_stats": batch_stats}
+        if not train:
+            return self.module.apply(variables, images, train=False), {}
+        logits, changed = self.module.apply(variables, images, train=True, mutable=["moments"])
+        return logits, changed["moments"]
+
+
+def create(config: ModelConfig, platform: str | None = None) -> Model:
+    """The model of a config. platform: for `convolution = "auto"`; None asks JAX for its default backend."""
+    form = config.convolution
+    if form == "auto":
+        form = "product" if (platform or jax.default_backend()) == "cpu" else "direct"
+    return Model(
+        ResNet(
+            depth=config.depth,
+            classes=config.classes,
+            width=config.width,
+            stem=config.stem,
+            dtype=jnp.dtype(config.dtype),
+            form=form,
+            axes=AXES if config.norm == "synchronised" else (),
+        )
+    )
+
+
+def summary(config: ModelConfig, image_shape) -> dict:
+    """Parameters, multiply-adds of one image and bytes of a float32 gradient, counted from the traced model."""
+    model = create(config, platform="any")
+    params, stats = jax.eval_shape(partial(model.init, image_shape=tuple(image_shape)), jax.random.key(0))
+    count = sum(math.prod(p.shape) for p in jax.tree.leaves(params))
+    images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
+    return {"parameters": count, "macs": multiply_adds(jaxpr.jaxpr)}
+
+
+def multiply_adds(jaxpr) -> int:
+    """Multiply-adds of the convolutions and matrix products in a jaxpr, padding counted as the literature counts it."""
+    total = 0
+    for equation in jaxpr.eqns:
+        shape = equation.outvars[0].aval.shape if equation.outvars else ()
+        if equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            out_channel = equation.params["dimension_numbers"].rhs_spec[0]
+            total += math.prod(shape) * math.prod(kernel) // kernel[out_channel]
+        elif equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            total += math.prod(shape) * math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += multiply_adds(inner)
+    return total

@@ -1,0 +1,24 @@
+"""From a config to an optax transformation."""
+
+import optax
+
+from jaxdp.config import Optimizer
+from jaxdp.optim.lars import lars, more_than_one_dimension, sgd_with_rate_inside
+
+
+def build(config: Optimizer, learning_rate, momentum) -> optax.GradientTransformation:
+    """The transformation for this learning rate and momentum; its state does not depend on their values."""
+    if config.name == "lars":
+        return lars(
+            learning_rate,
+            momentum,
+            config.weight_decay,
+            config.trust_coefficient,
+            config.eps,
+            config.nesterov,
+            config.denominator,
+        )
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, mask=more_than_one_dimension),
+        sgd_with_rate_inside(learning_rate, momentum, config.nesterov),
+    )

@@ -1,0 +1,213 @@
+"""Config -> Plan: phases, steps, devices and hyperparameters, known and printable before anything is compiled."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from jaxdp import schedules
+from jaxdp.config import Config, ConfigError
+from jaxdp.parallel.mesh import choose_shape
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    """A batch phase on the devices at hand. Batches count images; first_epoch and last_epoch are where its steps lie."""
+
+    first_sample: int
+    steps: int
+    first_epoch: float
+    last_epoch: float
+    global_batch: int
+    per_worker_batch: int
+    workers: int
+    vertical: int
+    horizontal: int
+    accumulation: int
+    idle_devices: int
+    momentum: float
+
+    @property
+    def devices(self) -> int:
+        return self.vertical * self.horizontal
+
+    @property
+    def per_device_batch(self) -> int:
+        return self.global_batch // self.devices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do: its phases (those with at least one step) and everything that follows from samples seen."""
+
+    config: Config
+    examples: int
+    phases: tuple[PlannedPhase, ...]
+
+    @property
+    def total_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def total_samples(self) -> int:
+        last = self.phases[-1]
+        return last.first_sample + last.steps * last.global_batch
+
+    def phase_at(self, samples: int) -> int:
+        """The index of the phase of the step that starts at `samples` samples seen."""
+        return max(i for i, phase in enumerate(self.phases) if phase.first_sample <= samples)
+
+    def steps_before(self, samples: int) -> int:
+        """How many steps lie before `samples` samples seen."""
+        index = self.phase_at(samples)
+        phase = self.phases[index]
+        done = sum(p.steps for p in self.phases[:index])
+        return done + (samples - phase.first_sample) // phase.global_batch
+
+    def learning_rate(self, samples: int) -> float:
+        """The rate of the step that starts at `samples` samples seen."""
+        phase = self.phases[self.phase_at(samples)]
+        epoch = samples / self.examples
+        return schedules.learning_rate(self.config.schedule, self.config.epochs, epoch, phase.global_batch)
+
+
+def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Plan:
+    """Phases of `config` on `devices` devices for a training set of `examples` images.
+
+    Raises ConfigError where a phase cannot be formed, with what could be.
+    """
+    planned = []
+    spans = schedules.phase_steps(config.batch, config.epochs, examples)
+    for index, (phase, (first, steps)) in enumerate(zip(config.batch, spans, strict=True)):
+        if steps == 0:
+            continue
+        vertical, horizontal = _shape_for(config, index, devices, hosts)
+        used = vertical * horizontal
+        per_worker = phase.per_worker_batch or phase.global_batch // used
+        workers = phase.global_batch // per_worker
+        planned.append(
+            PlannedPhase(
+                first_sample=first,
+                steps=steps,
+                first_epoch=first / examples,
+                last_epoch=(first + steps * phase.global_batch) / examples,
+                global_batch=phase.global_batch,
+                per_worker_batch=per_worker,
+                workers=workers,
+                vertical=vertical,
+                horizontal=horizontal,
+                accumulation=workers // used,
+                idle_devices=devices - used,
+                momentum=config.optimizer.momentum,
+            )
+        )
+    plan = Plan(config, examples, tuple(planned))
+    if plan.total_samples >= 2**32:
+        raise ConfigError(
+            f"epochs: {config.epochs:g} is not allowed; with {examples} images the run passes 2^32 samples, "
+            f"at most {(2**32 - 1) // examples} epochs fit"
+        )
+    return plan
+
+
+def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[int, int]:
+    """The mesh of one phase: as asked for, or over the most devices that divide its workers (or its batch)."""
+    phase, mesh = config.batch[index], config.mesh
+    if phase.per_worker_batch is None:
+        shares, what = phase.global_batch, f"global batch {phase.global_batch}"
+    else:
+        shares = phase.global_batch // phase.per_worker_batch
+        what = f"{shares} workers ({phase.global_batch} / {phase.per_worker_batch})"
+    usable = max(n for n in range(1, min(devices, shares) + 1) if shares % n == 0)
+    if mesh.vertical is not None or mesh.horizontal is not None:
+        shape = choose_shape(mesh, devices, hosts)
+        if shares % math.prod(shape):
+            unit = math.prod(shape) * (phase.per_worker_batch or 1)
+            near = max(unit, phase.global_batch // unit * unit)
+            raise ConfigError(
+                f"batch.{index}.global_batch: {phase.global_batch} is not allowed; its {what} cannot be shared evenly by "
+                f"the {shape[0]}x{shape[1]} mesh; the nearest that can is {near}, or leave the mesh to be chosen"
+            )
+    else:
+        shape = choose_shape(mesh, usable, hosts if usable == devices else 1)
+    idle = devices - math.prod(shape)
+    if idle and mesh.idle == "refuse":
+        raise ConfigError(
+            f"mesh.idle: 'refuse' is not allowed with batch.{index}; its {what} uses {math.prod(shape)} of {devices} "
+            "devices; change the batch, the mesh, or give --mesh.idle allow"
+        )
+    return shape
+
+
+def model_summary(config: Config) -> dict:
+    """Parameters, multiply-adds of one image, and bytes of the gradient on the wire, counted from the traced model."""
+    from jaxdp import models
+
+    size = config.data.image_size
+    counted = models.summary(config.model, (size, size, 3))
+    width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.reduce.wire_dtype]
+    return counted | {"gradient_bytes": counted["parameters"] * width}
+
+
+def as_dict(plan: Plan, model_summary: dict) -> dict:
+    """The plan as `jaxdp plan --json` prints it; learning rates are sampled at phase borders and 20 points between."""
+    config = plan.config
+    return {
+        "name": config.name,
+        "examples": plan.examples,
+        "epochs": config.epochs,
+        "phases": [dataclasses.asdict(phase) for phase in plan.phases],
+        "learning_rate": [[samples / plan.examples, plan.learning_rate(samples)] for samples in _sample_points(plan)],
+        "total_steps": plan.total_steps,
+        "total_samples": plan.total_samples,
+        "optimizer": dataclasses.asdict(config.optimizer),
+        "strategy": config.reduce.strategy,
+        "wire_dtype": config.reduce.wire_dtype,
+        "model": {name: model_summary[name] for name in ("parameters", "macs")},
+        "gradient_bytes": model_summary["gradient_bytes"],
+    }
+
+
+def summary_table(plan: Plan, devices: int, device_kind: str, model_summary: dict):
+    """What a person wants to know before a run: devices, mesh, model, phases. A rich table."""
+    from rich.table import Table
+
+    config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("run", f"{config.name}, seed {config.seed}, {config.epochs:g} epochs, {plan.total_steps} steps")
+    table.add_row(
+        "model",
+        f"ResNet-{config.model.depth}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
+        f"{model_summary['macs']:,} multiply-adds an image",
+    )
+    size = config.data.image_size
+    table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
+    table.add_row("devices", f"{devices} x {device_kind}")
+    table.add_row(
+        "gradient",
+        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}",
+    )
+    table.add_row(
+        "optimizer",
+        f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}, "
+        f"{schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+    )
+    for index, phase in enumerate(plan.phases):
+        last_sample = phase.first_sample + (phase.steps - 1) * phase.global_batch
+        idle = f", {phase.idle_devices} devices idle" if phase.idle_devices else ""
+        micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
+        table.add_row(
+            f"phase {index}",
+            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
+            f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
+            f"{phase.per_worker_batch}{micro}{idle}; learning rate {plan.learning_rate(phase.first_sample):.4g} to "
+            f"{plan.learning_rate(last_sample):.4g}, momentum {phase.momentum:g}",
+        )
+    return table
+
+
+def _sample_points(plan: Plan) -> list[int]:
+    points = set()
+    for phase in plan.phases:
+        picks = {round(i * (phase.steps - 1) / 20) for i in range(21)}
+        points |= {phase.first_sample + pick * phase.global_batch for pick in picks}
+    return sorted(points)

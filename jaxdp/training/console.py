@@ -1,0 +1,109 @@
+"""What a person sees of a run: a progress bar in a terminal, plain lines where there is none."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+PLAIN_SECONDS = 15.0  # between lines where stdout is no terminal
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+
+
+class Quiet:
+    """Shows nothing: the twin of `Screen` for tests and programs."""
+
+    def say(self, text):
+        pass
+
+    def table(self, table):
+        pass
+
+    def begin(self, total_steps, done=0):
+        pass
+
+    def busy(self, what):
+        pass
+
+    def step(self, record):
+        pass
+
+    def evaluated(self, record):
+        pass
+
+    def end(self):
+        pass
+
+
+class Screen:
+    """A run on stdout, or on another stream."""
+
+    def __init__(self, stream=None):
+        self.console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+        self.live = self.console.is_terminal
+        self.progress = None
+        self.last_line = 0.0
+        self.first_step = None
+
+    def say(self, text):
+        self.console.print(text, markup=False)
+
+    def table(self, table: Table):
+        self.console.print(table, soft_wrap=False)
+
+    def begin(self, total_steps, done=0):
+        self.total_steps = total_steps
+        if self.live:
+            self.progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("eta"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=self.console,
+                expand=True,
+                speed_estimate_period=120,
+            )
+            self.task = self.progress.add_task("starting", total=total_steps, completed=done)
+            self.progress.start()
+
+    def busy(self, what):
+        if self.live:
+            self.progress.update(self.task, description=what)
+        else:
+            self.say(f"{what} ...")
+
+    def step(self, record):
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step = (now, record["step"])
+        text = (
+            f"epoch {record['epoch']:.1f}  batch {record['global_batch']}  loss {record['loss']:.3f}  "
+            f"lr {record['learning_rate']:.3g}  {record['images_per_second']:.0f} img/s"
+        )
+        if self.live:
+            self.progress.update(self.task, completed=record["step"], description=text)
+        elif now - self.last_line >= PLAIN_SECONDS:
+            self.last_line = now
+            then, first = self.first_step
+            left = (self.total_steps - record["step"]) * (now - then) / max(1, record["step"] - first)
+            eta = f"  eta {clock(left)}" if record["step"] > first else ""
+            self.say(f"step {record['step']}/{self.total_steps}  phase {record['phase']}  {text}{eta}")
+
+    def evaluated(self, record):
+        self.say(
+            f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "
+            f"top-5 {100 * record['eval_top5']:.2f} %  loss {record['eval_loss']:.4f}  "
+            f"({record['eval_examples']} images)"
+        )
+
+    def end(self):
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None

@@ -1,0 +1,301 @@
+"""The loop: the only place with effects. It feeds, steps, logs and evaluates."""
+
+import dataclasses
+import json
+import math
+import platform
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
+from jaxdp import __version__, models
+from jaxdp.config import Config, ConfigError, validate
+from jaxdp.data import feed
+from jaxdp.data.sources import open_datasets
+from jaxdp.parallel import distributed
+from jaxdp.planning import Plan, make_plan, model_summary, summary_table
+from jaxdp.training import guard, workdir as directories
+from jaxdp.training.console import Quiet, clock
+from jaxdp.training.evaluation import evaluate
+from jaxdp.training.metrics import writers_for
+from jaxdp.training.programs import Programs
+from jaxdp.training.state import create_state, replicated
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock.
+
+    images_per_second leaves out compilation and evaluation; seconds_to_first_step counts from the start of the command.
+    """
+
+    accuracy: float
+    top5: float
+    loss: float
+    eval_examples: int
+    steps: int
+    samples: int
+    epochs: float
+    wall_seconds: float
+    seconds_to_first_step: float
+    training_seconds: float
+    evaluation_seconds: float
+    images_per_second: float
+    devices: int
+    device_kind: str
+    mesh: tuple[int, int]
+    versions: dict
+    workdir: str
+
+
+def train(config: Config, workdir=None, resume="auto", screen=None, started=None) -> TrainResult:
+    """Train as `config` says, into `workdir` (default runs/NAME); a finished run there is returned as it is.
+
+    resume: "auto", or "never" for a new directory beside one that holds a run. started: `time.monotonic()` at the start of the
+    command, for the times reported. Raises ConfigError before anything is written, or TrainingError.
+    """
+    started = time.monotonic() if started is None else started
+    screen = screen or Quiet()
+    config = validate(config)
+    path = Path(workdir or Path("runs") / config.name)
+    if resume not in ("auto", "never"):
+        raise ConfigError(f"--resume: {resume!r} is not allowed; give auto or never")
+    if resume == "never":
+        path = directories.next_free(path)
+    prepared = Prepared.of(config)
+    with directories.claimed(path):
+        finished, remark = directories.settle(path, config)
+        if finished is not None:
+            screen.say(f"{path} holds this run, finished; for a new one: --resume never")
+            result = TrainResult(**finished | {"mesh": tuple(finished["mesh"]), "workdir": str(path)})
+            show_result(screen, result)
+            return result
+        kind = prepared.devices[0].device_kind
+        screen.table(summary_table(prepared.plan, len(prepared.devices), kind, prepared.model_summary))
+        if remark:
+            screen.say(remark)
+        result = Run(prepared, path, screen, started).to_the_end()
+        directories.write_atomically(path / "result.json", json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+        show_result(screen, result)
+        return result
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config with its devices, data and plan: everything that can be wrong is known to be right."""
+
+    config: Config
+    devices: list
+    datasets: tuple
+    plan: Plan
+    model_summary: dict
+
+    @classmethod
+    def of(cls, config: Config) -> "Prepared":
+        devices = distributed.start(config.mesh)
+        datasets = open_datasets(config)
+        plan = make_plan(config, len(datasets.train), len(devices), jax.process_count())
+        return cls(config, devices, datasets, plan, model_summary(config))
+
+
+class Run:
+    """One training run from its first step to its result."""
+
+    def __init__(self, prepared: Prepared, workdir: Path, screen, started: float):
+        self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
+        self.workdir, self.screen, self.started = workdir, screen, started
+        self.device_kind = prepared.devices[0].device_kind
+        pixels = (self.datasets.mean, self.datasets.std)
+        model = models.create(self.config.model)
+        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation))
+        self.model = model
+        self.samples, self.steps = 0, 0
+        self.training_seconds = self.evaluation_seconds = 0.0
+        self.first_step_seconds = None
+        self.since_log = [0, 0.0]  # images, seconds
+        self.pending = None
+        self.evaluated = None
+
+    def to_the_end(self) -> TrainResult:
+        with ExitStack() as stack:
+            stack.callback(self.programs.close)
+            self.writers = writers_for(self.workdir, self.config.logging.tensorboard)
+            for writer in self.writers:
+                stack.callback(writer.close)
+            self.screen.begin(self.plan.total_steps)
+            stack.callback(self.screen.end)
+            for index in range(len(self.plan.phases)):
+                self._phase(index)
+            if self.evaluated is None or self.evaluated["samples"] != self.samples:
+                self._evaluate(self.plan.phases[-1])
+        return self._result()
+
+    def _phase(self, index: int) -> None:
+        phase = self.plan.phases[index]
+        following = self.plan.phases[index + 1] if index + 1 < len(self.plan.phases) else None
+        future = self.programs.prepare_train(phase)
+        self.programs.prepare_evaluation(phase)
+        mesh = self.programs.mesh(phase)
+        if index == 0:
+            self.screen.busy("compiling")
+            self.state = create_state(self.config, self.model, mesh)
+        else:
+            self.state = jax.device_put(self.state, replicated(mesh))
+        try:
+            step = future.result()
+            if following:
+                self.programs.prepare_train(following)
+            self._steps(phase, step, mesh)
+        except jax.errors.JaxRuntimeError as error:
+            if not guard.is_out_of_memory(error):
+                raise
+            raise ConfigError(out_of_memory_message(self.plan, phase, error)) from None
+
+    def _steps(self, phase, step, mesh) -> None:
+        self.clock = time.perf_counter()
+        batch = self._next_batch(phase, mesh)
+        end = phase.first_sample + phase.steps * phase.global_batch
+        while self.samples < end:
+            before = self.samples
+            self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
+            self.samples += phase.global_batch
+            self.steps += 1
+            batch = self._next_batch(phase, mesh) if self.samples < end else None
+            self._fetch()
+            self.pending = (self._record(phase, before), metrics)
+            if self._evaluation_due(before):
+                self._fetch()
+                self._evaluate(phase)
+        self._fetch()
+
+    def _next_batch(self, phase, mesh) -> dict:
+        host = feed.train_batch(self.datasets.train, self.config.seed, self.samples, phase.global_batch)
+        return feed.put(host, mesh)
+
+    def _record(self, phase, before: int) -> dict:
+        """What is known of a step when it is dispatched; before: samples seen before it."""
+        return {
+            "step": self.steps,
+            "samples": self.samples,
+            "epoch": self.samples / self.plan.examples,
+            "phase": self.plan.phases.index(phase),
+            "learning_rate": self.plan.learning_rate(before),
+            "momentum": phase.momentum,
+            "global_batch": phase.global_batch,
+        }
+
+    def _fetch(self) -> None:
+        """Read the metrics of the step before the one just dispatched, and log them when their turn has come."""
+        if self.pending is None:
+            return
+        (record, metrics), self.pending = self.pending, None
+        record |= {name: value.item() for name, value in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        self.training_seconds += now - self.clock
+        self.since_log[0] += record["global_batch"]
+        self.since_log[1] += now - self.clock
+        self.clock = now
+        if self.first_step_seconds is None:
+            self.first_step_seconds = time.monotonic() - self.started
+        guard.check_finite(record)
+        record["images_per_second"] = self.since_log[0] / self.since_log[1]
+        self.screen.step(record)
+        if record["step"] % self.config.logging.every_steps == 0 or record["step"] == self.plan.total_steps:
+            self._write(record)
+            self.since_log = [0, 0.0]
+
+    def _write(self, record: dict) -> None:
+        for writer in self.writers:
+            writer.write(record)
+
+    def _evaluation_due(self, before: int) -> bool:
+        every = self.config.evaluation.every_epochs
+        if every is None:
+            return False
+        unit = every * self.plan.examples
+        return math.floor(before / unit) < math.floor(self.samples / unit)
+
+    def _evaluate(self, phase) -> None:
+        began = time.perf_counter()
+        self.screen.busy("evaluating")
+        result = evaluate(
+            self.programs.prepare_evaluation(phase).result(),
+            self.state.params,
+            self.state.batch_stats,
+            self.datasets.evaluation,
+            self.programs.evaluation_rows(phase),
+            self.programs.mesh(phase),
+        )
+        self.evaluated = {
+            "step": self.steps,
+            "samples": self.samples,
+            "epoch": self.samples / self.plan.examples,
+            "eval_accuracy": result["accuracy"],
+            "eval_top5": result["top5"],
+            "eval_loss": result["loss"],
+            "eval_examples": result["eval_examples"],
+        }
+        self._write(self.evaluated)
+        self.screen.evaluated(self.evaluated)
+        self.clock = time.perf_counter()
+        self.evaluation_seconds += self.clock - began
+
+    def _result(self) -> TrainResult:
+        phase, last = self.plan.phases[-1], self.evaluated
+        return TrainResult(
+            accuracy=last["eval_accuracy"],
+            top5=last["eval_top5"],
+            loss=last["eval_loss"],
+            eval_examples=last["eval_examples"],
+            steps=self.steps,
+            samples=self.samples,
+            epochs=self.samples / self.plan.examples,
+            wall_seconds=time.monotonic() - self.started,
+            seconds_to_first_step=self.first_step_seconds,
+            training_seconds=self.training_seconds,
+            evaluation_seconds=self.evaluation_seconds,
+            images_per_second=self.samples / self.training_seconds,
+            devices=phase.devices,
+            device_kind=self.device_kind,
+            mesh=(phase.vertical, phase.horizontal),
+            versions={"jaxdp": __version__, "python": platform.python_version()}
+            | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
+            workdir=str(self.workdir),
+        )
+
+
+def out_of_memory_message(plan: Plan, phase, error: Exception) -> str:
+    """One line: the field to change and the largest value below the present one that keeps the same global batch."""
+    index = next(i for i, p in enumerate(plan.config.batch) if p.global_batch == phase.global_batch)
+    smaller = [
+        n
+        for n in range(1, phase.per_worker_batch)
+        if phase.global_batch % (n * phase.devices) == 0 and n <= phase.per_worker_batch // 2
+    ]
+    what = str(error).splitlines()[0]
+    if not smaller:
+        return (
+            f"batch.{index}.per_worker_batch: {phase.per_worker_batch} is not allowed; the devices are out of memory ({what}) "
+            "and no smaller one divides the work; choose a smaller model, smaller images or more devices"
+        )
+    return (
+        f"batch.{index}.per_worker_batch: {phase.per_worker_batch} is not allowed; the devices are out of memory ({what}); "
+        f"try --batch.{index}.per-worker-batch {max(smaller)}, which keeps the global batch {phase.global_batch} by accumulating "
+        f"{phase.global_batch // (max(smaller) * phase.devices)} micro-batches"
+    )
+
+
+def show_result(screen, result: TrainResult) -> None:
+    screen.say(
+        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, all {result.eval_examples} held-out "
+        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps"
+    )
+    screen.say(
+        f"time {clock(result.wall_seconds)}, first step after {result.seconds_to_first_step:.0f} s, "
+        f"{result.images_per_second:.0f} images/s without compilation and evaluation"
+    )
+    screen.say(f"results in {result.workdir}: result.json, metrics.jsonl, training.png, tensorboard/")

@@ -1,0 +1,86 @@
+"""The compiled programs of a run, built in background threads before they are needed."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxdp.config import Config
+from jaxdp.data.feed import batch_sharding
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.state import abstract_state, replicated
+from jaxdp.training.step import HYPERPARAMETERS, make_train_step
+
+
+def _abstract_batch(config: Config, mesh, rows: int, names: dict) -> dict:
+    size, sharding = config.data.image_size, batch_sharding(mesh)
+    images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
+    return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in names.items()}
+
+
+class Programs:
+    """Ahead-of-time compilation of every training and evaluation step of a plan, each distinct one once.
+
+    `prepare_*` starts a compilation and returns at once; `train_step` and `evaluation_step` wait for it if they must.
+    """
+
+    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int):
+        self.plan, self.model, self.pixels = plan, model, pixels
+        self.evaluation_examples = evaluation_examples
+        self.meshes = {}
+        self.futures: dict[tuple, Future] = {}
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix="compile")
+
+    def mesh(self, phase: PlannedPhase):
+        shape = (phase.vertical, phase.horizontal)
+        if shape not in self.meshes:
+            self.meshes[shape] = make_mesh(*shape)
+        return self.meshes[shape]
+
+    def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
+        """(images an evaluation step counts, rows of its batch: the same rounded up to a multiple of the devices)."""
+        given = self.plan.config.evaluation.batch
+        if given is None:
+            micro = phase.per_worker_batch * phase.devices
+            given = -(-self.evaluation_examples // -(-self.evaluation_examples // micro))
+        return given, -(-given // phase.devices) * phase.devices
+
+    def prepare_train(self, phase: PlannedPhase) -> Future:
+        mesh = self.mesh(phase)
+        key = ("train", mesh, phase.global_batch, phase.accumulation)
+        if key not in self.futures:
+            self.futures[key] = self.threads.submit(self._compile_train, mesh, phase)
+        return self.futures[key]
+
+    def prepare_evaluation(self, phase: PlannedPhase) -> Future:
+        mesh = self.mesh(phase)
+        key = ("evaluation", mesh, self.evaluation_rows(phase)[1])
+        if key not in self.futures:
+            self.futures[key] = self.threads.submit(self._compile_evaluation, mesh, key[2])
+        return self.futures[key]
+
+    def _compile_train(self, mesh, phase: PlannedPhase):
+        config = self.plan.config
+        step = make_train_step(config, self.model, self.pixels, mesh, phase.accumulation)
+        state = abstract_state(config, self.model, mesh)
+        batch = _abstract_batch(config, mesh, phase.global_batch, {"labels": jnp.int32, "positions": jnp.uint32})
+        scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
+        return step.lower(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar)).compile()
+
+    def _compile_evaluation(self, mesh, rows: int):
+        config = self.plan.config
+        step = make_evaluation_step(config, self.model, self.pixels, mesh)
+        state = abstract_state(config, self.model, mesh)
+        batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "weights": jnp.int32})
+        return step.lower(state.params, state.batch_stats, batch).compile()
+
+    def hyperparameters(self, phase: PlannedPhase, samples: int):
+        """The device scalars of the step at `samples` samples seen."""
+        values = {"learning_rate": self.plan.learning_rate(samples), "momentum": phase.momentum}
+        return jax.device_put({n: np.float32(v) for n, v in values.items()}, replicated(self.mesh(phase)))
+
+    def close(self):
+        self.threads.shutdown(wait=True, cancel_futures=True)

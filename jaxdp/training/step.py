@@ -1,0 +1,110 @@
+"""The training step: one `jit(shard_map)` over the mesh, a pure function of (state, batch, hyperparameters)."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec
+
+from jaxdp.config import Config
+from jaxdp.data.augment import augment, normalise
+from jaxdp.losses import cross_entropy, rank_of_label
+from jaxdp.optim import build
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES
+from jaxdp.training.state import TrainState
+
+HYPERPARAMETERS = ("learning_rate", "momentum")
+
+
+def _varying(tree):
+    """The same values, marked as one device's own, so that differentiation adds no reduction of its own."""
+    return lax.pcast(tree, AXES, to="varying")
+
+
+def local_gradient(config: Config, model, pixels, params, batch_stats, batch):
+    """Gradient and sums of one worker's batch on its own device, not yet combined with any other.
+
+    params must be varying. Returns (gradient, {"moments", "loss", "correct"}): the batch's mean loss and share of right answers.
+    """
+
+    def loss_of(params):
+        images = augment(config.data.augmentation, batch["images"], batch["positions"], config.seed)
+        logits, moments = model.apply(params, batch_stats, normalise(images, *pixels), train=True)
+        loss = cross_entropy(logits, batch["labels"], config.optimizer.label_smoothing).mean()
+        correct = (rank_of_label(logits, batch["labels"]) == 0).mean(dtype=jnp.float32)
+        return loss, {"moments": moments, "loss": loss, "correct": correct}
+
+    (_, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+    return gradient, report
+
+
+def accumulated(gradient_of, batch, count: int):
+    """The mean over `count` micro-batches of what `gradient_of` returns for each, added up by `lax.scan`."""
+    if count == 1:
+        return gradient_of(batch)
+    micro = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+    first = jax.tree.map(lambda x: x[0], micro)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient_of, first))
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, gradient_of(part)), None
+
+    total, _ = lax.scan(add, _varying(zeros), micro)
+    return jax.tree.map(lambda x: x / count, total)
+
+
+def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch):
+    """The mean gradient and report over all workers, the same on every device. Call inside `shard_map`."""
+    gradient_of = partial(local_gradient, config, model, pixels, _varying(params), batch_stats)
+    gradient, report = accumulated(gradient_of, batch, accumulation)
+    wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
+    gradient = allreduce.mean(gradient, config.reduce.strategy, wire)
+    small, unravel = ravel_pytree(report)
+    return gradient, unravel(lax.pmean(small, AXES))
+
+
+def update_statistics(batch_stats, moments, decay: float):
+    """One moving-average update from the moments of all workers: var = mean of squares - mean^2, after averaging."""
+
+    def update(stats, new):
+        if "mean" not in stats:
+            return {name: update(stats[name], new[name]) for name in stats}
+        variance = jnp.maximum(new["square"] - new["mean"] ** 2, 0.0)
+        return {
+            "mean": decay * stats["mean"] + (1 - decay) * new["mean"],
+            "var": decay * stats["var"] + (1 - decay) * variance,
+        }
+
+    return update(batch_stats, moments)
+
+
+def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
+    """step(state, batch, hyperparameters) -> (state, metrics), compiled once for a batch size; the state is donated.
+
+    pixels: (mean, std) of the pixels, for normalisation. batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32,
+    "positions" [B] uint32}, rows over all devices. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
+    metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update.
+    """
+
+    def step(state: TrainState, batch, hyperparameters):
+        gradient, report = gradient_and_report(
+            config, model, pixels, accumulation, state.params, state.batch_stats, batch
+        )
+        optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        batch_stats = update_statistics(state.batch_stats, report["moments"], config.model.norm_momentum)
+        metrics = {
+            "loss": report["loss"],
+            "accuracy": report["correct"],
+            "gradient_norm": optax.global_norm(gradient),
+        }
+        return TrainState(params, batch_stats, opt_state), metrics
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere)
+    return jax.jit(mapped, donate_argnums=0)
