@@ -21,8 +21,8 @@ CANDIDATES = {
     f"learning rate {rate}, weight decay {decay}": [
         "--schedule.learning-rate", str(rate), "--optimizer.weight-decay", str(decay)
     ]
-    for rate in (3, 5, 8)
-    for decay in (1e-4, 5e-4)
+    for rate in (4, 8, 12)
+    for decay in (5e-5, 1e-4)
 }
 
 

@@ -350,12 +350,14 @@ def _run_recipe(path: Path) -> Config:
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
+        if not callable(getattr(module, "config", None)):
+            raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
+        return module.config()
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"--config: {str(path)!r} is not allowed; it does not run: {type(error).__name__}: {error}"
         ) from error
     finally:
         sys.dont_write_bytecode = writes
-    if not callable(getattr(module, "config", None)):
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
-    return module.config()

@@ -108,5 +108,5 @@ def open_datasets(config: Config) -> Datasets:
         return Datasets(train, held_out, mean=127.5, std=52.0)
     if data.source == "digits":
         parts = _digits(data.image_size)
-        return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*parts[data.eval_split]), mean=78.0, std=96.0)
+        return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*parts[data.eval_split]), mean=78.0, std=89.0)
     raise ConfigError(f"data.source: {data.source!r} is not allowed; give digits or synthetic")

@@ -76,7 +76,7 @@ class Screen:
     def busy(self, what):
         if self.live:
             self.progress.update(self.task, description=what)
-        else:
+        elif self.first_step is None:
             self.say(f"{what} ...")
 
     def step(self, record):

@@ -101,7 +101,7 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
         metrics = {
             "loss": report["loss"],
             "accuracy": report["correct"],
-            "gradient_norm": optax.global_norm(gradient),
+            "gradient_norm": optax.tree.norm(gradient),
         }
         return TrainState(params, batch_stats, opt_state), metrics
 

@@ -1,0 +1,36 @@
+"""Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(tempfile.gettempdir()) / f"jaxdp-tests-{os.getuid()}")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule  # noqa: E402
+from jaxdp.models import resnet  # noqa: E402
+from jaxdp.parallel import distributed  # noqa: E402
+
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+distributed.start(Mesh(cpu_devices=8))
+resnet.BLOCKS[6] = (1, 1)  # for tests alone: two blocks, with a projection and a stride, compile in a second
+
+
+@pytest.fixture
+def tiny() -> Config:
+    """A run of seconds: a narrow ResNet-18 on synthetic images of 16 pixels, four devices, a change of batch size."""
+    return Config(
+        name="tiny",
+        epochs=3.0,
+        data=Data(source="synthetic", image_size=16, train_examples=50, eval_examples=23),
+        model=Model(depth=18, width=4, stem="small", classes=6),
+        batch=(Phase(global_batch=8, until_epoch=1.5), Phase(global_batch=16)),
+        optimizer=Optimizer(label_smoothing=0.1),
+        schedule=Schedule(learning_rate=2.0, warmup_epochs=1.0),
+        mesh=Mesh(cpu_devices=4),
+        logging=Logging(every_steps=1, tensorboard=False),
+    )

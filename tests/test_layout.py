@@ -1,0 +1,81 @@
+"""What the code base promises about itself."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "jaxdp"
+# Each may import those before it, never those after.
+LAYERS = [
+    {"config"},
+    {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
+    | {"data.order", "data.augment", "training.guard", "training.picture"},
+    {"models.resnet", "parallel.allreduce", "optim.build", "data.sources"}
+    | {"training.workdir", "training.metrics", "training.console"},
+    {"models", "optim", "data.feed", "planning"},
+    {"training.state"},
+    {"training.step", "training.evaluation"},
+    {"training.programs"},
+    {"training.loop"},
+    {"cli"},
+    {"__main__"},
+]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> set[str]:
+    """Modules of jaxdp that a file imports at its top level, and private ones of JAX anywhere."""
+    names = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        found = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        top = node in tree.body
+        names |= {name for name in found if name.startswith("jax._src") or (top and name.startswith("jaxdp."))}
+    return names
+
+
+def test_imports_point_one_way():
+    level = {name: height for height, names in enumerate(LAYERS) for name in names}
+    empty = {"", "data", "parallel", "training"}
+    for path in PACKAGE.rglob("*.py"):
+        name = module_name(path)
+        if name in empty:
+            continue
+        assert name in level, f"{name} has no layer: give it one in LAYERS"
+        for other in imported(path):
+            other = other.removeprefix("jaxdp.")
+            if other in level and other != name:
+                assert level[other] < level[name], f"{name} imports {other}"
+
+
+def test_nothing_private_of_jax_is_imported():
+    for path in PACKAGE.rglob("*.py"):
+        assert not {name for name in imported(path) if name.startswith("jax._src")}, path
+
+
+def test_only_the_model_imports_flax():
+    for path in PACKAGE.rglob("*.py"):
+        if "flax" in path.read_text():
+            assert path.parent.name == "models" or path.name == "loop.py", path
+
+
+def test_importing_jaxdp_starts_nothing():
+    code = "import jaxdp, sys; print([m for m in ('jax', 'flax', 'matplotlib', 'sklearn') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_every_public_name_is_there():
+    import jaxdp
+
+    for name in jaxdp.__all__:
+        assert getattr(jaxdp, name).__doc__, name

@@ -1,0 +1,52 @@
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdp.losses import cross_entropy, rank_of_label
+
+
+def test_uniform_logits_give_the_logarithm_of_the_classes():
+    loss = cross_entropy(jnp.zeros((1, 1000)), jnp.array([3]), 0.1)
+    assert float(loss[0]) == pytest.approx(6.907755278982137, rel=1e-6)
+
+
+def test_the_smallest_smoothed_loss_is_the_entropy_of_the_target():
+    logits = np.log(np.full((1, 1000), 0.0001))
+    logits[0, 5] = np.log(0.9001)
+    loss = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.array([5]), 0.1)
+    assert float(loss[0]) == pytest.approx(1.0148479977486802, rel=2e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_equals_numpy_in_float64_and_optax(smoothing):
+    random = np.random.default_rng(0)
+    logits, labels = random.normal(size=(32, 11)) * 5, random.integers(0, 11, 32)
+    target = (1 - smoothing) * np.eye(11)[labels] + smoothing / 11
+    expected = -(target * (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))).sum(-1)
+    ours = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels), smoothing)
+    # float32 rounds logits near 16 to 1e-6, whatever is left of them in the loss
+    np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
+    peer = optax.softmax_cross_entropy(
+        jnp.asarray(logits, jnp.float32), optax.smooth_labels(jnp.eye(11)[labels], smoothing)
+    )
+    np.testing.assert_allclose(ours, peer, rtol=1e-5)
+
+
+def test_half_precision_logits_give_a_float32_loss():
+    assert cross_entropy(jnp.zeros((2, 3), jnp.bfloat16), jnp.array([0, 1])).dtype == jnp.float32
+
+
+def test_rank_counts_classes_above_the_label_and_ties_against_the_model():
+    logits = jnp.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [0.0, 5.0, 5.0], [jnp.nan, jnp.nan, jnp.nan]])
+    assert rank_of_label(logits, jnp.array([0, 1, 2, 0])).tolist() == [0, 2, 1, 2]
+
+
+def test_rank_equals_sklearns_top_k():
+    from sklearn.metrics import top_k_accuracy_score
+
+    random = np.random.default_rng(1)
+    logits, labels = random.normal(size=(200, 12)).astype(np.float32), random.integers(0, 12, 200)
+    rank = np.asarray(rank_of_label(jnp.asarray(logits), jnp.asarray(labels)))
+    for k in (1, 5):
+        assert (rank < k).mean() == top_k_accuracy_score(labels, logits, k=k, labels=range(12))

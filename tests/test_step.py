@@ -1,0 +1,200 @@
+"""The step's gradient, statistics and update, against one device that sees the same micro-batches one after the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
+from jaxdp.data import feed
+from jaxdp.data.augment import augment, normalise
+from jaxdp.losses import cross_entropy
+from jaxdp.optim import build
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.training.state import create_state
+from jaxdp.training.step import gradient_and_report, make_train_step, update_statistics
+
+MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
+BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
+
+
+def config_for(norm="per_worker", strategy="torus", **changes) -> Config:
+    """A net with sizes that no axis divides: 5, 7 and 10 channels."""
+    return Config(
+        data=Data(source="synthetic", image_size=12, augmentation="digits"),
+        model=Model(depth=6, width=5, stem="small", classes=7, norm=norm),
+        batch=(Phase(global_batch=BATCH, per_worker_batch=PER_WORKER),),
+        optimizer=Optimizer(label_smoothing=0.1),
+        reduce=Reduce(strategy=strategy),
+        **changes,
+    )
+
+
+def a_batch():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 7, BATCH).astype(np.int32)
+    images = random.integers(0, 120, (BATCH, 12, 12, 3)) + 18 * labels[:, None, None, None]
+    return {
+        "images": images.astype(np.uint8),
+        "labels": labels,
+        "positions": np.arange(500, 500 + BATCH, dtype=np.uint32),
+    }
+
+
+def parameters(config):
+    """Initial parameters without the zero scales that would hide the blocks, and statistics."""
+    model = models.create(config.model)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(3), (12, 12, 3)))()
+    return jax.tree.map(lambda p: p + 0.05, params), stats
+
+
+_references = {}
+
+
+def reference(norm):
+    """(gradient, loss, moments) on one device without a mesh: worker after worker, or the whole batch at once."""
+    if norm in _references:
+        return _references[norm]
+    config = config_for("per_worker")
+    model = models.create(config.model)
+    params, stats = parameters(config)
+
+    def loss_of(params, part):
+        images = augment("digits", part["images"], part["positions"], config.seed)
+        logits, moments = model.apply(params, stats, normalise(images, *PIXELS), train=True)
+        return cross_entropy(logits, part["labels"], 0.1).mean(), moments
+
+    gradient_of = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+    size = PER_WORKER if norm == "per_worker" else BATCH
+    parts = [
+        gradient_of(params, {name: rows[i : i + size] for name, rows in a_batch().items()})
+        for i in range(0, BATCH, size)
+    ]
+    mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *parts)
+    _references[norm] = mean[1], mean[0][0], mean[0][1]
+    return _references[norm]
+
+
+def distributed(config, mesh_shape, accumulation):
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    params, stats = parameters(config)
+
+    def local(params, stats, batch):
+        return gradient_and_report(config, model, PIXELS, accumulation, params, stats, batch)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    return jax.jit(mapped)(params, stats, feed.put(a_batch(), mesh))
+
+
+def assert_close(ours, expected, tolerance):
+    """Each tensor to `tolerance` of its norm, or of a millionth of the whole where it cancels to nearly nothing."""
+    whole = float(optax.tree.norm(expected))
+    for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(expected), strict=True):
+        a = np.asarray(a, np.float64)
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b) + 1e-6 * whole, jax.tree_util.keystr(path)
+
+
+def assert_replicated(tree):
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("strategy", ["psum", "torus"])
+def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(mesh_shape, strategy):
+    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    gradient, report = distributed(config_for(strategy=strategy), mesh_shape, accumulation)
+    expected, loss, moments = reference("per_worker")
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("strategy", ["psum", "torus"])
+def test_gradient_with_synchronised_statistics_equals_one_device_with_the_whole_batch(mesh_shape, strategy):
+    gradient, report = distributed(config_for("synchronised", strategy), mesh_shape, 1)
+    expected, loss, moments = reference("synchronised")
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
+def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    step = make_train_step(config, model, PIXELS, mesh, accumulation)
+    state = create_state(config, model, mesh)
+    for rate in rates:
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(momentum)}
+        state, metrics = step(state, feed.put(a_batch(), mesh), hyperparameters)
+    return state, metrics
+
+
+def test_two_steps_give_the_same_state_on_every_mesh():
+    """Parameters, velocities and running statistics, to float32 rounding: worker batches, not devices, decide."""
+    states = {shape: stepped(config_for(), shape) for shape in [(1, 1), (2, 4), (8, 1)]}
+    expected, metrics = states[(1, 1)]
+    for state, other in states.values():
+        assert_replicated(state)
+        assert_close(state.params, expected.params, 1e-5)
+        assert_close(state.batch_stats, expected.batch_stats, 1e-5)
+        assert_close(state.opt_state, expected.opt_state, 1e-4)
+        for name in metrics:
+            assert float(other[name]) == pytest.approx(float(metrics[name]), rel=1e-4)
+
+
+def test_a_step_is_the_optimizer_applied_to_the_mean_gradient():
+    """The update, the metrics and the one moving-average update, recomputed outside the mesh from the gradient."""
+    config = dataclasses.replace(config_for(), optimizer=Optimizer(label_smoothing=0.1, weight_decay=1e-3))
+    mesh, model = make_mesh(2, 4), models.create(config.model)
+    start = create_state(config, model, mesh)
+    before = jax.tree.map(np.asarray, start)
+
+    def local(params, stats, batch):
+        return gradient_and_report(config, model, PIXELS, 2, params, stats, batch)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    gradient, report = jax.tree.map(
+        np.asarray, jax.jit(mapped)(start.params, start.batch_stats, feed.put(a_batch(), mesh))
+    )
+    state, metrics = stepped(config, (2, 4), rates=(0.3,))
+    optimizer = build(config.optimizer, 0.3, 0.9)
+    updates, _ = optimizer.update(gradient, optimizer.init(before.params), before.params)
+    assert_close(state.params, optax.apply_updates(before.params, updates), 1e-6)
+    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in jax.tree.leaves(gradient)))
+    assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
+    assert float(metrics["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
+    mean = report["moments"]["bn1"]["mean"].astype(np.float64)
+    square = report["moments"]["bn1"]["square"].astype(np.float64)
+    np.testing.assert_allclose(state.batch_stats["bn1"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state.batch_stats["bn1"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
+
+
+def test_variance_over_workers_counts_the_spread_of_their_means():
+    """Two workers with means +1 and -1 and no variance of their own: the variance of both together is 1, not 0."""
+    stats = {"bn": {"mean": jnp.zeros(1), "var": jnp.zeros(1)}}
+    moments = {"bn": {"mean": jnp.zeros(1), "square": jnp.ones(1)}}  # averages of (+1, -1) and (1, 1)
+    new = update_statistics(stats, moments, decay=0.0)
+    assert float(new["bn"]["var"][0]) == 1.0
+
+
+def test_the_state_is_donated():
+    config = config_for()
+    mesh, model = make_mesh(2, 4), models.create(config.model)
+    state = create_state(config, model, mesh)
+    step = make_train_step(config, model, PIXELS, mesh, 2)
+    step(state, feed.put(a_batch(), mesh), {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9)})
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))
+
+
