@@ -19,7 +19,10 @@ ROOT = Path(__file__).parent.parent
 SPLIT = ["--data.train-split", "fit", "--data.eval-split", "validation", "--evaluation.every-epochs", "None"]
 CANDIDATES = {
     f"learning rate {rate}, weight decay {decay}": [
-        "--schedule.learning-rate", str(rate), "--optimizer.weight-decay", str(decay)
+        "--schedule.learning-rate",
+        str(rate),
+        "--optimizer.weight-decay",
+        str(decay),
     ]
     for rate in (4, 8, 12)
     for decay in (5e-5, 1e-4)

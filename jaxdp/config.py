@@ -245,9 +245,7 @@ def _check_relations(config: Config) -> None:
             raise ConfigError(f"{here}.until_epoch: None is not allowed; only the last phase may leave it out")
         end = config.epochs if phase.until_epoch is None else phase.until_epoch
         if end <= before:
-            raise ConfigError(
-                f"{here}.until_epoch: {end:g} is not allowed; phases go forward, so it must be above {before:g}"
-            )
+            raise ConfigError(f"{here}.until_epoch: {end:g} is not allowed; phases go forward, so it must be above {before:g}")
         if last and end != config.epochs:
             raise ConfigError(
                 f"{here}.until_epoch: {end:g} is not allowed; the last phase ends with the run "

@@ -13,6 +13,7 @@ from jaxdp.parallel.mesh import choose_shape
 class PlannedPhase:
     """A batch phase on the devices at hand. Batches count images; first_epoch and last_epoch are where its steps lie."""
 
+    index: int
     first_sample: int
     steps: int
     first_epoch: float
@@ -86,6 +87,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
         workers = phase.global_batch // per_worker
         planned.append(
             PlannedPhase(
+                index=index,
                 first_sample=first,
                 steps=steps,
                 first_epoch=first / examples,
@@ -191,12 +193,12 @@ def summary_table(plan: Plan, devices: int, device_kind: str, model_summary: dic
         f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}, "
         f"{schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
     )
-    for index, phase in enumerate(plan.phases):
+    for phase in plan.phases:
         last_sample = phase.first_sample + (phase.steps - 1) * phase.global_batch
         idle = f", {phase.idle_devices} devices idle" if phase.idle_devices else ""
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
         table.add_row(
-            f"phase {index}",
+            f"phase {phase.index}",
             f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
             f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
             f"{phase.per_worker_batch}{micro}{idle}; learning rate {plan.learning_rate(phase.first_sample):.4g} to "

@@ -25,9 +25,7 @@ def polynomial(epoch, epochs, learning_rate, warmup_epochs=0.0, start=0.0, end=0
     return end + (learning_rate - end) * (1.0 - progress) ** power
 
 
-def goyal(
-    epoch, global_batch, learning_rate=0.1, warmup_epochs=5.0, boundaries=(30.0, 60.0, 80.0), factor=0.1
-) -> float:
+def goyal(epoch, global_batch, learning_rate=0.1, warmup_epochs=5.0, boundaries=(30.0, 60.0, 80.0), factor=0.1) -> float:
     """Linear scaling rule with gradual warm-up and steps (Goyal et al., arXiv 1706.02677, sections 2.1, 2.2 and 5.1).
 
     The rate is learning_rate * global_batch / 256, reached linearly from `learning_rate` over the warm-up, and multiplied

@@ -71,7 +71,7 @@ def test_a_wrong_value_is_one_line_with_field_value_and_what_is_allowed(path, va
 def test_validate_checks_types_of_a_config_built_in_python():
     with pytest.raises(ConfigError, match="epochs: 'many' is not allowed"):
         validate(Config(epochs="many"))
-    with pytest.raises(ConfigError, match="give a jaxdp.Config"):
+    with pytest.raises(ConfigError, match=r"give a jaxdp\.Config"):
         validate({"epochs": 3})
 
 

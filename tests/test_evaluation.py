@@ -9,10 +9,9 @@ from jaxdp.data.augment import normalise
 from jaxdp.data.sources import SyntheticSource
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.guard import TrainingError
 
-CONFIG = Config(
-    data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9)
-)
+CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
 SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)
 PIXELS = (127.5, 50.0)
 
@@ -52,5 +51,5 @@ def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
 
     mesh = make_mesh(1, 2)
     source = Forgetful(40, 12, 9, seed=0, split=1)
-    with pytest.raises(RuntimeError, match="counted 40 examples, the source has 53"):
+    with pytest.raises(TrainingError, match="counted 40 examples and the source has 53"):
         evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, source, (20, 20), mesh)

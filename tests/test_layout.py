@@ -10,11 +10,11 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 LAYERS = [
     {"config"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
-    | {"data.order", "data.augment", "training.guard", "training.picture"},
+    | {"data.order", "data.augment", "training.picture"},
     {"models.resnet", "parallel.allreduce", "optim.build", "data.sources"}
     | {"training.workdir", "training.metrics", "training.console"},
     {"models", "optim", "data.feed", "planning"},
-    {"training.state"},
+    {"training.state", "training.guard"},
     {"training.step", "training.evaluation"},
     {"training.programs"},
     {"training.loop"},

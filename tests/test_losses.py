@@ -27,9 +27,7 @@ def test_equals_numpy_in_float64_and_optax(smoothing):
     ours = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels), smoothing)
     # float32 rounds logits near 16 to 1e-6, whatever is left of them in the loss
     np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-6)
-    peer = optax.softmax_cross_entropy(
-        jnp.asarray(logits, jnp.float32), optax.smooth_labels(jnp.eye(11)[labels], smoothing)
-    )
+    peer = optax.softmax_cross_entropy(jnp.asarray(logits, jnp.float32), optax.smooth_labels(jnp.eye(11)[labels], smoothing))
     np.testing.assert_allclose(ours, peer, rtol=1e-5)
 
 

@@ -15,7 +15,7 @@ def initialised(config, size=32, seed=0):
     return model, *jax.jit(lambda: model.init(jax.random.key(seed), (size, size, 3)))()
 
 
-# torchvision's published figures (v1.5 for the bottleneck depths); 50 as the issue of the literature's table
+# torchvision's published figures
 @pytest.mark.parametrize(
     ("depth", "parameters", "giga_macs"),
     [(18, 11_689_512, 1.814), (34, 21_797_672, 3.664), (101, 44_549_160, 7.801), (152, 60_192_808, 11.514)],
@@ -30,9 +30,9 @@ def test_resnet_50_has_25_557_032_parameters_and_4_089_184_256_multiply_adds():
     assert models.summary(Model(depth=50), (224, 224, 3)) == {"parameters": 25_557_032, "macs": 4_089_184_256}
 
 
-def test_the_multiply_adds_do_not_depend_on_the_convolution_form_or_dtype():
-    small = {Model(depth=50, convolution=form, dtype=dtype) for form in ("direct",) for dtype in ("float32", "bfloat16")}
-    assert {models.summary(m, (32, 32, 3))["macs"] for m in small} == {models.summary(Model(), (32, 32, 3))["macs"]}
+def test_the_multiply_adds_are_those_of_the_network_whatever_form_computes_them():
+    expected = models.summary(Model(), (32, 32, 3))
+    assert models.summary(Model(convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
 
 
 def test_adapted_and_skipped_tensors_are_counted_as_published():

@@ -71,10 +71,7 @@ def reference(norm):
 
     gradient_of = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
     size = PER_WORKER if norm == "per_worker" else BATCH
-    parts = [
-        gradient_of(params, {name: rows[i : i + size] for name, rows in a_batch().items()})
-        for i in range(0, BATCH, size)
-    ]
+    parts = [gradient_of(params, {name: rows[i : i + size] for name, rows in a_batch().items()}) for i in range(0, BATCH, size)]
     mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *parts)
     _references[norm] = mean[1], mean[0][0], mean[0][1]
     return _references[norm]
@@ -165,9 +162,7 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient():
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
-    gradient, report = jax.tree.map(
-        np.asarray, jax.jit(mapped)(start.params, start.batch_stats, feed.put(a_batch(), mesh))
-    )
+    gradient, report = jax.tree.map(np.asarray, jax.jit(mapped)(start.params, start.batch_stats, feed.put(a_batch(), mesh)))
     state, metrics = stepped(config, (2, 4), rates=(0.3,))
     optimizer = build(config.optimizer, 0.3, 0.9)
     updates, _ = optimizer.update(gradient, optimizer.init(before.params), before.params)
@@ -196,5 +191,3 @@ def test_the_state_is_donated():
     step = make_train_step(config, model, PIXELS, mesh, 2)
     step(state, feed.put(a_batch(), mesh), {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9)})
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))
-
-

@@ -80,8 +80,7 @@ def _digits(image_size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     digits = load_digits()
     size = (image_size, image_size)
     grey = [
-        np.asarray(Image.fromarray(np.asarray(d, np.float32)).resize(size, Image.Resampling.BICUBIC))
-        for d in digits.images
+        np.asarray(Image.fromarray(np.asarray(d, np.float32)).resize(size, Image.Resampling.BICUBIC)) for d in digits.images
     ]
     pixels = np.clip(np.rint(np.stack(grey) * (255 / 16)), 0, 255).astype(np.uint8)
     images = np.repeat(pixels[..., None], 3, axis=-1)

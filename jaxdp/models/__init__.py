@@ -1,5 +1,6 @@
 """Models as pure functions: `create` gives `init` and `apply`."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +64,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
 
 def summary(config: ModelConfig, image_shape) -> dict:
     """Parameters, multiply-adds of one image and bytes of a float32 gradient, counted from the traced model."""
-    model = create(config, platform="any")
+    model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(partial(model.init, image_shape=tuple(image_shape)), jax.random.key(0))
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(params))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)

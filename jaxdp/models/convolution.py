@@ -26,9 +26,7 @@ def convolve(images, kernel, stride: int = 1, form: str = "direct"):
         if max(height, width) <= SMALL_MAP and size == 3:
             return _small_map(images, kernel, stride, height, width)
     pad = size // 2
-    return lax.conv_general_dilated(
-        images, kernel, (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=DIMENSIONS
-    )
+    return lax.conv_general_dilated(images, kernel, (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=DIMENSIONS)
 
 
 def _product(images, matrix):
@@ -48,9 +46,7 @@ def _small_map(images, kernel, stride: int, height: int, width: int):
     rows = _taps(size, stride, height, images.shape[1])
     columns = _taps(size, stride, width, images.shape[2])
     padded = jnp.pad(images, ((0, 0), (pad, pad + stride), (pad, pad + stride), (0, 0)))
-    patches = [
-        padded[:, i : i + stride * height : stride, j : j + stride * width : stride, :] for i in rows for j in columns
-    ]
+    patches = [padded[:, i : i + stride * height : stride, j : j + stride * width : stride, :] for i in rows for j in columns]
     used = kernel[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
@@ -59,9 +55,7 @@ def max_pool(images, form: str = "direct"):
     """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C]."""
     if form == "product":
         return _max_pool_by_slices(images)
-    return lax.reduce_window(
-        images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)]
-    )
+    return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
 
 
 def _window(images, row: int, column: int, height: int, width: int):

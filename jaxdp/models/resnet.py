@@ -125,7 +125,11 @@ class ResNet(nn.Module):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
                 x = Block(
-                    self.width * 2**stage, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm,
+                    self.width * 2**stage,
+                    stride,
+                    self.depth in BOTTLENECK_DEPTHS,
+                    conv,
+                    norm,
                     name=f"layer{stage + 1}_{block}",
                 )(x)
         x = x.astype(jnp.float32).mean((1, 2))

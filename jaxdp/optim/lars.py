@@ -71,9 +71,7 @@ def lars(
 
 def sgd_with_rate_inside(learning_rate, momentum, nesterov=False) -> optax.GradientTransformation:
     """v = m v + L g; update -v, or -(L g + m v) for Nesterov."""
-    return optax.chain(
-        optax.scale(learning_rate), optax.trace(decay=momentum, nesterov=nesterov), optax.scale(-1.0)
-    )
+    return optax.chain(optax.scale(learning_rate), optax.trace(decay=momentum, nesterov=nesterov), optax.scale(-1.0))
 
 
 def _with_schedules(build, learning_rate, momentum):

@@ -1,5 +1,6 @@
 """Bringing JAX up: how many devices, on which platform, and a clear end where it is not what the user paid for."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -26,15 +27,17 @@ def start(config: MeshConfig):
     import jax
 
     wanted = config.cpu_devices or 1
-    try:
+    with contextlib.suppress(RuntimeError):  # JAX has started: the devices there are decide below
         jax.config.update("jax_num_cpu_devices", wanted)
-    except RuntimeError:
-        pass  # JAX has started: the devices there are decide below
     try:
         devices = jax.devices()
-    except RuntimeError as error:
-        first_line = str(error).splitlines()[0]
-        raise ConfigError(f"JAX_PLATFORMS: {os.environ.get('JAX_PLATFORMS', '')!r} did not start; {first_line}") from None
+    except Exception as error:  # by platform and release: RuntimeError, AssertionError, JaxRuntimeError
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"JAX_PLATFORMS: {asked!r} is not allowed; that platform does not start here ({reason}); "
+            "unset it, or set it to cpu to train on the CPU"
+        ) from None
     if devices[0].platform != "cpu":
         return devices
     if nvidia_gpu_present() and "cpu" not in os.environ.get("JAX_PLATFORMS", "").split(","):

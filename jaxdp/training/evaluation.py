@@ -1,5 +1,7 @@
 """Exact evaluation: every held-out example is counted once, whatever the batch and the number of devices."""
 
+from collections import deque
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,6 +12,7 @@ from jaxdp.data import feed
 from jaxdp.data.augment import normalise
 from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.parallel.mesh import AXES
+from jaxdp.training.guard import TrainingError
 
 
 def make_evaluation_step(config: Config, model, pixels, mesh):
@@ -39,17 +42,27 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
 def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) -> dict:
     """{"accuracy", "top5", "loss", "eval_examples"} over the whole source; accuracies are shares in [0, 1].
 
-    batch: (images a step counts, rows of its batch, which the devices divide). Raises RuntimeError if the examples counted on the devices are not exactly those of the source.
+    batch: (images a step counts, rows of its batch, which the devices divide). Raises TrainingError if the examples counted
+    on the devices are not exactly those of the source.
     """
-    pending = [
-        step(params, batch_stats, feed.put(host_batch, mesh)) for host_batch in feed.evaluation_batches(source, *batch)
-    ]
     totals = {"top1": 0, "top5": 0, "examples": 0, "loss": 0.0}
-    for sums in jax.device_get(pending):
-        for name, value in sums.items():
+    pending = deque()
+
+    def add_oldest():
+        for name, value in jax.device_get(pending.popleft()).items():
             totals[name] += value.item()
+
+    for host_batch in feed.evaluation_batches(source, *batch):
+        pending.append(step(params, batch_stats, feed.put(host_batch, mesh)))
+        if len(pending) > 2:  # no more batches than this wait on the devices
+            add_oldest()
+    while pending:
+        add_oldest()
     if totals["examples"] != len(source):
-        raise RuntimeError(f"evaluation counted {totals['examples']} examples, the source has {len(source)}")
+        raise TrainingError(
+            f"evaluation counted {totals['examples']} examples and the source has {len(source)}: the accuracy would be wrong; "
+            "make sure that nothing changes the data during the run"
+        )
     count = totals["examples"]
     return {
         "accuracy": totals["top1"] / count,

@@ -3,6 +3,8 @@
 import math
 import re
 
+from jaxdp.planning import PlannedPhase
+
 
 class TrainingError(RuntimeError):
     """The run cannot go on: one line with what happened, where, and what to do."""
@@ -20,4 +22,22 @@ def check_finite(record: dict) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    return re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE) is not None
+    """Whether an error of JAX or NumPy says that memory on a device or on the host has run out."""
+    told = re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and told is not None)
+
+
+def out_of_memory_message(phase: PlannedPhase, error: Exception) -> str:
+    """One line: the field to change, and the largest value of at most half the present one that keeps the global batch."""
+    reason = (str(error).splitlines() or ["no memory left"])[0]
+    field, present = f"batch.{phase.index}.per_worker_batch", phase.per_worker_batch
+    start = f"{field}: {present} is not allowed; out of memory ({reason})"
+    per_device = phase.per_device_batch
+    smaller = [n for n in range(1, present // 2 + 1) if per_device % n == 0]
+    if not smaller:
+        return f"{start}; it cannot be smaller, so take a smaller model, smaller images or more devices"
+    best = max(smaller)
+    return (
+        f"{start}; try --batch.{phase.index}.per-worker-batch {best}, which keeps the global batch {phase.global_batch} "
+        f"by accumulating {per_device // best} micro-batches"
+    )

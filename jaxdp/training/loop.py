@@ -18,7 +18,8 @@ from jaxdp.data import feed
 from jaxdp.data.sources import open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary, summary_table
-from jaxdp.training import guard, workdir as directories
+from jaxdp.training import guard
+from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet, clock
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import writers_for
@@ -128,8 +129,13 @@ class Run:
                 stack.callback(writer.close)
             self.screen.begin(self.plan.total_steps)
             stack.callback(self.screen.end)
-            for index in range(len(self.plan.phases)):
-                self._phase(index)
+            for index, phase in enumerate(self.plan.phases):
+                try:
+                    self._phase(index)
+                except Exception as error:
+                    if not guard.is_out_of_memory(error):
+                        raise
+                    raise ConfigError(guard.out_of_memory_message(phase, error)) from None
             if self.evaluated is None or self.evaluated["samples"] != self.samples:
                 self._evaluate(self.plan.phases[-1])
         return self._result()
@@ -145,15 +151,10 @@ class Run:
             self.state = create_state(self.config, self.model, mesh)
         else:
             self.state = jax.device_put(self.state, replicated(mesh))
-        try:
-            step = future.result()
-            if following:
-                self.programs.prepare_train(following)
-            self._steps(phase, step, mesh)
-        except jax.errors.JaxRuntimeError as error:
-            if not guard.is_out_of_memory(error):
-                raise
-            raise ConfigError(out_of_memory_message(self.plan, phase, error)) from None
+        step = future.result()
+        if following:
+            self.programs.prepare_train(following)
+        self._steps(phase, step, mesh)
 
     def _steps(self, phase, step, mesh) -> None:
         self.clock = time.perf_counter()
@@ -182,7 +183,7 @@ class Run:
             "step": self.steps,
             "samples": self.samples,
             "epoch": self.samples / self.plan.examples,
-            "phase": self.plan.phases.index(phase),
+            "phase": phase.index,
             "learning_rate": self.plan.learning_rate(before),
             "momentum": phase.momentum,
             "global_batch": phase.global_batch,
@@ -266,27 +267,6 @@ class Run:
             | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
             workdir=str(self.workdir),
         )
-
-
-def out_of_memory_message(plan: Plan, phase, error: Exception) -> str:
-    """One line: the field to change and the largest value below the present one that keeps the same global batch."""
-    index = next(i for i, p in enumerate(plan.config.batch) if p.global_batch == phase.global_batch)
-    smaller = [
-        n
-        for n in range(1, phase.per_worker_batch)
-        if phase.global_batch % (n * phase.devices) == 0 and n <= phase.per_worker_batch // 2
-    ]
-    what = str(error).splitlines()[0]
-    if not smaller:
-        return (
-            f"batch.{index}.per_worker_batch: {phase.per_worker_batch} is not allowed; the devices are out of memory ({what}) "
-            "and no smaller one divides the work; choose a smaller model, smaller images or more devices"
-        )
-    return (
-        f"batch.{index}.per_worker_batch: {phase.per_worker_batch} is not allowed; the devices are out of memory ({what}); "
-        f"try --batch.{index}.per-worker-batch {max(smaller)}, which keeps the global batch {phase.global_batch} by accumulating "
-        f"{phase.global_batch // (max(smaller) * phase.devices)} micro-batches"
-    )
 
 
 def show_result(screen, result: TrainResult) -> None:

@@ -33,8 +33,12 @@ def draw(records: list[dict], path: Path) -> None:
     if evaluation:
         last = evaluation[-1]
         accuracy.annotate(
-            f"{100 * last['eval_accuracy']:.2f} %", (last["epoch"], 100 * last["eval_accuracy"]),
-            textcoords="offset points", xytext=(-4, -16), ha="right", color=ORANGE,
+            f"{100 * last['eval_accuracy']:.2f} %",
+            (last["epoch"], 100 * last["eval_accuracy"]),
+            textcoords="offset points",
+            xytext=(-4, -16),
+            ha="right",
+            color=ORANGE,
         )
     for axes in (loss, accuracy):
         axes.legend(frameon=False)

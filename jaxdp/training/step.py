@@ -28,7 +28,7 @@ def _varying(tree):
 def local_gradient(config: Config, model, pixels, params, batch_stats, batch):
     """Gradient and sums of one worker's batch on its own device, not yet combined with any other.
 
-    params must be varying. Returns (gradient, {"moments", "loss", "correct"}): the batch's mean loss and share of right answers.
+    params must be varying. Returns (gradient, {"moments", "loss", "correct"}), loss and share of right answers being means.
     """
 
     def loss_of(params):
@@ -91,9 +91,7 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
     """
 
     def step(state: TrainState, batch, hyperparameters):
-        gradient, report = gradient_and_report(
-            config, model, pixels, accumulation, state.params, state.batch_stats, batch
-        )
+        gradient, report = gradient_and_report(config, model, pixels, accumulation, state.params, state.batch_stats, batch)
         optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -1,0 +1,160 @@
+"""The command line as a person meets it: what is printed, where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdp import cli
+from jaxdp.config import from_json, load_config, to_json
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--mesh.cpu-devices", "2"]
+IMAGES = ["--data.source", "synthetic", "--data.image-size", "12", "--data.train-examples", "700"]
+QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--schedule.warmup-epochs", "0.5"]
+
+
+def failing(capsys, *arguments, code=2) -> str:
+    """The one line that a command which must fail prints on stderr; it prints nothing on stdout."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    assert stopped.value.code == code
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.classes", "0"], "model.classes: 0 is not allowed; input should be greater than or equal to 2"),
+        (["--batch.0.until-epoch", "99"], "batch.1.until_epoch: 16 is not allowed; phases go forward"),
+        (
+            ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
+            "batch.1.global_batch: 100 is not allowed; its global batch 100 cannot be shared evenly by the 2x4 mesh",
+        ),
+        (["--mesh.vertical", "4", "--mesh.horizontal", "4"], "mesh: 4x4 is not allowed; it takes 16 devices and there are"),
+        (["--config", "nothing.py"], "--config: 'nothing.py' is not allowed; there is no such file"),
+        (["--config", "digts"], "there is no such recipe; did you mean digits?"),
+        (["--workdir", "/proc/nowhere"], "--workdir: '/proc/nowhere' is not allowed"),
+        (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs: 50 is not allowed; it must be below epochs (16)"),
+        (["--name", "a/b"], "name: 'a/b' is not allowed"),
+        (["--epochs", "nan"], "epochs: nan is not allowed"),
+    ],
+)
+def test_a_wrong_configuration_ends_with_one_line_and_code_2(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in failing(capsys, "train", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--model.depht", "50"], ["--epochs", "many"], ["--model.depth", "20"], ["extra"], ["--config"], ["--seed", "1.5"]],
+)
+def test_an_unknown_field_or_wrong_type_ends_with_code_2_and_names_it(capsys, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", *arguments])
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert arguments[0] in out + err
+    assert "Traceback" not in out + err
+
+
+def test_an_unknown_command_suggests_the_nearest(capsys):
+    assert "unknown command 'trian'; did you mean train?" in failing(capsys, "trian")
+    assert "known are train, plan" in failing(capsys, "qqq")
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_shows_every_field_with_its_default(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    tree = json.loads(to_json(load_config("digits")))
+
+    def flags(part, prefix="--"):
+        if isinstance(part, dict):
+            return [flag for name, inner in part.items() for flag in flags(inner, f"{prefix}{name}.")]
+        if isinstance(part, list) and part and isinstance(part[0], dict):
+            return [flag for index, inner in enumerate(part) for flag in flags(inner, f"{prefix}{index}.")]
+        return [prefix[:-1].replace("_", "-")]
+
+    for flag in flags(tree):
+        assert flag in shown
+
+
+def test_plan_prints_one_json_document(capsys):
+    cli.main(["plan", "--json", "--devices", "6"])
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    assert err == ""
+    assert printed["model"] == {"parameters": 23_528_522, "macs": 83_431_424}
+    assert [phase["idle_devices"] for phase in printed["phases"]] == [2, 2]
+
+
+def test_plan_of_the_published_network_has_the_published_figures(capsys):
+    imagenet = ["--data.source", "synthetic", "--data.image-size", "224", "--model.classes", "1000"]
+    cli.main(["plan", "--json", "--devices", "4", *imagenet])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["model"] == {"parameters": 25_557_032, "macs": 4_089_184_256}
+    assert printed["gradient_bytes"] == 102_228_128
+
+
+def test_plan_prints_a_table(capsys):
+    cli.main(["plan", "--devices", "4"])
+    out = " ".join(capsys.readouterr().out.split())
+    for part in ("23,528,522 parameters", "83,431,424 multiply-adds", "94,114,088 bytes", "phase 1", "4 devices (2x2) x 64"):
+        assert part in out
+
+
+def test_train_prints_its_result_as_one_json_document(capsys, tmp_path):
+    cli.main(["train", *QUICK, "--json", "--workdir", str(tmp_path / "run")])
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((tmp_path / "run/result.json").read_text())
+    assert "held-out" in err
+    assert "\x1b" not in out + err
+    saved = tmp_path / "run/config.json"
+    assert from_json(saved.read_text()).epochs == 1.0
+    cli.main(["train", "--config", str(saved), "--workdir", str(tmp_path / "run")])
+    assert "holds this run, finished; for a new one: --resume never" in capsys.readouterr().out
+    message = failing(capsys, "train", "--config", str(saved), "--workdir", str(tmp_path / "run"), "--seed", "4")
+    assert "it holds a different run (seed: 0 -> 4)" in message
+
+
+def test_a_loss_that_is_not_finite_ends_with_code_1_and_one_line(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", *QUICK, "--workdir", str(tmp_path), "--optimizer.name", "sgd", "--schedule.learning-rate", "1e30"])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert "at step" in err
+    assert "learning rate" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", [["train.py", "--help"], ["-m", "jaxdp", "train", "--help"]])
+def test_train_py_and_the_module_are_jaxdp_train(program):
+    done = subprocess.run([sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--batch.0.global-batch" in done.stdout
+
+
+def test_a_platform_that_does_not_start_ends_with_code_2_and_one_line():
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxdp", "plan"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "JAX_PLATFORMS: 'cuda' is not allowed; that platform does not start here" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_output_cut_short_by_its_reader_is_no_error():
+    pipe = f"{sys.executable} -m jaxdp plan --help | head -1"
+    done = subprocess.run(pipe, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -1,0 +1,257 @@
+"""Runs from their first step to their result, on four virtual devices."""
+
+import dataclasses
+import json
+import math
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import TrainingError, TrainResult, train
+from jaxdp.config import Config, ConfigError, Phase, from_json
+from jaxdp.data import feed
+from jaxdp.data.order import sample_ids
+from jaxdp.data.sources import open_datasets
+from jaxdp.planning import make_plan
+from jaxdp.training import loop, programs
+from jaxdp.training.console import Quiet
+
+
+def records(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, tmp_path):
+    result = train(tiny, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {".lock", "config.json", "metrics.jsonl", "result.json", "training.png"}
+    assert from_json((tmp_path / "run/config.json").read_text()) == tiny
+    saved = json.loads((tmp_path / "run/result.json").read_text())
+    assert saved == json.loads(json.dumps(dataclasses.asdict(result)))
+    assert saved["eval_examples"] == 23
+    assert saved["mesh"] == [2, 2]
+    assert saved["seconds_to_first_step"] < saved["wall_seconds"]
+    assert (tmp_path / "run/training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_log_follows_the_plan_through_the_change_of_batch_size(tiny, tmp_path):
+    train(tiny, tmp_path)
+    steps = [r for r in records(tmp_path) if "loss" in r]
+    # 50 images an epoch: 10 steps of 8 reach 80 >= 75, the phase's end in mid-epoch; 5 steps of 16 reach 160 >= 150
+    assert [r["global_batch"] for r in steps] == [8] * 10 + [16] * 5
+    assert [r["step"] for r in steps] == list(range(1, 16))
+    assert [r["samples"] for r in steps] == list(np.cumsum([8] * 10 + [16] * 5))
+    for r in steps:
+        before = (r["samples"] - r["global_batch"]) / 50
+        expected = 2.0 * before if before < 1 else 1 + math.cos(math.pi * (before - 1) / 2)
+        assert r["learning_rate"] == pytest.approx(expected, rel=1e-9)
+        assert r["images_per_second"] > 0
+    evaluations = [r["samples"] for r in records(tmp_path) if "eval_accuracy" in r]
+    assert evaluations == [56, 112, 160]  # the first steps at or past 50, 100 and 150 images
+
+
+def test_the_order_of_data_is_right_across_the_change_of_batch_size(tiny, tmp_path, monkeypatch):
+    fed, put = [], feed.put
+    monkeypatch.setattr(feed, "put", lambda batch, mesh: fed.append(batch) or put(batch, mesh))
+    train(tiny, tmp_path)
+    training = [batch for batch in fed if "positions" in batch]
+    positions = np.concatenate([batch["positions"] for batch in training])
+    np.testing.assert_array_equal(positions, np.arange(160))
+    images, labels = open_datasets(tiny).train.batch(sample_ids(tiny.seed, np.arange(160), 50))
+    np.testing.assert_array_equal(np.concatenate([batch["images"] for batch in training]), images)
+    np.testing.assert_array_equal(np.concatenate([batch["labels"] for batch in training]), labels)
+
+
+def test_a_net_learns_the_synthetic_classes(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny,
+        epochs=8.0,
+        batch=(Phase(32, 6.0), Phase(64)),
+        data=dataclasses.replace(tiny.data, train_examples=512, eval_examples=101),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=8.0),
+    )
+    result = train(config, tmp_path)
+    assert result.eval_examples == 101
+    assert result.accuracy > 0.9
+
+
+def test_the_next_phase_is_compiled_in_the_background_while_the_one_before_runs(tiny, tmp_path, monkeypatch):
+    """Compilation is held back until the first phase has stepped: a loop that waited for it would never end."""
+    stepped, compile_train = threading.Event(), programs.Programs._compile_train
+    threads = []
+
+    def held(self, mesh, phase):
+        threads.append(threading.current_thread().name)
+        if phase.global_batch == 16:
+            assert stepped.wait(60)
+        return compile_train(self, mesh, phase)
+
+    class Watch(Quiet):
+        def step(self, record):
+            if record["step"] == 3:
+                stepped.set()
+
+    monkeypatch.setattr(programs.Programs, "_compile_train", held)
+    train(tiny, tmp_path, screen=Watch())
+    assert len(threads) == 2
+    assert all(name.startswith("compile") for name in threads)
+
+
+def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path, monkeypatch):
+    events = []
+    compile_train = programs.Programs._compile_train
+    fetch = jax.device_get
+
+    def watched(self, mesh, phase):
+        step = compile_train(self, mesh, phase)
+
+        def call(*arguments):
+            events.append("dispatch")
+            return step(*arguments)
+
+        return call
+
+    def get(tree):
+        if isinstance(tree, dict) and "gradient_norm" in tree:
+            events.append("fetch")
+        return fetch(tree)
+
+    monkeypatch.setattr(programs.Programs, "_compile_train", watched)
+    monkeypatch.setattr(loop.jax, "device_get", get)
+    config = dataclasses.replace(tiny, batch=(Phase(8),), evaluation=dataclasses.replace(tiny.evaluation, every_epochs=None))
+    train(config, tmp_path)
+    assert events == ["dispatch", *["dispatch", "fetch"] * 18, "fetch"]
+
+
+def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
+    first = train(tiny, tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    again = train(tiny, tmp_path / "run")
+    assert isinstance(again, TrainResult)
+    assert again == first
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    fresh = train(tiny, tmp_path / "run", resume="never")
+    assert fresh.workdir == str(tmp_path / "run-2")
+    assert fresh.accuracy == first.accuracy
+
+
+def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_path):
+    timing = ("images_per_second",)
+
+    def log(config, name):
+        train(config, tmp_path / name)
+        return [{k: v for k, v in r.items() if k not in timing} for r in records(tmp_path / name)]
+
+    assert log(tiny, "a") == log(tiny, "b")
+    assert log(dataclasses.replace(tiny, seed=1), "c") != log(tiny, "b")
+
+
+def test_a_directory_with_a_different_run_is_refused_and_left_as_it_was(tiny, tmp_path):
+    train(tiny, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"it holds a different run \(seed: 0 -> 5\)"):
+        train(dataclasses.replace(tiny, seed=5), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_unfinished_run_starts_again_and_its_log_is_kept(tiny, tmp_path):
+    class Stop(Quiet):
+        def step(self, record):
+            if record["step"] == 7:
+                raise KeyboardInterrupt
+
+    said = []
+
+    class Listen(Quiet):
+        def say(self, text):
+            said.append(text)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny, tmp_path, screen=Stop())
+    assert (tmp_path / "training.png").exists()
+    train(tiny, tmp_path, screen=Listen())
+    assert any("starts again from its first step; its log is kept as unfinished-1/metrics.jsonl" in s for s in said)
+    assert [r["step"] for r in records(tmp_path) if "loss" in r] == list(range(1, 16))
+    assert len((tmp_path / "unfinished-1/metrics.jsonl").read_text().splitlines()) >= 6
+
+
+def test_a_second_run_in_a_directory_in_use_is_refused(tiny, tmp_path):
+    refused = []
+
+    class Intrude(Quiet):
+        def step(self, record):
+            if record["step"] == 2:
+                with pytest.raises(ConfigError, match="another process is training in it") as caught:
+                    train(tiny, tmp_path)
+                refused.append(caught)
+
+    train(tiny, tmp_path, screen=Intrude())
+    assert refused
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_rate(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny,
+        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e30),
+    )
+    with pytest.raises(
+        TrainingError, match=r"is (nan|inf) at step [23] \(samples (16|24), learning rate .*e\+29\): lower sched"
+    ):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_devices_out_of_memory_end_with_the_batch_that_would_fit(tiny, tmp_path, monkeypatch):
+    def exhausted(self, mesh, phase):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.\nmore")
+
+    monkeypatch.setattr(programs.Programs, "_compile_train", exhausted)
+    config = dataclasses.replace(tiny, batch=(Phase(48),))
+    with pytest.raises(ConfigError) as caught:
+        train(config, tmp_path)
+    message = str(caught.value)
+    assert message.startswith("batch.0.per_worker_batch: 12 is not allowed; out of memory (RESOURCE_EXHAUSTED")
+    assert "try --batch.0.per-worker-batch 6, which keeps the global batch 48 by accumulating 2 micro-batches" in message
+    assert "\n" not in message
+
+
+def test_a_phase_on_fewer_devices_goes_on_from_the_same_state(tiny, tmp_path):
+    """Three workers of four images use three of the four devices in the second phase; the losses are those of one device."""
+    batch = (Phase(8, 1.0, per_worker_batch=4), Phase(12, None, per_worker_batch=4))
+    one = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
+    plan = make_plan(dataclasses.replace(tiny, batch=batch), 50, 4)
+    assert [phase.devices for phase in plan.phases] == [2, 3]
+    train(dataclasses.replace(tiny, batch=batch), tmp_path / "many")
+    train(dataclasses.replace(tiny, batch=batch, mesh=one), tmp_path / "one")
+    many, single = ([r["loss"] for r in records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
+    np.testing.assert_allclose(many[:6], single[:6], rtol=1e-3)
+
+
+def test_tensorboard_events_hold_the_log(tiny, tmp_path):
+    from tensorboardX.proto import event_pb2
+
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
+    train(config, tmp_path)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    # a record of the format is: length (8 bytes), its checksum (4), the event, its checksum (4)
+    data, scalars, offset = file.read_bytes(), {}, 0
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 8], "little")
+        event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
+        offset += 16 + length
+        for value in event.summary.value:
+            scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    logged = {r["samples"]: r["loss"] for r in records(tmp_path) if "loss" in r}
+    assert scalars["training/loss"] == pytest.approx(logged)
+    assert len(scalars["evaluation/accuracy"]) == 3
+
+
+def test_train_takes_a_config_and_nothing_else(tmp_path):
+    with pytest.raises(ConfigError, match=r"give a jaxdp.Config"):
+        train("digits", tmp_path)
+    with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; give auto or never"):
+        train(Config(), tmp_path, resume="maybe")
+    assert not list(tmp_path.iterdir())

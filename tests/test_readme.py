@@ -1,0 +1,50 @@
+"""The README says what is so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdp import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_its_figures_are_those_that_were_measured():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_its_links_lead_to_files():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README) + re.findall(r'src="(?!https?:)([^"]+)"', README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def documented_commands():
+    """Lines of the code blocks of README and docs that call jaxdp, without comments."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", path.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                command = line.split("#")[0].strip()
+                if match := re.match(r"(?:python train\.py|jaxdp (train|plan))\b(.*)", command):
+                    yield pytest.param(match[1] or "train", match[2].split(), id=command)
+
+
+@pytest.mark.parametrize(("command", "flags"), documented_commands())
+def test_documented_commands_are_understood(command, flags, capsys, monkeypatch):
+    """Each is parsed and planned; a training run itself is not begun."""
+    from jaxdp.training import loop
+
+    planned = []
+    monkeypatch.setattr(loop, "train", lambda config, *_, **__: planned.append(loop.Prepared.of(config)))
+    if command == "train":
+        monkeypatch.setattr(cli, "_json", lambda result: "{}")
+    cli.main([command, *flags])
+    assert planned or capsys.readouterr().out
