@@ -19,13 +19,11 @@ ROOT = Path(__file__).parent.parent
 SPLIT = ["--data.train-split", "fit", "--data.eval-split", "validation", "--evaluation.every-epochs", "None"]
 CANDIDATES = {
     f"learning rate {rate}, weight decay {decay}": [
-        "--schedule.learning-rate",
-        str(rate),
-        "--optimizer.weight-decay",
-        str(decay),
+        *("--schedule.learning-rate", str(rate)),
+        *("--optimizer.weight-decay", str(decay)),
     ]
-    for rate in (4, 8, 12)
-    for decay in (5e-5, 1e-4)
+    for rate in (5, 8, 12)
+    for decay in (1e-4,)
 }
 
 
@@ -41,7 +39,7 @@ def run(flags) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/digits_search.json")
     arguments = parser.parse_args()
     rows = []

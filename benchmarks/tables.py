@@ -1,6 +1,6 @@
 """Write the README's tables of measurements from benchmarks/results/; with --check, fail if they are not up to date.
 
-    python benchmarks/tables.py [--check]
+python benchmarks/tables.py [--check]
 """
 
 import json

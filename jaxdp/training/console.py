@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 PLAIN_SECONDS = 15.0  # between lines where stdout is no terminal
+PLAIN_WIDTH = 128
 
 
 def clock(seconds: float) -> str:
@@ -44,8 +45,9 @@ class Screen:
     """A run on stdout, or on another stream."""
 
     def __init__(self, stream=None):
-        self.console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
-        self.live = self.console.is_terminal
+        stream = stream or sys.stdout
+        self.live = stream.isatty()
+        self.console = Console(file=stream, highlight=False, soft_wrap=True, width=None if self.live else PLAIN_WIDTH)
         self.progress = None
         self.last_line = 0.0
         self.first_step = None
@@ -84,7 +86,7 @@ class Screen:
         if self.first_step is None:
             self.first_step = (now, record["step"])
         text = (
-            f"epoch {record['epoch']:.1f}  batch {record['global_batch']}  loss {record['loss']:.3f}  "
+            f"phase {record['phase']}  epoch {record['epoch']:.1f}  batch {record['global_batch']}  loss {record['loss']:.3f}  "
             f"lr {record['learning_rate']:.3g}  {record['images_per_second']:.0f} img/s"
         )
         if self.live:
@@ -94,7 +96,7 @@ class Screen:
             then, first = self.first_step
             left = (self.total_steps - record["step"]) * (now - then) / max(1, record["step"] - first)
             eta = f"  eta {clock(left)}" if record["step"] > first else ""
-            self.say(f"step {record['step']}/{self.total_steps}  phase {record['phase']}  {text}{eta}")
+            self.say(f"step {record['step']}/{self.total_steps}  {text}{eta}")
 
     def evaluated(self, record):
         self.say(
@@ -105,5 +107,6 @@ class Screen:
 
     def end(self):
         if self.progress is not None:
+            self.progress.update(self.task, description="")
             self.progress.stop()
             self.progress = None

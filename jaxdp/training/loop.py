@@ -205,7 +205,9 @@ class Run:
         guard.check_finite(record)
         record["images_per_second"] = self.since_log[0] / self.since_log[1]
         self.screen.step(record)
-        if record["step"] % self.config.logging.every_steps == 0 or record["step"] == self.plan.total_steps:
+        first_of_phase = record["samples"] - record["global_batch"] == self.plan.phases[record["phase"]].first_sample
+        last = record["step"] == self.plan.total_steps
+        if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
             self._write(record)
             self.since_log = [0, 0.0]
 

@@ -25,7 +25,7 @@ def draw(records: list[dict], path: Path) -> None:
     line(accuracy, evaluation, "eval_accuracy", 100, color=ORANGE, label="held out")
     line(rate, training, "learning_rate", color=BLUE)
     line(batch, training, "global_batch", color=BLUE, drawstyle="steps-post")
-    loss.set(title="Loss", ylabel="nats")
+    loss.set(title="Loss", ylabel="nats", yscale="log")
     accuracy.set(title="Accuracy", ylabel="%")
     rate.set(title="Learning rate", xlabel="epoch")
     batch.set(title="Global batch", xlabel="epoch", ylabel="images")
