@@ -34,7 +34,7 @@ def run(flags) -> dict:
     if done.returncode:
         raise SystemExit(done.stderr)
     result = json.loads(done.stdout)
-    return {name: result[name] for name in ("accuracy", "loss", "epochs", "wall_seconds", "images_per_second")}
+    return {name: result[name] for name in ("accuracy", "loss", "epochs")}
 
 
 def main():

@@ -36,4 +36,5 @@ def plan(config, devices=None):
     from jaxdp.planning import make_plan
 
     config = validate(config)
-    return make_plan(config, len(open_datasets(config).train), devices or len(start(config.mesh)))
+    devices = len(start(config.mesh)) if devices is None else devices
+    return make_plan(config, len(open_datasets(config).train), devices)

@@ -1,12 +1,12 @@
 """The command line: `jaxdp train` and `jaxdp plan`; train.py is `jaxdp train`."""
 
 import argparse
+import dataclasses
 import difflib
 import json
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 STARTED = time.monotonic()
@@ -71,7 +71,7 @@ def _train(arguments, program):
 
     recipe = _load(arguments, default="digits")
 
-    @dataclass(frozen=True)
+    @dataclasses.dataclass(frozen=True)
     class Train:
         """Train a model. Without arguments: ResNet-50 on handwritten digits, configs/digits.py.
 
@@ -81,7 +81,7 @@ def _train(arguments, program):
           jaxdp train --config runs/first/config.json --workdir runs/again
         """
 
-        run: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: recipe)
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
         config: str = "digits"
         """a recipe's name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
@@ -95,11 +95,12 @@ def _train(arguments, program):
     config = validate(chosen.run)
     from jaxdp.training.console import Screen
     from jaxdp.training.loop import train
+    from jaxdp.training.metrics import to_json
 
     screen = Screen(sys.stderr if chosen.json else sys.stdout)
     result = train(config, chosen.workdir, chosen.resume, screen, started=STARTED)
     if chosen.json:
-        print(_json(result))
+        print(to_json(dataclasses.asdict(result), indent=2))
 
 
 def _plan(arguments, program):
@@ -109,7 +110,7 @@ def _plan(arguments, program):
 
     recipe = _load(arguments, default="digits")
 
-    @dataclass(frozen=True)
+    @dataclasses.dataclass(frozen=True)
     class PlanRun:
         """Print phases, steps, hyperparameters, parameters, multiply-adds and gradient bytes of a run.
 
@@ -118,7 +119,7 @@ def _plan(arguments, program):
           jaxdp plan --config digits --devices 8 --json
         """
 
-        run: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: recipe)
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
         config: str = "digits"
         """a recipe's name in configs/, a .py file with config(), or a saved config.json"""
         devices: int | None = None
@@ -128,26 +129,20 @@ def _plan(arguments, program):
 
     chosen = tyro.cli(PlanRun, args=arguments, prog=program)
     config = validate(chosen.run)
-    from jaxdp.config import ConfigError
-    from jaxdp.data.sources import open_datasets
-    from jaxdp.planning import as_dict, make_plan, model_summary, summary_table
+    import jaxdp
+    from jaxdp.parallel import distributed
+    from jaxdp.planning import as_dict, model_summary, summary_table
 
-    if chosen.devices is not None and chosen.devices < 1:
-        raise ConfigError(f"--devices: {chosen.devices} is not allowed; give 1 or more")
-    count, kind = chosen.devices, "planned"
-    if count is None:
-        from jaxdp.parallel.distributed import start
-
-        devices = start(config.mesh)
-        count, kind = len(devices), devices[0].device_kind
-    plan = make_plan(config, len(open_datasets(config).train), count)
+    plan = jaxdp.plan(config, chosen.devices)
     summary = model_summary(config)
     if chosen.json:
         print(json.dumps(as_dict(plan, summary), indent=2))
     else:
         from jaxdp.training.console import Screen
 
-        Screen().table(summary_table(plan, count, kind, summary))
+        given = chosen.devices is not None
+        described = f"{chosen.devices}, as given" if given else distributed.describe(distributed.start(config.mesh))
+        Screen().table(summary_table(plan, described, summary))
 
 
 def _load(arguments, default):
@@ -161,12 +156,6 @@ def _load(arguments, default):
     except argparse.ArgumentError:
         return load_config(default)  # --config without a value: the full parser says so
     return load_config(known.config)
-
-
-def _json(result) -> str:
-    import dataclasses
-
-    return json.dumps(dataclasses.asdict(result), indent=2)
 
 
 def _help() -> str:

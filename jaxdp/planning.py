@@ -57,13 +57,6 @@ class Plan:
         """The index of the phase of the step that starts at `samples` samples seen."""
         return max(i for i, phase in enumerate(self.phases) if phase.first_sample <= samples)
 
-    def steps_before(self, samples: int) -> int:
-        """How many steps lie before `samples` samples seen."""
-        index = self.phase_at(samples)
-        phase = self.phases[index]
-        done = sum(p.steps for p in self.phases[:index])
-        return done + (samples - phase.first_sample) // phase.global_batch
-
     def learning_rate(self, samples: int) -> float:
         """The rate of the step that starts at `samples` samples seen."""
         phase = self.phases[self.phase_at(samples)]
@@ -76,6 +69,8 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
 
     Raises ConfigError where a phase cannot be formed, with what could be.
     """
+    if devices < 1:
+        raise ConfigError(f"devices: {devices} is not allowed; give 1 or more")
     planned = []
     spans = schedules.phase_steps(config.batch, config.epochs, examples)
     for index, (phase, (first, steps)) in enumerate(zip(config.batch, spans, strict=True)):
@@ -169,8 +164,8 @@ def as_dict(plan: Plan, model_summary: dict) -> dict:
     }
 
 
-def summary_table(plan: Plan, devices: int, device_kind: str, model_summary: dict):
-    """What a person wants to know before a run: devices, mesh, model, phases. A rich table."""
+def summary_table(plan: Plan, devices: str, model_summary: dict):
+    """What a person wants to know before a run: model, data, devices (described), phases. A rich table."""
     from rich.table import Table
 
     config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
@@ -183,7 +178,7 @@ def summary_table(plan: Plan, devices: int, device_kind: str, model_summary: dic
     )
     size = config.data.image_size
     table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
-    table.add_row("devices", f"{devices} x {device_kind}")
+    table.add_row("devices", devices)
     table.add_row(
         "gradient",
         f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}",
@@ -194,17 +189,24 @@ def summary_table(plan: Plan, devices: int, device_kind: str, model_summary: dic
         f"{schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
     )
     for phase in plan.phases:
-        last_sample = phase.first_sample + (phase.steps - 1) * phase.global_batch
-        idle = f", {phase.idle_devices} devices idle" if phase.idle_devices else ""
+        idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
         table.add_row(
             f"phase {phase.index}",
             f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
             f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
-            f"{phase.per_worker_batch}{micro}{idle}; learning rate {plan.learning_rate(phase.first_sample):.4g} to "
-            f"{plan.learning_rate(last_sample):.4g}, momentum {phase.momentum:g}",
+            f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
         )
     return table
+
+
+def _rates(plan: Plan, phase: PlannedPhase) -> str:
+    """The first and the last learning rate of a phase, with the highest between them where it is neither."""
+    stride = max(1, phase.steps // 10_000)
+    steps = sorted({*range(0, phase.steps, stride), phase.steps - 1})
+    rates = [plan.learning_rate(phase.first_sample + step * phase.global_batch) for step in steps]
+    first, highest, last = (f"{rate:.4g}" for rate in (rates[0], max(rates), rates[-1]))
+    return f"{first} to {last}" if highest in (first, last) else f"{first} up to {highest}, then down to {last}"
 
 
 def _sample_points(plan: Plan) -> list[int]:

@@ -90,6 +90,10 @@ def test_help_shows_every_field_with_its_default(capsys, command):
         assert flag in shown
 
 
+def test_a_plan_for_no_device_is_refused(capsys):
+    assert "devices: 0 is not allowed; give 1 or more" in failing(capsys, "plan", "--devices", "0")
+
+
 def test_plan_prints_one_json_document(capsys):
     cli.main(["plan", "--json", "--devices", "6"])
     out, err = capsys.readouterr()

@@ -34,9 +34,9 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     logits = np.asarray(model.apply(params, stats, normalise(images, *PIXELS), train=False)[0], np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     assert ours["eval_examples"] == 53
-    assert ours["accuracy"] == (logits.argmax(-1) == labels).mean()
-    assert ours["top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
-    assert ours["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
+    assert ours["eval_accuracy"] == (logits.argmax(-1) == labels).mean()
+    assert ours["eval_top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
+    assert ours["eval_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
 
 
 def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):

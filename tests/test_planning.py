@@ -20,7 +20,6 @@ def test_a_plan_has_the_phases_of_the_clock():
     assert (second.steps, plan.total_steps, plan.total_samples) == (26, 63, 3552 + 26 * 256)
     assert (first.vertical, first.horizontal, first.per_worker_batch, first.workers) == (2, 2, 24, 4)
     assert [plan.phase_at(s) for s in (0, 3456, 3552, 9000)] == [0, 0, 1, 1]
-    assert [plan.steps_before(s) for s in (0, 96, 3552, 3808)] == [0, 1, 37, 38]
 
 
 def test_workers_beyond_the_devices_become_micro_batches():

@@ -51,3 +51,8 @@ def start(config: MeshConfig):
             f"device{'s' * (len(devices) > 1)} already; start a new process (or restart the kernel)"
         )
     return devices[:wanted]
+
+
+def describe(devices) -> str:
+    """Number and kind of devices, for people."""
+    return f"{len(devices)} x {devices[0].device_kind}"

@@ -56,7 +56,9 @@ class Screen:
         self.console.print(text, markup=False)
 
     def table(self, table: Table):
-        self.console.print(table, soft_wrap=False)
+        with self.console.capture() as shown:
+            self.console.print(table, soft_wrap=False)
+        self.say("\n".join(line.rstrip() for line in shown.get().splitlines()))
 
     def begin(self, total_steps, done=0):
         self.total_steps = total_steps

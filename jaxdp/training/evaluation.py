@@ -40,7 +40,7 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
 
 
 def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) -> dict:
-    """{"accuracy", "top5", "loss", "eval_examples"} over the whole source; accuracies are shares in [0, 1].
+    """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over the whole source, accuracies in [0, 1].
 
     batch: (images a step counts, rows of its batch, which the devices divide). Raises TrainingError if the examples counted
     on the devices are not exactly those of the source.
@@ -65,8 +65,8 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) ->
         )
     count = totals["examples"]
     return {
-        "accuracy": totals["top1"] / count,
-        "top5": totals["top5"] / count,
-        "loss": totals["loss"] / count,
+        "eval_accuracy": totals["top1"] / count,
+        "eval_top5": totals["top5"] / count,
+        "eval_loss": totals["loss"] / count,
         "eval_examples": count,
     }

@@ -1,7 +1,6 @@
 """The loop: the only place with effects. It feeds, steps, logs and evaluates."""
 
 import dataclasses
-import json
 import math
 import platform
 import time
@@ -22,7 +21,7 @@ from jaxdp.training import guard
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet, clock
 from jaxdp.training.evaluation import evaluate
-from jaxdp.training.metrics import writers_for
+from jaxdp.training.metrics import to_json, writers_for
 from jaxdp.training.programs import Programs
 from jaxdp.training.state import create_state, replicated
 
@@ -75,12 +74,11 @@ def train(config: Config, workdir=None, resume="auto", screen=None, started=None
             result = TrainResult(**finished | {"mesh": tuple(finished["mesh"]), "workdir": str(path)})
             show_result(screen, result)
             return result
-        kind = prepared.devices[0].device_kind
-        screen.table(summary_table(prepared.plan, len(prepared.devices), kind, prepared.model_summary))
+        screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices), prepared.model_summary))
         if remark:
             screen.say(remark)
         result = Run(prepared, path, screen, started).to_the_end()
-        directories.write_atomically(path / "result.json", json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+        directories.write_atomically(path / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
         show_result(screen, result)
         return result
 
@@ -225,7 +223,8 @@ class Run:
     def _evaluate(self, phase) -> None:
         began = time.perf_counter()
         self.screen.busy("evaluating")
-        result = evaluate(
+        position = {"step": self.steps, "samples": self.samples, "epoch": self.samples / self.plan.examples}
+        self.evaluated = position | evaluate(
             self.programs.prepare_evaluation(phase).result(),
             self.state.params,
             self.state.batch_stats,
@@ -233,15 +232,6 @@ class Run:
             self.programs.evaluation_rows(phase),
             self.programs.mesh(phase),
         )
-        self.evaluated = {
-            "step": self.steps,
-            "samples": self.samples,
-            "epoch": self.samples / self.plan.examples,
-            "eval_accuracy": result["accuracy"],
-            "eval_top5": result["top5"],
-            "eval_loss": result["loss"],
-            "eval_examples": result["eval_examples"],
-        }
         self._write(self.evaluated)
         self.screen.evaluated(self.evaluated)
         self.clock = time.perf_counter()

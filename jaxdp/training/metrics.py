@@ -6,8 +6,15 @@ eval_examples.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Protocol
+
+
+def to_json(record: dict, indent: int | None = None) -> str:
+    """A record as JSON that every reader takes: a number that is not finite becomes null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, indent=indent, allow_nan=False)
 
 
 class Writer(Protocol):
@@ -33,7 +40,7 @@ class JsonLines:
         self.file = open(path, "a", encoding="utf-8")
 
     def write(self, record):
-        self.file.write(json.dumps(record) + "\n")
+        self.file.write(to_json(record) + "\n")
         self.file.flush()
 
     def close(self):
