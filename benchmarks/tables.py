@@ -34,9 +34,9 @@ def digits() -> str:
 def filled(text: str) -> str:
     """The README with the part between each pair of markers replaced."""
     for name, table in {"digits": digits}.items():
-        begin, end = f"<!-- {name}: made by benchmarks/tables.py -->\n", f"\n<!-- end of {name} -->"
+        begin, end = f"<!-- {name}: made by benchmarks/tables.py -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
-        text = before + begin + table() + end + rest.split(end, 1)[1]
+        text = before + begin + table() + "\n" + end + rest.split(end, 1)[1]
     return text
 
 

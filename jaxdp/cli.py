@@ -36,13 +36,16 @@ def main(arguments=None) -> None:
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
     from jaxdp.config import ConfigError
+    from jaxdp.training.guard import TrainingError
 
     try:
         {"train": _train, "plan": _plan}[command](arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
-        _fail("interrupted; what was logged is in the working directory", EXIT_FAILURE)
+        print("jaxdp: interrupted; what was logged is in the working directory", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(EXIT_FAILURE)  # a compilation in a thread would hold up the end for as long as it takes
     except BrokenPipeError:  # the reader of stdout has gone, as in `jaxdp plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILURE)
@@ -51,9 +54,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror}", EXIT_FAILURE)
-    except RuntimeError as error:
-        if type(error).__name__ != "TrainingError":
-            raise
+    except TrainingError as error:
         _fail(str(error), EXIT_FAILURE)
 
 

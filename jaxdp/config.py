@@ -1,5 +1,6 @@
 """What a run is: frozen dataclasses without JAX in them, checked before anything starts, with a JSON round trip."""
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -61,7 +62,7 @@ class Model(_Strict):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """of activations and of the weights where they are used; parameters and statistics stay float32"""
     norm: Literal["per_worker", "synchronised"] = "per_worker"
-    """batch normalisation over each worker's batch (as the paper has it) or over the global micro-batch"""
+    """batch normalisation over each worker's batch (as the paper has it), or over what all devices compute at a time"""
     norm_momentum: BelowOne = 0.9
     """decay of the moving averages of batch normalisation, per step"""
     convolution: Literal["auto", "direct", "product"] = "auto"
@@ -77,7 +78,8 @@ class Phase(_Strict):
     until_epoch: Positive | None = None
     """where the phase ends, in epochs from the start; the last phase ends with the run"""
     per_worker_batch: Count | None = None
-    """images a worker normalises together; None: global batch / devices. More workers than devices: accumulation"""
+    """images a worker normalises together, whatever the devices: more workers than devices are accumulated;
+    None: one worker a device, so that batch normalisation depends on the number of devices"""
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Evaluation(_Strict):
     every_epochs: Positive | None = 1.0
     """epochs between evaluations; None: only at the end, where there always is one"""
     batch: Count | None = None
-    """images an evaluation step, over all devices; None: the largest training micro-batch"""
+    """images an evaluation step, over all devices; None: at most what the phase's devices train on at a time"""
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,8 @@ def load_config(path_or_name: str, overrides=()) -> Config:
             config = validate(apply_flags(config, list(overrides)))
     except OSError as error:
         raise ConfigError(f"--config: {str(path)!r} is not allowed; {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; it is no text in UTF-8") from None
     return config
 
 
@@ -346,16 +350,18 @@ def _run_recipe(path: Path) -> Config:
     spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.modules[spec.name] = module  # where dataclasses and the like look their module up
     try:
-        spec.loader.exec_module(module)
-        if not callable(getattr(module, "config", None)):
-            raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
-        return module.config()
+        with contextlib.redirect_stdout(sys.stderr):  # stdout may be one JSON document
+            spec.loader.exec_module(module)
+            if not callable(getattr(module, "config", None)):
+                raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
+            return module.config()
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError(
-            f"--config: {str(path)!r} is not allowed; it does not run: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; it does not run: {reason}") from error
     finally:
         sys.dont_write_bytecode = writes
+        del sys.modules[spec.name]

@@ -100,8 +100,8 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
     plan = Plan(config, examples, tuple(planned))
     if plan.total_samples >= 2**32:
         raise ConfigError(
-            f"epochs: {config.epochs:g} is not allowed; with {examples} images the run passes 2^32 samples, "
-            f"at most {(2**32 - 1) // examples} epochs fit"
+            f"epochs: {config.epochs:g} is not allowed; with {examples} images an epoch and these batches the run would see "
+            f"{plan.total_samples} samples, and fewer than 2^32 are allowed"
         )
     return plan
 
@@ -119,7 +119,7 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
         shape = choose_shape(mesh, devices, hosts)
         if shares % math.prod(shape):
             unit = math.prod(shape) * (phase.per_worker_batch or 1)
-            near = max(unit, phase.global_batch // unit * unit)
+            near = max(unit, (phase.global_batch + (unit - 1) // 2) // unit * unit)
             raise ConfigError(
                 f"batch.{index}.global_batch: {phase.global_batch} is not allowed; its {what} cannot be shared evenly by "
                 f"the {shape[0]}x{shape[1]} mesh; the nearest that can is {near}, or leave the mesh to be chosen"

@@ -1,19 +1,17 @@
 """Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
 
 import os
-import tempfile
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(Path(tempfile.gettempdir()) / f"jaxdp-tests-{os.getuid()}")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache/xla"))
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
-from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule  # noqa: E402
-from jaxdp.models import resnet  # noqa: E402
-from jaxdp.parallel import distributed  # noqa: E402
+from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.models import resnet
+from jaxdp.parallel import distributed
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 distributed.start(Mesh(cpu_devices=8))

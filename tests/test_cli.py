@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,12 +151,30 @@ def test_train_py_and_the_module_are_jaxdp_train(program):
 
 def test_a_platform_that_does_not_start_ends_with_code_2_and_one_line():
     environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    # for given devices a plan needs no platform at all
+    given = [sys.executable, "-m", "jaxdp", "plan", "--devices", "4", "--json"]
+    done = subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["total_steps"] > 0
     done = subprocess.run(
         [sys.executable, "-m", "jaxdp", "plan"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "JAX_PLATFORMS: 'cuda' is not allowed; that platform does not start here" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_during_compilation_ends_with_one_line(tmp_path):
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(tmp_path), "--epochs", "13"]
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        for line in process.stdout:
+            if line.startswith("compiling"):
+                break
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == "jaxdp: interrupted; what was logged is in the working directory\n"
 
 
 def test_output_cut_short_by_its_reader_is_no_error():

@@ -114,6 +114,8 @@ def test_a_missing_recipe_is_an_error_that_names_it(name, message):
         ("def config(): return 3", "give a jaxdp.Config"),
         ("import nothing_of_that_name", "ModuleNotFoundError"),
         ("def config(): return Nothing()", "NameError"),
+        ("import sys; sys.exit(0)", "it does not run: SystemExit: 0"),
+        ("raise ValueError('one\\ntwo')", "it does not run: ValueError: one$"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_said_to_be_none(tmp_path, text, message):
@@ -121,6 +123,24 @@ def test_a_file_that_is_no_recipe_is_said_to_be_none(tmp_path, text, message):
     recipe.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(recipe)
+
+
+def test_a_recipe_may_print_and_define_dataclasses(tmp_path, capsys):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from __future__ import annotations\nimport dataclasses\nfrom jaxdp import Config\nprint('hello')\n"
+        "@dataclasses.dataclass\nclass Mine:\n    seed: int = 3\n"
+        "def config():\n    return Config(seed=Mine().seed, model=dataclasses.replace(Config().model, classes=10))\n"
+    )
+    assert load_config(recipe).seed == 3
+    assert capsys.readouterr() == ("", "hello\n")  # stdout is kept for results
+
+
+def test_a_config_that_is_no_text_is_said_to_be_none(tmp_path):
+    saved = tmp_path / "config.json"
+    saved.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="is not allowed; it is no text in UTF-8"):
+        load_config(saved)
 
 
 def test_changes_name_fields_and_leave_out_what_does_not_change_the_run():

@@ -87,7 +87,7 @@ def test_synthetic_images_depend_on_seed_split_and_index_alone():
         source[100]
 
 
-def test_a_synthetic_source_of_any_size_costs_nothing_until_read():
+def test_synthetic_images_are_made_one_by_one_whatever_the_size_of_the_source():
     source = SyntheticSource(10**9, 224, 1000, seed=0, split=0)
     assert len(source) == 10**9
     assert source[10**9 - 1][0].shape == (224, 224, 3)

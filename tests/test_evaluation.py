@@ -5,6 +5,7 @@ from sklearn.metrics import log_loss, top_k_accuracy_score
 
 from jaxdp import models
 from jaxdp.config import Config, Data, Model
+from jaxdp.data import feed
 from jaxdp.data.augment import normalise
 from jaxdp.data.sources import SyntheticSource
 from jaxdp.parallel.mesh import make_mesh
@@ -53,3 +54,18 @@ def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
     source = Forgetful(40, 12, 9, seed=0, split=1)
     with pytest.raises(TrainingError, match="counted 40 examples and the source has 53"):
         evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, source, (20, 20), mesh)
+
+
+def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch):
+    model, params, stats = trained
+    original = feed.evaluation_batches
+
+    def twice(source, batch, rows):
+        for part in original(source, batch, rows):
+            part["positions"][0] = part["positions"][1]
+            yield part
+
+    monkeypatch.setattr(feed, "evaluation_batches", twice)
+    mesh = make_mesh(1, 2)
+    with pytest.raises(TrainingError, match="counted 53 examples and the source has 53, or some were counted twice"):
+        evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, SOURCE, (53, 54), mesh)

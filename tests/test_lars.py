@@ -93,15 +93,18 @@ def test_an_unknown_denominator_is_an_error_that_names_the_known_ones():
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_sgd_equals_optax_at_a_constant_rate(nesterov):
-    """Goyal et al., section 3: the rate inside or outside the velocity is the same while it is constant."""
+def test_sgd_equals_optax_while_the_rate_changes(nesterov):
+    """The rate outside the velocity, equation 9 of Goyal et al.: no momentum correction is needed."""
     random = np.random.default_rng(3)
     params = tree_of(random)
     mask = jax.tree.map(lambda p: p.ndim > 1, params)
-    peer = optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(0.3, 0.9, nesterov))
-    ours = build(Optimizer(name="sgd", weight_decay=0.01, nesterov=nesterov), 0.3, 0.9)
-    state, peer_state = ours.init(params), peer.init(params)
-    for _ in range(3):
+    rates = (0.3, 0.1, 0.7)
+    schedule = optax.piecewise_constant_schedule(0.3, {1: 0.1 / 0.3, 2: 7.0})
+    peer = optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(schedule, 0.9, nesterov))
+    config = Optimizer(name="sgd", weight_decay=0.01, nesterov=nesterov)
+    state, peer_state = build(config, 0.0, 0.9).init(params), peer.init(params)
+    for rate in rates:
+        ours = build(config, rate, 0.9)
         gradient = jax.tree.map(lambda p: jnp.asarray(random.normal(size=p.shape), jnp.float32), params)
         updates, state = ours.update(gradient, state, params)
         expected, peer_state = peer.update(gradient, peer_state, params)

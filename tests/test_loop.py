@@ -56,7 +56,7 @@ def test_the_order_of_data_is_right_across_the_change_of_batch_size(tiny, tmp_pa
     fed, put = [], feed.put
     monkeypatch.setattr(feed, "put", lambda batch, mesh: fed.append(batch) or put(batch, mesh))
     train(tiny, tmp_path)
-    training = [batch for batch in fed if "positions" in batch]
+    training = [batch for batch in fed if "weights" not in batch]
     positions = np.concatenate([batch["positions"] for batch in training])
     np.testing.assert_array_equal(positions, np.arange(160))
     images, labels = open_datasets(tiny).train.batch(sample_ids(tiny.seed, np.arange(160), 50))
@@ -202,6 +202,109 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_rate(tiny
     ):
         train(config, tmp_path)
     assert not (tmp_path / "result.json").exists()
+
+
+def test_a_last_step_that_breaks_the_parameters_is_no_success(tiny, tmp_path):
+    """One step of a huge rate: its own loss was finite, what it left behind is not."""
+    config = dataclasses.replace(
+        tiny,
+        epochs=0.1,
+        batch=(Phase(8),),
+        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e38, warmup_epochs=0.0),
+    )
+    with pytest.raises(TrainingError, match=r"held-out loss is (nan|inf) after the last step \(1, samples 8\)"):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_phase_without_a_step_is_passed_over(tiny, tmp_path):
+    config = dataclasses.replace(tiny, batch=(Phase(64, 1.0), Phase(8, 1.2), Phase(32)))
+    train(config, tmp_path)
+    steps = [r for r in records(tmp_path) if "loss" in r]
+    assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 64), (2, 32), (2, 32), (2, 32)]
+
+
+def test_the_first_step_of_a_phase_and_the_last_are_logged_whatever_the_cadence(tiny, tmp_path):
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=4))
+    train(config, tmp_path)
+    assert [r["step"] for r in records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
+
+
+def test_the_end_is_evaluated_even_between_two_evaluations(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
+    )
+    train(config, tmp_path)
+    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
+
+
+def test_evaluations_fall_due_by_the_decimals_that_were_written(tiny, tmp_path):
+    """0.7 epochs of 50 images are 35 images; in binary floating point 0.7 * 50 * 2 lies above 70."""
+    every = dataclasses.replace(tiny.evaluation, every_epochs=0.7)
+    train(dataclasses.replace(tiny, batch=(Phase(5),), epochs=1.5, evaluation=every), tmp_path)
+    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, tmp_path, monkeypatch):
+    from jaxdp.training import picture
+
+    said = []
+
+    class Listen(Quiet):
+        def say(self, text):
+            said.append(text)
+
+    def full(records, path):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(picture, "draw", full)
+    result = train(tiny, tmp_path, screen=Listen())
+    assert json.loads((tmp_path / "result.json").read_text())["accuracy"] == result.accuracy
+    assert any("Picture could not be finished" in line and "No space left" in line for line in said)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"accuracy": 1}', "\xff"])
+def test_a_damaged_result_is_said_to_be_damaged(tiny, tmp_path, text):
+    train(tiny, tmp_path)
+    (tmp_path / "result.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"its result\.json is damaged; delete that file to train again"):
+        train(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "tensorboard"])
+def test_files_of_a_run_without_its_config_are_refused_and_left(tiny, tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"it holds {name} of a run without its config.json"):
+        train(tiny, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name, ".lock"}
+    assert train(tiny, tmp_path, resume="never").workdir == f"{tmp_path}-2"
+
+
+def test_a_run_that_logged_nothing_leaves_its_directory_to_the_next(tiny, tmp_path, monkeypatch):
+    """As after running out of memory: the advice of the error is followed in the same directory."""
+
+    def exhausted(self, mesh, phase):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(programs.Programs, "_compile_train", exhausted)
+        with pytest.raises(ConfigError, match="out of memory"):
+            train(tiny, tmp_path)
+    other = dataclasses.replace(tiny, batch=(Phase(8, 1.5, per_worker_batch=1), Phase(16)))
+    assert train(other, tmp_path).steps == 15
+
+
+def test_a_change_that_has_no_effect_on_a_finished_run_is_said_to_have_none(tiny, tmp_path):
+    said = []
+
+    class Listen(Quiet):
+        def say(self, text):
+            said.append(text)
+
+    train(tiny, tmp_path)
+    train(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
+    assert "these changes have no effect on it: reduce.strategy: 'torus' -> 'psum'" in said
 
 
 def test_devices_out_of_memory_end_with_the_batch_that_would_fit(tiny, tmp_path, monkeypatch):

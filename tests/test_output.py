@@ -41,10 +41,31 @@ def test_without_a_terminal_lines_are_few_plain_and_tell_the_time_left(monkeypat
     screen.end()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "compiling ..."
-    assert lines[2] == "step 16/200  phase 0  epoch 1.5  batch 64  loss 0.250  lr 0.1  300 img/s  eta 3:04"
+    assert lines[2] == "step 16/200  epoch 1.5  loss 0.250  300 img/s  lr 0.1  phase 0 batch 64  eta 3:04"
     assert lines[-1] == "epoch 2.0: held-out accuracy 50.00 %  top-5 100.00 %  loss 1.0000  (360 images)"
     assert len(lines) == 2 + 7
     assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 100, 160])
+def test_a_terminal_of_any_width_shows_steps_and_time_left(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    screen = console.Screen(stream)
+    screen.begin(158)
+    screen.step(STEP | {"step": 45})
+    screen.progress.refresh()
+    screen.end()
+    shown = stream.getvalue()
+    assert " 45/158" in shown
+    assert "eta" in shown
+    assert "epoch 1.5" in shown
+    assert ("batch 64" in shown) == (columns >= 100)
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])

@@ -43,13 +43,18 @@ def test_a_batch_that_the_given_mesh_cannot_hold_is_refused_with_the_nearest_tha
     )
 
 
+def test_the_nearest_batch_may_be_the_larger_one():
+    with pytest.raises(ConfigError, match="the nearest that can is 104"):
+        make_plan(config_with(Phase(102), mesh=Mesh(vertical=2, horizontal=4)), 5000, 8)
+
+
 def test_a_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(ConfigError, match="mesh: 4x4 is not allowed; it takes 16 devices and there are 8"):
         make_plan(config_with(Phase(256), mesh=Mesh(vertical=4, horizontal=4)), 5000, 8)
 
 
 def test_a_run_past_2_to_the_32_samples_is_refused():
-    with pytest.raises(ConfigError, match="passes 2\\^32 samples"):
+    with pytest.raises(ConfigError, match=r"the run would see 51\d{8} samples, and fewer than 2\^32 are allowed"):
         make_plan(config_with(Phase(4096), epochs=4000.0), 1_281_167, 8)
 
 

@@ -1,5 +1,6 @@
 """The README says what is so."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -35,6 +36,18 @@ def documented_commands():
                 command = line.split("#")[0].strip()
                 if match := re.match(r"(?:python train\.py|jaxdp (train|plan))\b(.*)", command):
                     yield pytest.param(match[1] or "train", match[2].split(), id=command)
+
+
+def test_documented_training_commands_do_not_meet_in_one_directory():
+    """Run one after the other, each trains: no two share a directory, unless asked for a new one."""
+    directories = []
+    for parameter in documented_commands():
+        command, flags = parameter.values
+        named = dict(itertools.pairwise(flags))
+        if command == "train" and "--resume" not in flags:
+            directories.append(named.get("--workdir", f"runs/{named.get('--name', 'digits')}"))
+    assert len(directories) == len(set(directories))
+    assert "runs/digits" not in directories  # that of the line above them
 
 
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands()))

@@ -31,5 +31,11 @@ def evaluation_batches(source, batch: int, rows: int):
     for first in range(0, len(source), batch):
         positions = first + np.arange(rows)
         real = positions < min(first + batch, len(source))
-        images, labels = source.batch(np.where(real, positions, 0))
-        yield {"images": images, "labels": labels, "weights": real.astype(np.int32)}
+        positions = np.where(real, positions, 0)
+        images, labels = source.batch(positions)
+        yield {
+            "images": images,
+            "labels": labels,
+            "positions": positions.astype(np.uint32),
+            "weights": real.astype(np.int32),
+        }

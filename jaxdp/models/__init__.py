@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
 def summary(config: ModelConfig, image_shape) -> dict:
     """Parameters, multiply-adds of one image and bytes of a float32 gradient, counted from the traced model."""
     model = create(dataclasses.replace(config, convolution="direct"))
-    params, stats = jax.eval_shape(partial(model.init, image_shape=tuple(image_shape)), jax.random.key(0))
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
     count = sum(math.prod(p.shape) for p in jax.tree.leaves(params))
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)

@@ -3,11 +3,15 @@
 import optax
 
 from jaxdp.config import Optimizer
-from jaxdp.optim.lars import lars, more_than_one_dimension, sgd_with_rate_inside
+from jaxdp.optim.lars import lars, more_than_one_dimension
 
 
 def build(config: Optimizer, learning_rate, momentum) -> optax.GradientTransformation:
-    """The transformation for this learning rate and momentum; its state does not depend on their values."""
+    """The transformation for this learning rate and momentum; its state does not depend on their values.
+
+    SGD has the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of rate needs no momentum
+    correction. LARS has it inside.
+    """
     if config.name == "lars":
         return lars(
             learning_rate,
@@ -20,5 +24,6 @@ def build(config: Optimizer, learning_rate, momentum) -> optax.GradientTransform
         )
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay, mask=more_than_one_dimension),
-        sgd_with_rate_inside(learning_rate, momentum, config.nesterov),
+        optax.trace(decay=momentum, nesterov=config.nesterov),
+        optax.scale(-learning_rate),
     )

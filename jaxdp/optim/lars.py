@@ -63,15 +63,12 @@ def lars(
     def build(learning_rate, momentum):
         return optax.chain(
             scale_by_lars_ratio(weight_decay, trust_coefficient, eps, denominator, mask),
-            sgd_with_rate_inside(learning_rate, momentum, nesterov),
+            optax.scale(learning_rate),
+            optax.trace(decay=momentum, nesterov=nesterov),
+            optax.scale(-1.0),
         )
 
     return _with_schedules(build, learning_rate, momentum)
-
-
-def sgd_with_rate_inside(learning_rate, momentum, nesterov=False) -> optax.GradientTransformation:
-    """v = m v + L g; update -v, or -(L g + m v) for Nesterov."""
-    return optax.chain(optax.scale(learning_rate), optax.trace(decay=momentum, nesterov=nesterov), optax.scale(-1.0))
 
 
 def _with_schedules(build, learning_rate, momentum):

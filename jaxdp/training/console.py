@@ -1,11 +1,12 @@
 """What a person sees of a run: a progress bar in a terminal, plain lines where there is none."""
 
+import os
 import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 PLAIN_SECONDS = 15.0  # between lines where stdout is no terminal
 PLAIN_WIDTH = 128
@@ -25,7 +26,7 @@ class Quiet:
     def table(self, table):
         pass
 
-    def begin(self, total_steps, done=0):
+    def begin(self, total_steps):
         pass
 
     def busy(self, what):
@@ -46,7 +47,7 @@ class Screen:
 
     def __init__(self, stream=None):
         stream = stream or sys.stdout
-        self.live = stream.isatty()
+        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self.console = Console(file=stream, highlight=False, soft_wrap=True, width=None if self.live else PLAIN_WIDTH)
         self.progress = None
         self.last_line = 0.0
@@ -60,21 +61,23 @@ class Screen:
             self.console.print(table, soft_wrap=False)
         self.say("\n".join(line.rstrip() for line in shown.get().splitlines()))
 
-    def begin(self, total_steps, done=0):
+    def begin(self, total_steps):
         self.total_steps = total_steps
         if self.live:
+            bar = [BarColumn(bar_width=20)] if self.console.width >= 110 else []
+            text = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # what a narrow terminal cuts, from its end
             self.progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("eta"),
-                TimeRemainingColumn(elapsed_when_finished=False),
+                *bar,
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
+                TextColumn("eta", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+                TextColumn("{task.description}", table_column=text),
                 console=self.console,
                 expand=True,
                 speed_estimate_period=120,
             )
-            self.task = self.progress.add_task("starting", total=total_steps, completed=done)
+            self.task = self.progress.add_task("starting", total=total_steps)
             self.progress.start()
 
     def busy(self, what):
@@ -88,8 +91,8 @@ class Screen:
         if self.first_step is None:
             self.first_step = (now, record["step"])
         text = (
-            f"phase {record['phase']}  epoch {record['epoch']:.1f}  batch {record['global_batch']}  loss {record['loss']:.3f}  "
-            f"lr {record['learning_rate']:.3g}  {record['images_per_second']:.0f} img/s"
+            f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
+            f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
         )
         if self.live:
             self.progress.update(self.task, completed=record["step"], description=text)

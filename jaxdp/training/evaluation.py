@@ -16,9 +16,11 @@ from jaxdp.training.guard import TrainingError
 
 
 def make_evaluation_step(config: Config, model, pixels, mesh):
-    """step(params, batch_stats, batch) -> sums over the batch's real rows: top1, top5, examples (int32), loss (float32).
+    """step(params, batch_stats, batch) -> sums over the batch's real rows: top1, top5, examples (int32), positions (uint32,
+    modulo 2^32) and loss (float32).
 
-    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "weights" [B] int32, 1 for a real row and 0 for padding}.
+    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "weights" [B] int32, 1 for a real row
+    and 0 for padding}.
     The loss is plain cross entropy, without label smoothing.
     """
 
@@ -30,6 +32,7 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
             "top1": jnp.sum(weights * (rank < 1)),
             "top5": jnp.sum(weights * (rank < 5)),
             "examples": jnp.sum(weights),
+            "positions": jnp.sum(jnp.where(weights > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
         return lax.psum(sums, AXES)
@@ -43,9 +46,9 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) ->
     """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over the whole source, accuracies in [0, 1].
 
     batch: (images a step counts, rows of its batch, which the devices divide). Raises TrainingError if the examples counted
-    on the devices are not exactly those of the source.
+    on the devices are not those of the source, by their number and by the sum of their positions.
     """
-    totals = {"top1": 0, "top5": 0, "examples": 0, "loss": 0.0}
+    totals = {"top1": 0, "top5": 0, "examples": 0, "positions": 0, "loss": 0.0}
     pending = deque()
 
     def add_oldest():
@@ -58,10 +61,11 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) ->
             add_oldest()
     while pending:
         add_oldest()
-    if totals["examples"] != len(source):
+    expected = len(source) * (len(source) - 1) // 2
+    if totals["examples"] != len(source) or (totals["positions"] - expected) % 2**32:
         raise TrainingError(
-            f"evaluation counted {totals['examples']} examples and the source has {len(source)}: the accuracy would be wrong; "
-            "make sure that nothing changes the data during the run"
+            f"evaluation counted {totals['examples']} examples and the source has {len(source)}, or some were counted twice: "
+            "the accuracy would be wrong; make sure that nothing changes the data during the run"
         )
     count = totals["examples"]
     return {

@@ -10,14 +10,16 @@ class TrainingError(RuntimeError):
     """The run cannot go on: one line with what happened, where, and what to do."""
 
 
+LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
+
+
 def check_finite(record: dict) -> None:
     """Raise TrainingError, naming step, samples and learning rate, if a step's loss or gradient is not finite."""
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
             raise TrainingError(
                 f"{name} is {record[name]} at step {record['step']} (samples {record['samples']}, "
-                f"learning rate {record['learning_rate']:.6g}): lower schedule.learning_rate or lengthen "
-                "schedule.warmup_epochs, and look at the images of that step"
+                f"learning rate {record['learning_rate']:.6g}): {LOWER_THE_RATE}"
             )
 
 

@@ -6,10 +6,12 @@ import platform
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 
 import jax
+from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__, models
 from jaxdp.config import Config, ConfigError, validate
@@ -56,31 +58,44 @@ def train(config: Config, workdir=None, resume="auto", screen=None, started=None
     """Train as `config` says, into `workdir` (default runs/NAME); a finished run there is returned as it is.
 
     resume: "auto", or "never" for a new directory beside one that holds a run. started: `time.monotonic()` at the start of the
-    command, for the times reported. Raises ConfigError before anything is written, or TrainingError.
+    command, for the times reported. Raises ConfigError where the run cannot be begun, or does not fit into memory, and
+    TrainingError where it cannot go on.
     """
     started = time.monotonic() if started is None else started
     screen = screen or Quiet()
     config = validate(config)
-    path = Path(workdir or Path("runs") / config.name)
+    path = Path("runs") / config.name if workdir is None else Path(workdir)
+    if workdir == "":
+        raise ConfigError("--workdir: '' is not allowed; give a directory")
     if resume not in ("auto", "never"):
         raise ConfigError(f"--resume: {resume!r} is not allowed; give auto or never")
     if resume == "never":
         path = directories.next_free(path)
     prepared = Prepared.of(config)
     with directories.claimed(path):
-        finished, remark = directories.settle(path, config)
+        finished, remarks = directories.settle(path, config)
         if finished is not None:
-            screen.say(f"{path} holds this run, finished; for a new one: --resume never")
-            result = TrainResult(**finished | {"mesh": tuple(finished["mesh"]), "workdir": str(path)})
+            result = _read_result(path, finished)
+            for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
+                screen.say(remark)
             show_result(screen, result)
             return result
         screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices), prepared.model_summary))
-        if remark:
+        for remark in remarks:
             screen.say(remark)
         result = Run(prepared, path, screen, started).to_the_end()
-        directories.write_atomically(path / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
         show_result(screen, result)
         return result
+
+
+def _read_result(path: Path, text: str) -> TrainResult:
+    try:
+        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
+    except ValidationError:
+        raise ConfigError(
+            f"--workdir: {str(path)!r} is not allowed; its result.json is damaged; "
+            "delete that file to train again, or give another directory"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -124,19 +139,38 @@ class Run:
             stack.callback(self.programs.close)
             self.writers = writers_for(self.workdir, self.config.logging.tensorboard)
             for writer in self.writers:
-                stack.callback(writer.close)
+                stack.callback(self._close, writer)
             self.screen.begin(self.plan.total_steps)
             stack.callback(self.screen.end)
             for index, phase in enumerate(self.plan.phases):
                 try:
                     self._phase(index)
+                    if index + 1 == len(self.plan.phases):
+                        self._finish(phase)
                 except Exception as error:
                     if not guard.is_out_of_memory(error):
                         raise
                     raise ConfigError(guard.out_of_memory_message(phase, error)) from None
-            if self.evaluated is None or self.evaluated["samples"] != self.samples:
-                self._evaluate(self.plan.phases[-1])
-        return self._result()
+            result = self._result()
+            directories.write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
+        return result
+
+    def _close(self, writer) -> None:
+        """A picture or an event file that cannot be finished is worth a remark, not the run."""
+        try:
+            writer.close()
+        except Exception as error:
+            self.screen.say(f"{type(writer).__name__} could not be finished: {error}")
+
+    def _finish(self, phase) -> None:
+        """The evaluation at the end, if the last step was not evaluated already."""
+        if self.evaluated is None or self.evaluated["samples"] != self.samples:
+            self._evaluate(phase)
+        if not math.isfinite(self.evaluated["eval_loss"]):
+            raise guard.TrainingError(
+                f"the held-out loss is {self.evaluated['eval_loss']} after the last step ({self.steps}, samples "
+                f"{self.samples}): the parameters are no longer finite; {guard.LOWER_THE_RATE}"
+            )
 
     def _phase(self, index: int) -> None:
         phase = self.plan.phases[index]
@@ -165,7 +199,7 @@ class Run:
             self.steps += 1
             batch = self._next_batch(phase, mesh) if self.samples < end else None
             self._fetch()
-            self.pending = (self._record(phase, before), metrics)
+            self.pending = (self._record(phase, before), metrics, before == phase.first_sample)
             if self._evaluation_due(before):
                 self._fetch()
                 self._evaluate(phase)
@@ -191,7 +225,7 @@ class Run:
         """Read the metrics of the step before the one just dispatched, and log them when their turn has come."""
         if self.pending is None:
             return
-        (record, metrics), self.pending = self.pending, None
+        (record, metrics, first_of_phase), self.pending = self.pending, None
         record |= {name: value.item() for name, value in jax.device_get(metrics).items()}
         now = time.perf_counter()
         self.training_seconds += now - self.clock
@@ -203,7 +237,6 @@ class Run:
         guard.check_finite(record)
         record["images_per_second"] = self.since_log[0] / self.since_log[1]
         self.screen.step(record)
-        first_of_phase = record["samples"] - record["global_batch"] == self.plan.phases[record["phase"]].first_sample
         last = record["step"] == self.plan.total_steps
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
             self._write(record)
@@ -217,7 +250,7 @@ class Run:
         every = self.config.evaluation.every_epochs
         if every is None:
             return False
-        unit = every * self.plan.examples
+        unit = Fraction(str(every)) * self.plan.examples
         return math.floor(before / unit) < math.floor(self.samples / unit)
 
     def _evaluate(self, phase) -> None:
@@ -270,4 +303,9 @@ def show_result(screen, result: TrainResult) -> None:
         f"time {clock(result.wall_seconds)}, first step after {result.seconds_to_first_step:.0f} s, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
-    screen.say(f"results in {result.workdir}: result.json, metrics.jsonl, training.png, tensorboard/")
+    files = [
+        name
+        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard")
+        if (Path(result.workdir) / name).exists()
+    ]
+    screen.say(f"results in {result.workdir}: {', '.join(files)}")

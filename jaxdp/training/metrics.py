@@ -40,8 +40,11 @@ class JsonLines:
         self.file = open(path, "a", encoding="utf-8")
 
     def write(self, record):
-        self.file.write(to_json(record) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(to_json(record) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.file.name) from None
 
     def close(self):
         self.file.close()

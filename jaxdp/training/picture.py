@@ -19,9 +19,9 @@ def draw(records: list[dict], path: Path) -> None:
             marker = "." if len(rows) < 60 else None
             axes.plot([r["epoch"] for r in rows], [scale * r[name] for r in rows], marker=marker, **style)
 
-    line(loss, training, "loss", color=BLUE, label="training (smoothed labels, augmented)")
+    line(loss, training, "loss", color=BLUE, label="training batches")
     line(loss, evaluation, "eval_loss", color=ORANGE, label="held out")
-    line(accuracy, training, "accuracy", 100, color=BLUE, label="training (augmented)")
+    line(accuracy, training, "accuracy", 100, color=BLUE, label="training batches")
     line(accuracy, evaluation, "eval_accuracy", 100, color=ORANGE, label="held out")
     line(rate, training, "learning_rate", color=BLUE)
     line(batch, training, "global_batch", color=BLUE, drawstyle="steps-post")

@@ -42,11 +42,12 @@ class Programs:
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images an evaluation step counts, rows of its batch: the same rounded up to a multiple of the devices)."""
-        given = self.plan.config.evaluation.batch
-        if given is None:
-            micro = phase.per_worker_batch * phase.devices
-            given = -(-self.evaluation_examples // -(-self.evaluation_examples // micro))
-        return given, -(-given // phase.devices) * phase.devices
+        examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
+        if images is None:  # as much as training holds at a time, evened out over the batches
+            batches = -(-examples // (phase.per_worker_batch * phase.devices))
+            images = -(-examples // batches)
+        images = min(images, examples)
+        return images, -(-images // phase.devices) * phase.devices
 
     def prepare_train(self, phase: PlannedPhase) -> Future:
         mesh = self.mesh(phase)
@@ -74,7 +75,7 @@ class Programs:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
-        batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "weights": jnp.int32})
+        batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "positions": jnp.uint32, "weights": jnp.int32})
         return step.lower(state.params, state.batch_stats, batch).compile()
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
@@ -83,4 +84,4 @@ class Programs:
         return jax.device_put({n: np.float32(v) for n, v in values.items()}, replicated(self.mesh(phase)))
 
     def close(self):
-        self.threads.shutdown(wait=True, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
