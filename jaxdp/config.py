@@ -63,8 +63,12 @@ class Model(_Strict):
     """of activations and of the weights where they are used; parameters and statistics stay float32"""
     norm: Literal["per_worker", "synchronised"] = "per_worker"
     """batch normalisation over each worker's batch (as the paper has it), or over what all devices compute at a time"""
+    statistics: Literal["moving_average", "last_batch"] = "moving_average"
+    """for evaluation: moving averages of the batches' statistics, or those of the last batch over all workers"""
     norm_momentum: BelowOne = 0.9
-    """decay of the moving averages of batch normalisation, per step"""
+    """decay of the moving averages of batch normalisation, per step (moving_average)"""
+    remat: bool = False
+    """compute each block's activations again in the backward pass instead of keeping them"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """product: 1x1 and small-map convolutions as matrix products, faster on CPUs; auto: product on a CPU, else direct"""
 
@@ -90,6 +94,10 @@ class Optimizer(_Strict):
     """lars: layer-wise adaptive rate scaling (You et al.); sgd: stochastic gradient descent with momentum"""
     momentum: BelowOne = 0.9
     """decay of the velocity"""
+    momentum_rule: Literal["constant", "noise_scale", "as_printed"] = "constant"
+    """how it follows the global batch: noise_scale keeps rate / (batch * (1 - momentum)); as_printed: the paper's formula"""
+    momentum_batch: Count = 32768
+    """global batch at which `momentum` holds (noise_scale, as_printed)"""
     nesterov: bool = False
     """look ahead along the velocity"""
     weight_decay: NonNegative = 1e-4
@@ -108,8 +116,8 @@ class Optimizer(_Strict):
 class Schedule(_Strict):
     """Learning rate as a function of epochs."""
 
-    name: Literal["cosine", "polynomial", "goyal"] = "cosine"
-    """cosine and polynomial decay to `end`; goyal: steps, scaled linearly with the global batch"""
+    name: Literal["cosine", "polynomial", "goyal", "sony_a", "sony_b"] = "cosine"
+    """cosine, polynomial (sony_a): decay to `end`; goyal: steps, scaled linearly with the batch; sony_b: with jumps"""
     learning_rate: Positive = 1.0
     """the peak; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
@@ -119,9 +127,9 @@ class Schedule(_Strict):
     end: NonNegative = 0.0
     """rate at the last epoch (cosine, polynomial)"""
     power: Positive = 2.0
-    """exponent (polynomial)"""
+    """exponent (polynomial, sony_a, sony_b)"""
     boundaries: tuple[Positive, ...] = (30.0, 60.0, 80.0)
-    """epochs at which the rate is multiplied by `factor` (goyal)"""
+    """epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
     factor: Positive = 0.1
     """see `boundaries`"""
 

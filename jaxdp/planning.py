@@ -94,7 +94,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
                 horizontal=horizontal,
                 accumulation=workers // used,
                 idle_devices=devices - used,
-                momentum=config.optimizer.momentum,
+                momentum=_momentum(config, index),
             )
         )
     plan = Plan(config, examples, tuple(planned))
@@ -104,6 +104,17 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
             f"{plan.total_samples} samples, and fewer than 2^32 are allowed"
         )
     return plan
+
+
+def _momentum(config: Config, index: int) -> float:
+    optimizer, batch = config.optimizer, config.batch[index].global_batch
+    value = schedules.momentum(optimizer.momentum_rule, optimizer.momentum, batch, optimizer.momentum_batch)
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"optimizer.momentum_rule: {optimizer.momentum_rule!r} is not allowed with batch.{index}.global_batch {batch}; "
+            f"it gives a momentum of {value:.6g}, and 0 up to below 1 is allowed"
+        )
+    return value
 
 
 def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[int, int]:

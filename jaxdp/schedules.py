@@ -37,6 +37,37 @@ def goyal(epoch, global_batch, learning_rate=0.1, warmup_epochs=5.0, boundaries=
     return peak * factor ** sum(epoch >= boundary for boundary in boundaries)
 
 
+def sony_a(epoch, epochs=90.0, warmup_epochs=34.0, learning_rate=34.0, start=1e-5, end=1e-4) -> float:
+    """Configuration A of Mikami et al. (arXiv 1811.05233, section 3.1, from TensorFlow's TPU repository): `polynomial`."""
+    return polynomial(epoch, epochs, learning_rate, warmup_epochs, start, end, power=2.0)
+
+
+def sony_b(
+    epoch, epochs=90.0, warmup_epochs=5.0, learning_rate=29.0, start=0.2, power=2.0, boundaries=(30.0,), factor=50 / 29
+) -> float:
+    """Configuration B of Mikami et al. (arXiv 1811.05233, section 3.1), with its two jumps.
+
+    Linear warm-up from `start`, then learning_rate * (1 - epoch / epochs)^power, counted from epoch 0 (so that the rate drops
+    where the warm-up ends), multiplied by `factor` from each of `boundaries` on (29 becomes 50 at epoch 30). Without
+    boundaries it is the schedule of the paper's Reference.
+    """
+    if epoch < warmup_epochs:
+        return _warm_up(epoch, warmup_epochs, start, learning_rate)
+    peak = learning_rate * factor ** sum(epoch >= boundary for boundary in boundaries)
+    return peak * max(0.0, 1.0 - epoch / epochs) ** power
+
+
+def momentum(rule: str, base: float, global_batch: int, reference_batch: int) -> float:
+    """The momentum of a batch phase; `base` is that of the reference batch.
+
+    noise_scale: learning rate / (batch * (1 - momentum)) stays what it is at the reference batch (Smith & Le, arXiv 1710.06451),
+    so 1 - momentum shrinks as the batch grows. as_printed: the formula as Mikami et al. print it (section 2.1), in which
+    1 - momentum grows with the batch; it is negative where the batch exceeds reference / (1 - base). constant: `base`.
+    """
+    ratio = {"constant": 1.0, "noise_scale": reference_batch / global_batch, "as_printed": global_batch / reference_batch}
+    return 1.0 - (1.0 - base) * ratio[rule] if rule != "constant" else base
+
+
 def _warm_up(epoch, warmup_epochs, start, peak):
     return start + (peak - start) * epoch / warmup_epochs
 
@@ -46,7 +77,9 @@ def learning_rate(schedule: Schedule, epochs: float, epoch: float, global_batch:
     s = schedule
     if s.name == "goyal":
         return goyal(epoch, global_batch, s.learning_rate, s.warmup_epochs, s.boundaries, s.factor)
-    if s.name == "polynomial":
+    if s.name == "sony_b":
+        return sony_b(epoch, epochs, s.warmup_epochs, s.learning_rate, s.start, s.power, s.boundaries, s.factor)
+    if s.name in ("polynomial", "sony_a"):
         return polynomial(epoch, epochs, s.learning_rate, s.warmup_epochs, s.start, s.end, s.power)
     return cosine(epoch, epochs, s.learning_rate, s.warmup_epochs, s.start, s.end)
 

@@ -76,3 +76,41 @@ def test_the_rate_is_a_function_of_samples_whatever_the_batch():
     values = {schedules.learning_rate(schedule, 10.0, 4.0, batch) for batch in (32, 256, 8192)}
     assert len(values) == 1
     np.testing.assert_allclose(values.pop(), 3.0 * (1 - 3 / 9) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "value"),
+    [(0, 0.2), (2.5, 14.6), (5, 25.867284), (30, 22.222222), (60, 5.555556), (75, 1.388889), (90, 0.0)],
+)
+def test_sony_b_has_the_known_values_with_both_jumps(epoch, value):
+    assert schedules.sony_b(epoch) == pytest.approx(value, abs=5e-7)
+
+
+def test_sony_b_before_its_jumps():
+    assert schedules.sony_b(5 - 1e-9) == pytest.approx(29.0, abs=1e-6)
+    assert schedules.sony_b(30 - 1e-9) == pytest.approx(12.888889, abs=5e-7)
+    assert schedules.sony_b(30 - 1e-9, boundaries=()) == pytest.approx(schedules.sony_b(30, boundaries=()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("epoch", "value"), [(17, 17.000005), (34, 34.0), (60, 9.757653), (75, 2.439413)])
+def test_sony_a_has_the_known_values(epoch, value):
+    assert schedules.sony_a(epoch, end=0.0) == pytest.approx(value, rel=1e-6)
+
+
+MOMENTA = {
+    32768: (0.9, 0.9),
+    34816: (0.905882, 0.893750),
+    55296: (0.940741, 0.831250),
+    65536: (0.95, 0.8),
+    69632: (0.952941, 0.787500),
+    87040: (0.962353, 0.734375),
+    121856: (0.973109, 0.628125),
+}
+
+
+@pytest.mark.parametrize("batch", MOMENTA)
+def test_momentum_follows_the_batch_as_tabulated(batch):
+    by_noise, printed = MOMENTA[batch]
+    assert schedules.momentum("noise_scale", 0.9, batch, 32768) == pytest.approx(by_noise, abs=5e-7)
+    assert schedules.momentum("as_printed", 0.9, batch, 32768) == pytest.approx(printed, abs=5e-7)
+    assert schedules.momentum("constant", 0.9, batch, 32768) == 0.9

@@ -57,6 +57,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
             dtype=jnp.dtype(config.dtype),
             form=form,
             axes=AXES if config.norm == "synchronised" else (),
+            remat=config.remat,
         )
     )
 

@@ -106,6 +106,7 @@ class ResNet(nn.Module):
     dtype: Any = jnp.float32
     form: str = "direct"
     axes: tuple[str, ...] = ()
+    remat: bool = False
 
     @nn.compact
     def __call__(self, images, train: bool):
@@ -115,6 +116,7 @@ class ResNet(nn.Module):
         def norm(zero_scale=False, name=None):
             return BatchNorm(train, self.dtype, axes=self.axes, zero_scale=zero_scale, name=name)
 
+        block_type = nn.remat(Block) if self.remat else Block
         x = images.astype(self.dtype)
         if self.stem == "imagenet":
             x = nn.relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(x)))
@@ -124,7 +126,7 @@ class ResNet(nn.Module):
         for stage, blocks in enumerate(BLOCKS[self.depth]):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
-                x = Block(
+                x = block_type(
                     self.width * 2**stage,
                     stride,
                     self.depth in BOTTLENECK_DEPTHS,

@@ -95,7 +95,8 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
         optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        batch_stats = update_statistics(state.batch_stats, report["moments"], config.model.norm_momentum)
+        decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
+        batch_stats = update_statistics(state.batch_stats, report["moments"], decay)
         metrics = {
             "loss": report["loss"],
             "accuracy": report["correct"],
