@@ -59,8 +59,9 @@ class Model(_Strict):
     """imagenet: 7x7 stride 2 and max pooling; small: 3x3 stride 1, no pooling"""
     classes: Annotated[int, Field(ge=2)] = 1000
     """number of classes"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of activations and of the weights where they are used; parameters and statistics stay float32"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of activations and of the weights where they are used; parameters and statistics stay float32;
+    float16 needs `loss_scale`"""
     norm: Literal["per_worker", "synchronised"] = "per_worker"
     """batch normalisation over each worker's batch (as the paper has it), or over what all devices compute at a time"""
     statistics: Literal["moving_average", "last_batch"] = "moving_average"
@@ -110,6 +111,10 @@ class Optimizer(_Strict):
     """LARS: |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
     label_smoothing: BelowOne = 0.0
     """share of the target spread evenly over all classes"""
+    clip_norm: Positive | None = None
+    """largest norm of the whole gradient, to which a larger one is scaled; None: as it is"""
+    average_decay: BelowOne | None = None
+    """evaluate an exponential moving average of the parameters with this decay a step; None: the parameters themselves"""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,24 @@ class Schedule(_Strict):
     """epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
     factor: Positive = 0.1
     """see `boundaries`"""
+
+
+@dataclass(frozen=True)
+class LossScale(_Strict):
+    """A factor on the loss that keeps float16 gradients from vanishing; gradients are divided by it again."""
+
+    name: Literal["none", "static", "dynamic"] = "none"
+    """static: fixed; dynamic: halved, and the step skipped, where a gradient is not finite; doubled after `growth_steps`"""
+    initial: Positive = 32768.0
+    """the first scale, or the only one"""
+    growth_steps: Count = 2000
+    """finite steps after which the scale doubles (dynamic)"""
+    minimum: Positive = 1.0
+    """the scale never falls below (dynamic)"""
+    maximum: Positive = 16777216.0
+    """the scale never rises above (dynamic)"""
+    give_up_after: Count = 50
+    """steps skipped in a row that stop the run"""
 
 
 @dataclass(frozen=True)
@@ -194,6 +217,7 @@ class Config(_Strict):
     """phases of batch size, in order"""
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    loss_scale: LossScale = field(default_factory=LossScale)
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -267,6 +291,17 @@ def _check_relations(config: Config) -> None:
                 f"it must divide the global batch {phase.global_batch}"
             )
         before = end
+    scale = config.loss_scale
+    if config.model.dtype == "float16" and scale.name == "none":
+        raise ConfigError(
+            "model.dtype: 'float16' is not allowed without loss scaling; give --loss-scale.name dynamic (or static), or "
+            "--model.dtype bfloat16"
+        )
+    if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
+        raise ConfigError(
+            f"loss_scale.initial: {scale.initial:g} is not allowed; it must lie from loss_scale.minimum ({scale.minimum:g}) "
+            f"to loss_scale.maximum ({scale.maximum:g})"
+        )
     if config.schedule.name != "goyal" and config.schedule.warmup_epochs >= config.epochs:
         raise ConfigError(
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; "

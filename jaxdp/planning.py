@@ -170,7 +170,7 @@ def as_dict(plan: Plan, model_summary: dict) -> dict:
         "optimizer": dataclasses.asdict(config.optimizer),
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
-        "model": {name: model_summary[name] for name in ("parameters", "macs")},
+        "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
         "gradient_bytes": model_summary["gradient_bytes"],
     }
 
@@ -198,6 +198,13 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
         "optimizer",
         f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}, "
         f"{schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+    )
+    adapted, skipped = model_summary["adapted"], model_summary["skipped"]
+    what = "decay and trust ratio" if optimizer.name == "lars" else "decay"
+    table.add_row(
+        what,
+        f"on {adapted['tensors']} tensors with {adapted['parameters']:,} parameters, not on {skipped['tensors']} with "
+        f"{skipped['parameters']:,}",
     )
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""

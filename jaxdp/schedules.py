@@ -60,9 +60,9 @@ def sony_b(
 def momentum(rule: str, base: float, global_batch: int, reference_batch: int) -> float:
     """The momentum of a batch phase; `base` is that of the reference batch.
 
-    noise_scale: learning rate / (batch * (1 - momentum)) stays what it is at the reference batch (Smith & Le, arXiv 1710.06451),
-    so 1 - momentum shrinks as the batch grows. as_printed: the formula as Mikami et al. print it (section 2.1), in which
-    1 - momentum grows with the batch; it is negative where the batch exceeds reference / (1 - base). constant: `base`.
+    noise_scale: learning rate / (batch * (1 - momentum)) stays what it is at the reference batch (Smith & Le, arXiv
+    1710.06451), so 1 - momentum shrinks as the batch grows. as_printed: the formula as Mikami et al. print it (section 2.1), in
+    which 1 - momentum grows with the batch; it is negative where the batch exceeds reference / (1 - base). constant: `base`.
     """
     ratio = {"constant": 1.0, "noise_scale": reference_batch / global_batch, "as_printed": global_batch / reference_batch}
     return 1.0 - (1.0 - base) * ratio[rule] if rule != "constant" else base

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 LAYERS = [
     {"config"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
-    | {"data.order", "data.augment", "training.picture"},
+    | {"data.order", "data.augment", "training.picture", "training.loss_scale"},
     {"models.resnet", "parallel.allreduce", "optim.build", "data.sources"}
     | {"training.workdir", "training.metrics", "training.console"},
     {"models", "optim", "data.feed", "planning"},

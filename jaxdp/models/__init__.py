@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxdp.config import Model as ModelConfig
 from jaxdp.models.resnet import ResNet
+from jaxdp.optim.lars import more_than_one_dimension
 from jaxdp.parallel.mesh import AXES
 
 
@@ -63,13 +64,24 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
 
 
 def summary(config: ModelConfig, image_shape) -> dict:
-    """Parameters, multiply-adds of one image and bytes of a float32 gradient, counted from the traced model."""
+    """Parameters, multiply-adds of one image, and the tensors with and without decay and trust ratio, counted when traced."""
     model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
-    count = sum(math.prod(p.shape) for p in jax.tree.leaves(params))
+    sizes = [math.prod(p.shape) for p in jax.tree.leaves(params)]
+    mask = jax.tree.leaves(more_than_one_dimension(params))
+
+    def counted(adapted: bool) -> dict:
+        chosen = [size for size, adapts in zip(sizes, mask, strict=True) if adapts == adapted]
+        return {"tensors": len(chosen), "parameters": sum(chosen)}
+
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
-    return {"parameters": count, "macs": multiply_adds(jaxpr.jaxpr)}
+    return {
+        "parameters": sum(sizes),
+        "macs": multiply_adds(jaxpr.jaxpr),
+        "adapted": counted(True),
+        "skipped": counted(False),
+    }
 
 
 def multiply_adds(jaxpr) -> int:

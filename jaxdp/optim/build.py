@@ -12,8 +12,9 @@ def build(config: Optimizer, learning_rate, momentum) -> optax.GradientTransform
     SGD has the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of rate needs no momentum
     correction. LARS has it inside.
     """
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
     if config.name == "lars":
-        return lars(
+        inner = lars(
             learning_rate,
             momentum,
             config.weight_decay,
@@ -22,8 +23,10 @@ def build(config: Optimizer, learning_rate, momentum) -> optax.GradientTransform
             config.nesterov,
             config.denominator,
         )
-    return optax.chain(
-        optax.add_decayed_weights(config.weight_decay, mask=more_than_one_dimension),
-        optax.trace(decay=momentum, nesterov=config.nesterov),
-        optax.scale(-learning_rate),
-    )
+    else:
+        inner = optax.chain(
+            optax.add_decayed_weights(config.weight_decay, mask=more_than_one_dimension),
+            optax.trace(decay=momentum, nesterov=config.nesterov),
+            optax.scale(-learning_rate),
+        )
+    return optax.chain(clip, inner)

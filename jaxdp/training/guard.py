@@ -3,6 +3,7 @@
 import math
 import re
 
+from jaxdp.config import LossScale
 from jaxdp.planning import PlannedPhase
 
 
@@ -13,8 +14,19 @@ class TrainingError(RuntimeError):
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
-def check_finite(record: dict) -> None:
-    """Raise TrainingError, naming step, samples and learning rate, if a step's loss or gradient is not finite."""
+def check_step(record: dict, scaling: LossScale) -> None:
+    """Raise TrainingError, naming step, samples and learning rate, if a step's loss or gradient is not finite.
+
+    With dynamic loss scaling such a step was skipped; the run stops when too many have been skipped in a row.
+    """
+    if scaling.name == "dynamic":
+        if record["skipped_in_a_row"] >= scaling.give_up_after:
+            raise TrainingError(
+                f"{record['skipped_in_a_row']} steps in a row were skipped, up to step {record['step']} (samples "
+                f"{record['samples']}, learning rate {record['learning_rate']:.6g}, loss scale {record['loss_scale']:g}): "
+                f"the gradient is not finite whatever the scale; use --model.dtype bfloat16, or {LOWER_THE_RATE}"
+            )
+        return
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
             raise TrainingError(

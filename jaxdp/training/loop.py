@@ -234,7 +234,7 @@ class Run:
         self.clock = now
         if self.first_step_seconds is None:
             self.first_step_seconds = time.monotonic() - self.started
-        guard.check_finite(record)
+        guard.check_step(record, self.config.loss_scale)
         record["images_per_second"] = self.since_log[0] / self.since_log[1]
         self.screen.step(record)
         last = record["step"] == self.plan.total_steps
@@ -259,7 +259,7 @@ class Run:
         position = {"step": self.steps, "samples": self.samples, "epoch": self.samples / self.plan.examples}
         self.evaluated = position | evaluate(
             self.programs.prepare_evaluation(phase).result(),
-            self.state.params,
+            self.state.evaluated_params,
             self.state.batch_stats,
             self.datasets.evaluation,
             self.programs.evaluation_rows(phase),

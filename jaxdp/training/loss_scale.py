@@ -9,7 +9,7 @@ from jaxdp.config import LossScale as LossScaleConfig
 
 
 class LossScale(NamedTuple):
-    """scale: float32. good: finite steps since the scale last changed. skipped: steps skipped so far. in_a_row: the last ones."""
+    """scale: float32. good: finite steps since the scale last changed. skipped: steps skipped. in_a_row: the last ones."""
 
     scale: jax.Array
     good: jax.Array

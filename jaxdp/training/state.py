@@ -7,14 +7,25 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
 from jaxdp.optim import build
+from jaxdp.training import loss_scale
 
 
 class TrainState(NamedTuple):
-    """params, batch_stats (moving averages of batch normalisation) and opt_state: float32 trees."""
+    """params, batch_stats (statistics of batch normalisation for evaluation) and opt_state: float32 trees.
+
+    average (a moving average of params) and loss_scale (`jaxdp.training.loss_scale.LossScale`) are () where there is none.
+    """
 
     params: Any
     batch_stats: Any
     opt_state: Any
+    average: Any
+    loss_scale: Any
+
+    @property
+    def evaluated_params(self):
+        """What evaluation uses: the average of the parameters where there is one."""
+        return self.average if self.average != () else self.params
 
 
 def replicated(mesh) -> NamedSharding:
@@ -24,7 +35,9 @@ def replicated(mesh) -> NamedSharding:
 def _initial(config: Config, model):
     shape = (config.data.image_size, config.data.image_size, 3)
     params, batch_stats = model.init(jax.random.key(config.seed), shape)
-    return TrainState(params, batch_stats, build(config.optimizer, 0.0, 0.0).init(params))
+    average = () if config.optimizer.average_decay is None else params
+    opt_state = build(config.optimizer, 0.0, 0.0).init(params)
+    return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.loss_scale))
 
 
 def abstract_state(config: Config, model, mesh) -> TrainState:

@@ -15,6 +15,7 @@ from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.optim import build
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
+from jaxdp.training import loss_scale
 from jaxdp.training.state import TrainState
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
@@ -25,10 +26,11 @@ def _varying(tree):
     return lax.pcast(tree, AXES, to="varying")
 
 
-def local_gradient(config: Config, model, pixels, params, batch_stats, batch):
+def local_gradient(config: Config, model, pixels, params, batch_stats, scale, batch):
     """Gradient and sums of one worker's batch on its own device, not yet combined with any other.
 
-    params must be varying. Returns (gradient, {"moments", "loss", "correct"}), loss and share of right answers being means.
+    The gradient is that of `scale` times the loss. params must be varying. Returns (gradient, {"moments", "loss", "correct"}),
+    loss and share of right answers being means.
     """
 
     def loss_of(params):
@@ -36,7 +38,7 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, batch):
         logits, moments = model.apply(params, batch_stats, normalise(images, *pixels), train=True)
         loss = cross_entropy(logits, batch["labels"], config.optimizer.label_smoothing).mean()
         correct = (rank_of_label(logits, batch["labels"]) == 0).mean(dtype=jnp.float32)
-        return loss, {"moments": moments, "loss": loss, "correct": correct}
+        return loss * scale, {"moments": moments, "loss": loss, "correct": correct}
 
     (_, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
     return gradient, report
@@ -57,12 +59,17 @@ def accumulated(gradient_of, batch, count: int):
     return jax.tree.map(lambda x: x / count, total)
 
 
-def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch):
-    """The mean gradient and report over all workers, the same on every device. Call inside `shard_map`."""
-    gradient_of = partial(local_gradient, config, model, pixels, _varying(params), batch_stats)
+def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch, scale=1.0):
+    """The mean gradient and report over all workers, the same on every device. Call inside `shard_map`.
+
+    The loss is multiplied by `scale` before differentiation and the gradient divided by it after it has travelled.
+    """
+    gradient_of = partial(local_gradient, config, model, pixels, _varying(params), batch_stats, scale)
     gradient, report = accumulated(gradient_of, batch, accumulation)
     wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
     gradient = allreduce.mean(gradient, config.reduce.strategy, wire)
+    if config.loss_scale.name != "none":
+        gradient = jax.tree.map(lambda g: g / scale, gradient)
     small, unravel = ravel_pytree(report)
     return gradient, unravel(lax.pmean(small, AXES))
 
@@ -87,22 +94,40 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
 
     pixels: (mean, std) of the pixels, for normalisation. batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32,
     "positions" [B] uint32}, rows over all devices. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
-    metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update.
+    metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update, and with loss
+    scaling {"loss_scale", "skipped_steps", "skipped_in_a_row"}; a step whose gradient is not finite then changes nothing.
     """
+    scaling = config.loss_scale.name != "none"
+    statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
-    def step(state: TrainState, batch, hyperparameters):
-        gradient, report = gradient_and_report(config, model, pixels, accumulation, state.params, state.batch_stats, batch)
+    def updated(state: TrainState, gradient, moments, hyperparameters):
         optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
-        batch_stats = update_statistics(state.batch_stats, report["moments"], decay)
-        metrics = {
-            "loss": report["loss"],
-            "accuracy": report["correct"],
-            "gradient_norm": optax.tree.norm(gradient),
-        }
-        return TrainState(params, batch_stats, opt_state), metrics
+        average = state.average
+        if config.optimizer.average_decay is not None:
+            average = optax.incremental_update(params, average, 1 - config.optimizer.average_decay)
+        statistics = update_statistics(state.batch_stats, moments, statistics_decay)
+        return TrainState(params, statistics, opt_state, average, state.loss_scale)
+
+    def step(state: TrainState, batch, hyperparameters):
+        scale = state.loss_scale.scale if scaling else 1.0
+        gradient, report = gradient_and_report(
+            config, model, pixels, accumulation, state.params, state.batch_stats, batch, scale
+        )
+        norm = optax.tree.norm(gradient)
+        metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
+        new = updated(state, gradient, report["moments"], hyperparameters)
+        if scaling:
+            finite = jnp.isfinite(norm) & jnp.isfinite(report["loss"])
+            new = jax.tree.map(partial(jnp.where, finite), new, state)
+            new = new._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
+            metrics |= {
+                "loss_scale": scale,
+                "skipped_steps": new.loss_scale.skipped,
+                "skipped_in_a_row": new.loss_scale.in_a_row,
+            }
+        return new, metrics
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere)

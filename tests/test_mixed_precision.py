@@ -1,0 +1,215 @@
+"""16-bit compute with float32 masters, loss scaling, and what else changes a step: clipping, averaging, statistics, memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_step import BATCH, PER_WORKER, PIXELS, a_batch, assert_close, assert_replicated, config_for, parameters
+
+from jaxdp import TrainingError, models, train
+from jaxdp.config import ConfigError, LossScale, Model, Optimizer, from_json, to_json
+from jaxdp.data import feed
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training import loss_scale
+from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.step import make_train_step
+
+
+def with_parts(config, **parts):
+    """The config with fields of its parts changed: model={"dtype": ...}."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in parts.items()}
+    )
+
+
+def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)):
+    """(state before, state after, last metrics) of some steps on the same batch."""
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    step = make_train_step(config, model, PIXELS, mesh, BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1]))
+    state = change(create_state(config, model, mesh)._replace(params=parameters(config)[0]))
+    before = jax.tree.map(np.asarray, state)
+    for _ in range(steps):
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9)}
+        state, metrics = step(state, feed.put(a_batch(), mesh), hyperparameters)
+    return before, state, {name: value.item() for name, value in metrics.items()}
+
+
+SGD = {"name": "sgd", "weight_decay": 0.0}
+
+
+def update_of(config):
+    """The negative gradient, as the change of the parameters in one step of SGD.
+
+    The rate is large so that the rounding of parameters near 1 stays below that of the gradient.
+    """
+    before, after, metrics = run(with_parts(config, optimizer=SGD), rate=1024.0)
+    assert_replicated(after)
+    return jax.tree.map(lambda a, b: (np.asarray(a, np.float64) - b) / 1024, after.params, before.params), metrics
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return update_of(config_for())
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.06), ("float16", 0.01)])
+def test_16_bit_compute_gives_the_float32_gradient_to_its_rounding(exact, dtype, bound):
+    """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; masters and statistics stay float32."""
+    config = with_parts(config_for(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
+    update, metrics = update_of(config)
+    whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(exact[0])))
+    error = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(exact[0]), strict=True)))
+    assert 1e-5 < error / whole < bound
+    assert metrics["loss"] == pytest.approx(exact[1]["loss"], rel=0.02)
+    _, after, _ = run(config)
+    assert {leaf.dtype for leaf in jax.tree.leaves((after.params, after.batch_stats, after.opt_state))} == {
+        jnp.dtype("float32")
+    }
+
+
+def test_a_power_of_two_on_the_loss_changes_nothing_in_float32(exact):
+    update, metrics = update_of(with_parts(config_for(), loss_scale={"name": "static", "initial": 2.0**12}))
+    assert_close(update, exact[0], 1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(exact[1]["gradient_norm"], rel=1e-6)
+    assert metrics["skipped_steps"] == 0
+
+
+def test_scaling_saves_gradients_that_float16_would_lose_on_the_wire():
+    """Gradients a million times smaller vanish in float16 unless the loss is scaled."""
+    tiny_loss = with_parts(config_for(), reduce={"wire_dtype": "float16"})
+
+    def shrunk(scale):
+        config = with_parts(tiny_loss, loss_scale={"name": "static", "initial": scale})
+        return run(with_parts(config, optimizer=SGD), rate=1.0)[2]["gradient_norm"]
+
+    assert shrunk(1.0) == pytest.approx(shrunk(1024.0), rel=1e-2)
+    assert shrunk(2.0**-26) < 0.5 * shrunk(1.0)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_halves_the_scale():
+    config = with_parts(config_for(), model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+    before, after, metrics = run(config)
+    assert not np.isfinite(metrics["gradient_norm"])
+    assert (metrics["skipped_steps"], metrics["skipped_in_a_row"], metrics["loss_scale"]) == (1, 1, 2.0**24)
+    for name in ("params", "batch_stats", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    assert float(after.loss_scale.scale) == 2.0**23
+    _, after, metrics = run(config, steps=20)
+    assert metrics["skipped_in_a_row"] == 0
+    assert 1 <= metrics["skipped_steps"] < 20
+    assert np.isfinite(metrics["gradient_norm"])
+
+
+def scales(config, outcomes):
+    state, seen = loss_scale.create(config), []
+    for finite in outcomes:
+        state = loss_scale.update(config, state, jnp.asarray(finite))
+        seen.append(float(state.scale))
+    return seen, state
+
+
+def test_the_dynamic_scale_doubles_after_enough_finite_steps_and_keeps_its_bounds():
+    config = LossScale("dynamic", initial=4.0, growth_steps=2, minimum=2.0, maximum=8.0)
+    seen, state = scales(config, [True, True, True, True, True, True, False, False, False, True, False, True, True])
+    assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
+    assert (int(state.skipped), int(state.in_a_row)) == (4, 0)
+    seen, state = scales(LossScale("static", initial=4.0), [True, False, False])
+    assert seen == [4, 4, 4]
+    assert int(state.in_a_row) == 2
+
+
+def test_a_run_that_only_skips_stops_with_the_reason(tiny, tmp_path):
+    config = with_parts(
+        tiny,
+        model={"dtype": "float16"},
+        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39, "give_up_after": 5},
+    )
+    with pytest.raises(TrainingError, match=r"5 steps in a row were skipped, up to step 5 \(samples 40, learning rate .*scale"):
+        train(config, tmp_path)
+
+
+def test_skipped_steps_are_counted_in_the_log(tiny, tmp_path):
+    import json
+
+    config = with_parts(tiny, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+    train(config, tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
+    assert len(counts) == 15
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] < 15
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"model": {"dtype": "float16"}}, "model.dtype: 'float16' is not allowed without loss scaling"),
+        ({"loss_scale": {"name": "dynamic", "initial": 0.5}}, r"loss_scale.initial: 0.5 is not allowed; it must lie from"),
+    ],
+)
+def test_scaling_that_cannot_work_is_refused(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        from_json(to_json(with_parts(config_for(), model={"depth": 18, **parts.pop("model", {})}, **parts)))
+
+
+def test_clipping_scales_the_whole_gradient_to_the_norm(exact):
+    _, metrics = exact
+    bound = metrics["gradient_norm"] / 4
+    update, clipped = update_of(with_parts(config_for(), optimizer={"clip_norm": bound}))
+    assert_close(update, jax.tree.map(lambda u: u / 4, exact[0]), 1e-5)
+    assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # logged as it was
+    loose, _ = update_of(with_parts(config_for(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
+    assert_close(loose, exact[0], 1e-6)
+
+
+def test_the_average_follows_the_parameters_exponentially():
+    config = with_parts(config_for(), optimizer={"average_decay": 0.75})
+    expected = None
+    for steps in (0, 1, 2, 3):
+        before, state, _ = run(config, steps=steps) if steps else (None, None, None)
+        if steps == 0:
+            before, _, _ = run(config)
+            expected = jax.tree.map(lambda p: p.astype(np.float64), before.average)
+            continue
+        expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p, np.float64), expected, state.params)
+        assert_close(state.average, expected, 1e-6)
+    assert state.evaluated_params is state.average
+    assert TrainState({"a": 1}, {}, (), (), ()).evaluated_params == {"a": 1}
+
+
+def test_without_moving_averages_evaluation_uses_the_last_batch_of_all_workers():
+    config = with_parts(config_for(), model={"statistics": "last_batch"})
+    _, state, _ = run(config, steps=1)
+    moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
+    _, averaged, _ = run(moving, steps=1)
+    # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
+    last, moved = state.batch_stats["bn1"], averaged.batch_stats["bn1"]
+    np.testing.assert_allclose(moved["mean"], 0.1 * last["mean"], rtol=1e-4)
+    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * last["var"], rtol=1e-4)
+
+
+def test_rematerialisation_gives_the_same_gradient_and_keeps_less_for_the_backward_pass():
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)
+    results = []
+    for remat in (False, True):
+        model = models.create(Model(depth=6, width=8, stem="small", classes=3, remat=remat, convolution="direct"))
+        params, stats = jax.jit(lambda model=model: model.init(jax.random.key(0), (32, 32, 3)))()
+        params = jax.tree.map(lambda p: p + 0.05, params)
+
+        def loss(params, model=model, stats=stats):
+            return (model.apply(params, stats, images, train=True)[0] ** 2).sum()
+
+        kept = jax.tree.leaves(jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p)[1], params))
+        results.append((jax.jit(jax.grad(loss))(params), sum(k.size * k.dtype.itemsize for k in kept)))
+    (plain, plain_bytes), (again, again_bytes) = results
+    assert_close(again, jax.tree.map(lambda g: np.asarray(g, np.float64), plain), 1e-5)
+    assert again_bytes < 0.5 * plain_bytes
+
+
+def test_defaults_leave_no_trace_in_the_state():
+    config = config_for()
+    state = create_state(config, models.create(config.model), make_mesh(1, 1))
+    assert (state.average, state.loss_scale) == ((), ())
+    assert Optimizer().clip_norm is None
