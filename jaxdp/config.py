@@ -38,13 +38,50 @@ class Data(_Strict):
     eval_split: str = "test"
     """digits: test or validation"""
     image_size: Annotated[int, Field(ge=8, le=4096)] = 32
-    """height and width of the images in pixels"""
-    augmentation: Literal["none", "digits"] = "none"
-    """digits: small random rotations, scales, shears and shifts, on the device"""
+    """height and width of the images that the network sees, in pixels"""
+    stored_size: Annotated[int, Field(ge=8, le=4096)] | None = None
+    """height and width of the images as they come to the device, from which training crops; None: `image_size`"""
+    augmentation: Literal["none", "digits", "paper", "random_resized_crop", "pad_and_crop"] = "none"
+    """on the device: digits (small rotations, scales, shears, shifts), paper (Mikami et al., see `augment`),
+    random_resized_crop and pad_and_crop (each with a left-right flip)"""
+    mix: Literal["none", "mixup", "cutmix"] = "none"
+    """blend each image with another of its worker's batch: all over (mixup) or in a rectangle (cutmix)"""
+    mix_alpha: Positive = 1.0
+    """the share of the blend is drawn from Beta(alpha, alpha), once for a worker's batch"""
     train_examples: Count = 4096
     """number of training images (synthetic only)"""
     eval_examples: Count = 1000
     """number of evaluation images (synthetic only)"""
+
+
+@dataclass(frozen=True)
+class Augment(_Strict):
+    """Ranges of the random transforms. Defaults: the public ImageNet values of the paper's first author."""
+
+    min_scale: Positive = 0.77
+    """smallest enlargement of the stored image before the crop (paper)"""
+    max_scale: Positive = 1.54
+    """largest enlargement (paper)"""
+    angle: NonNegative = 0.5
+    """largest rotation either way, in radians (paper)"""
+    aspect: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.3
+    """largest ratio of the enlargements of height and width, either way (paper)"""
+    distortion: NonNegative = 0.2
+    """strength of barrel and pincushion distortion (paper)"""
+    flip: bool = True
+    """mirror left and right in half of the images"""
+    brightness: NonNegative = 0.0
+    """largest addition to all pixels either way, white being 1 (paper)"""
+    contrast: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.1
+    """largest factor on the distance of pixels from `contrast_centre`, a channel, either way (paper)"""
+    contrast_centre: NonNegative = 0.5
+    """what contrast leaves as it is, white being 1 (paper)"""
+    noise: NonNegative = 0.0
+    """largest standard deviation of normal noise, white being 1 (paper)"""
+    padding: Annotated[int, Field(ge=0)] = 4
+    """pixels of black around the image before the crop (pad_and_crop)"""
+    min_area: Annotated[float, Field(gt=0, le=1)] = 0.08
+    """smallest share of the image in a crop (random_resized_crop)"""
 
 
 @dataclass(frozen=True)
@@ -212,6 +249,7 @@ class Config(_Strict):
     epochs: Positive = 90.0
     """length of the run"""
     data: Data = field(default_factory=Data)
+    augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
     batch: tuple[Phase, ...] = (Phase(),)
     """phases of batch size, in order"""
@@ -291,6 +329,17 @@ def _check_relations(config: Config) -> None:
                 f"it must divide the global batch {phase.global_batch}"
             )
         before = end
+    if config.augment.min_scale > config.augment.max_scale:
+        raise ConfigError(
+            f"augment.min_scale: {config.augment.min_scale:g} is not allowed; it must not exceed augment.max_scale "
+            f"({config.augment.max_scale:g})"
+        )
+    stored = config.data.stored_size
+    if config.data.augmentation in ("none", "digits", "pad_and_crop") and stored not in (None, config.data.image_size):
+        raise ConfigError(
+            f"data.stored_size: {stored} is not allowed with data.augmentation {config.data.augmentation!r}; it crops from no "
+            f"other size than data.image_size ({config.data.image_size}); leave it out"
+        )
     scale = config.loss_scale
     if config.model.dtype == "float16" and scale.name == "none":
         raise ConfigError(

@@ -79,6 +79,11 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
         vertical, horizontal = _shape_for(config, index, devices, hosts)
         used = vertical * horizontal
         per_worker = phase.per_worker_batch or phase.global_batch // used
+        if config.data.mix != "none" and per_worker < 2:
+            raise ConfigError(
+                f"data.mix: {config.data.mix!r} is not allowed with batch.{index}; a worker has one image and nothing to mix "
+                "it with; give a larger per_worker_batch or global_batch"
+            )
         workers = phase.global_batch // per_worker
         planned.append(
             PlannedPhase(

@@ -124,18 +124,27 @@ def test_the_affine_equals_scipy():
     expected = np.stack(
         [ndimage.affine_transform(image[..., c], matrix, offset, order=1, mode="nearest") for c in range(3)], axis=-1
     )
-    ours = augment._resample(jnp.asarray(image, jnp.float32), jnp.asarray(affine, jnp.float32))
+    ours = augment._resample_affine(jnp.asarray(image, jnp.float32), jnp.asarray(affine, jnp.float32))
     np.testing.assert_allclose(ours, expected, atol=0.05)
 
 
-def test_augmentation_depends_on_seed_and_position_alone():
-    images, positions = some_images(), np.arange(40, 46, dtype=np.uint32)
-    whole = augment.augment("digits", images, positions, 1)
-    part = augment.augment("digits", images[4:5], positions[4:5], 1)
-    np.testing.assert_allclose(whole[4:5], part, atol=1e-3)
-    assert not np.allclose(whole, augment.augment("digits", images, positions, 2), atol=1)
-    assert not np.allclose(whole, augment.augment("digits", images, positions + 1, 1), atol=1)
-    np.testing.assert_array_equal(augment.augment("none", images, positions, 1), images)
+def with_data(seed=1, **data) -> Config:
+    return Config(seed=seed, data=Data(image_size=16, **data))
+
+
+@pytest.mark.parametrize("name", ["digits", "paper", "random_resized_crop", "pad_and_crop"])
+def test_augmentation_depends_on_seed_and_position_alone(name):
+    images, positions = some_images()[:, :, :16], np.arange(40, 46, dtype=np.uint32)
+    apply = jax.jit(augment.augment, static_argnums=0)
+    whole = apply(with_data(augmentation=name), images, positions)
+    part = apply(with_data(augmentation=name), images[4:5], positions[4:5])
+    np.testing.assert_allclose(whole[4:5], part, atol=1e-2)
+    assert not np.allclose(whole, apply(with_data(seed=2, augmentation=name), images, positions), atol=1)
+    assert not np.allclose(whole, apply(with_data(augmentation=name), images, positions + 1), atol=1)
+
+
+def test_without_augmentation_images_stay_as_they_are():
+    np.testing.assert_array_equal(augment.augment(with_data(), some_images(), np.arange(6)), some_images())
 
 
 def test_augmentation_is_small_and_about_the_identity():

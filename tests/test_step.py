@@ -65,7 +65,7 @@ def reference(norm):
     params, stats = parameters(config)
 
     def loss_of(params, part):
-        images = augment("digits", part["images"], part["positions"], config.seed)
+        images = augment(config, part["images"], part["positions"])
         logits, moments = model.apply(params, stats, normalise(images, *PIXELS), train=True)
         return cross_entropy(logits, part["labels"], 0.1).mean(), moments
 

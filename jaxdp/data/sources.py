@@ -99,11 +99,12 @@ def _digits(image_size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def open_datasets(config: Config) -> Datasets:
     """The training and evaluation sources of a config."""
     data: DataConfig = config.data
+    size = data.stored_size or data.image_size
     if data.source == "synthetic":
         train, held_out = (
-            SyntheticSource(n, data.image_size, config.model.classes, config.seed, split)
+            SyntheticSource(n, size, config.model.classes, config.seed, split)
             for split, n in enumerate((data.train_examples, data.eval_examples))
         )
         return Datasets(train, held_out, mean=127.5, std=52.0)
-    parts = _digits(data.image_size)
+    parts = _digits(size)
     return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*parts[data.eval_split]), mean=78.0, std=89.0)

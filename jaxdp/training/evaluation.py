@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.config import Config
 from jaxdp.data import feed
-from jaxdp.data.augment import normalise
+from jaxdp.data.augment import for_evaluation, normalise
 from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training.guard import TrainingError
@@ -25,7 +25,7 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
     """
 
     def step(params, batch_stats, batch):
-        logits, _ = model.apply(params, batch_stats, normalise(batch["images"], *pixels), train=False)
+        logits, _ = model.apply(params, batch_stats, normalise(for_evaluation(config, batch["images"]), *pixels), train=False)
         weights, rank = batch["weights"], rank_of_label(logits, batch["labels"])
         losses = jnp.where(weights > 0, cross_entropy(logits, batch["labels"]), 0.0)
         sums = {

@@ -16,7 +16,7 @@ from jaxdp.training.step import HYPERPARAMETERS, make_train_step
 
 
 def _abstract_batch(config: Config, mesh, rows: int, names: dict) -> dict:
-    size, sharding = config.data.image_size, batch_sharding(mesh)
+    size, sharding = config.data.stored_size or config.data.image_size, batch_sharding(mesh)
     images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
     return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in names.items()}
 

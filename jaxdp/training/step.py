@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxdp.config import Config
-from jaxdp.data.augment import augment, normalise
+from jaxdp.data.augment import augment, mix, normalise
 from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.optim import build
 from jaxdp.parallel import allreduce
@@ -34,10 +34,17 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
     """
 
     def loss_of(params):
-        images = augment(config.data.augmentation, batch["images"], batch["positions"], config.seed)
-        logits, moments = model.apply(params, batch_stats, normalise(images, *pixels), train=True)
-        loss = cross_entropy(logits, batch["labels"], config.optimizer.label_smoothing).mean()
-        correct = (rank_of_label(logits, batch["labels"]) == 0).mean(dtype=jnp.float32)
+        labels, smoothing = batch["labels"], config.optimizer.label_smoothing
+        images = normalise(augment(config, batch["images"], batch["positions"]), *pixels)
+        if config.data.mix == "none":
+            logits, moments = model.apply(params, batch_stats, images, train=True)
+            loss = cross_entropy(logits, labels, smoothing).mean()
+        else:
+            images, partner, share = mix(config, images, batch["positions"])
+            logits, moments = model.apply(params, batch_stats, images, train=True)
+            own, other = (cross_entropy(logits, labels[rows], smoothing) for rows in (slice(None), partner))
+            loss = (share * own + (1 - share) * other).mean()
+        correct = (rank_of_label(logits, labels) == 0).mean(dtype=jnp.float32)
         return loss * scale, {"moments": moments, "loss": loss, "correct": correct}
 
     (_, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
