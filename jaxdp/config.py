@@ -31,8 +31,9 @@ class _Strict:
 class Data(_Strict):
     """Where the images come from."""
 
-    source: Literal["digits", "synthetic"] = "digits"
-    """digits: scikit-learn's handwritten digits (1,797 real images); synthetic: seeded images of any size and number"""
+    source: Literal["digits", "synthetic", "imagenet2012", "cifar10"] = "digits"
+    """digits: scikit-learn's handwritten digits (1,797 real images); synthetic: seeded images of any size and number;
+    imagenet2012, cifar10: can be planned, and not be read yet"""
     train_split: str = "train"
     """digits: train, or fit to keep the part `validation` of the training images for choosing hyperparameters"""
     eval_split: str = "test"
@@ -358,6 +359,9 @@ def _check_relations(config: Config) -> None:
         )
     if list(config.schedule.boundaries) != sorted(set(config.schedule.boundaries)):
         raise ConfigError(f"schedule.boundaries: {config.schedule.boundaries} is not allowed; it must increase")
+    needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
+    if config.model.classes < needed:
+        raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
     if config.data.source == "digits":
         for name, allowed in (("train_split", ("train", "fit")), ("eval_split", ("test", "validation"))):
             value = getattr(config.data, name)
@@ -368,8 +372,6 @@ def _check_relations(config: Config) -> None:
                 "data.eval_split: 'validation' is not allowed; it is part of the training images "
                 "unless data.train_split is 'fit'"
             )
-        if config.model.classes < 10:
-            raise ConfigError(f"model.classes: {config.model.classes} is not allowed; the digits need at least 10")
 
 
 def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:

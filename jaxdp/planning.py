@@ -130,18 +130,24 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
     else:
         shares = phase.global_batch // phase.per_worker_batch
         what = f"{shares} workers ({phase.global_batch} / {phase.per_worker_batch})"
-    usable = max(n for n in range(1, min(devices, shares) + 1) if shares % n == 0)
-    if mesh.vertical is not None or mesh.horizontal is not None:
+    if mesh.vertical is not None and mesh.horizontal is not None:
         shape = choose_shape(mesh, devices, hosts)
-        if shares % math.prod(shape):
-            unit = math.prod(shape) * (phase.per_worker_batch or 1)
-            near = max(unit, (phase.global_batch + (unit - 1) // 2) // unit * unit)
-            raise ConfigError(
-                f"batch.{index}.global_batch: {phase.global_batch} is not allowed; its {what} cannot be shared evenly by "
-                f"the {shape[0]}x{shape[1]} mesh; the nearest that can is {near}, or leave the mesh to be chosen"
-            )
+        unit = math.prod(shape)
+        usable = [unit] if shares % unit == 0 else []
     else:
-        shape = choose_shape(mesh, usable, hosts if usable == devices else 1)
+        unit = mesh.vertical or mesh.horizontal or 1
+        usable = [n for n in range(unit, min(devices, shares) + 1, unit) if shares % n == 0]
+    if not usable:
+        side = f"{shape[0]}x{shape[1]} mesh" if unit > max(mesh.vertical or 1, mesh.horizontal or 1) else f"mesh side of {unit}"
+        unit *= phase.per_worker_batch or 1
+        near = max(unit, (phase.global_batch + (unit - 1) // 2) // unit * unit)
+        raise ConfigError(
+            f"batch.{index}.global_batch: {phase.global_batch} is not allowed; its {what} cannot be shared evenly by "
+            f"the {side}; the nearest that can is {near}, or leave the mesh to be chosen"
+        )
+    used = max(usable)
+    if mesh.vertical is None or mesh.horizontal is None:
+        shape = choose_shape(mesh, used, hosts if used == devices else 1)
     idle = devices - math.prod(shape)
     if idle and mesh.idle == "refuse":
         raise ConfigError(

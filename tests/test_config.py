@@ -56,7 +56,7 @@ def test_json_round_trip_gives_the_same_config():
         ("schedule.boundaries", [3.0, 2.0], "schedule.boundaries: (3.0, 2.0) is not allowed; it must increase"),
         ("data.train_split", "all", "data.train_split: 'all' is not allowed; the digits have train and fit"),
         ("data.eval_split", "validation", "data.eval_split: 'validation' is not allowed; it is part of the training"),
-        ("model", Model(classes=3).__dict__, "model.classes: 3 is not allowed; the digits need at least 10"),
+        ("model", Model(classes=3).__dict__, "model.classes: 3 is not allowed; digits needs at least 10"),
         ("name", "../x", "name: '../x' is not allowed"),
         ("batch", [], "batch: () is not allowed; give at least one phase"),
     ],

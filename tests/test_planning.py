@@ -72,6 +72,13 @@ def test_given_sides_and_hosts_decide_the_mesh():
         choose_shape(Mesh(vertical=3), 8)
 
 
+def test_with_one_side_given_the_other_follows_from_what_the_workers_can_use():
+    phases = make_plan(config_with(Phase(96, 5.0), Phase(160), mesh=Mesh(horizontal=4)), 5000, 24).phases
+    assert [(p.vertical, p.horizontal, p.idle_devices) for p in phases] == [(6, 4, 0), (5, 4, 4)]
+    with pytest.raises(ConfigError, match="cannot be shared evenly by the mesh side of 3; the nearest that can is 255"):
+        make_plan(config_with(Phase(256), mesh=Mesh(vertical=3)), 5000, 8)
+
+
 def test_a_mesh_has_the_papers_axes_and_rows_of_consecutive_devices():
     mesh = make_mesh(2, 4)
     assert mesh.axis_names == ("vertical", "horizontal")

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.config import Config
+from jaxdp.config import Config, ConfigError
 from jaxdp.config import Data as DataConfig
 
 
@@ -67,7 +67,7 @@ class Datasets(NamedTuple):
     std: float
 
 
-HELD_OUT, VALIDATION = 360, 288  # of the 1,797 digits; of the 1,437 that remain
+DIGITS, HELD_OUT, VALIDATION = 1797, 360, 288  # held out of all; for validation out of those that remain
 
 
 @cache
@@ -96,9 +96,25 @@ def _digits(image_size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (images[rows], labels[rows]) for name, rows in parts.items()}
 
 
+PUBLISHED = {"imagenet2012": 1_281_167, "cifar10": 50_000}  # training images of data sets that cannot be read yet
+
+
+def training_examples(config: Config) -> int:
+    """How many images an epoch has, without reading any."""
+    data = config.data
+    if data.source == "digits":
+        return {"train": DIGITS - HELD_OUT, "fit": DIGITS - HELD_OUT - VALIDATION}[data.train_split]
+    return PUBLISHED.get(data.source, data.train_examples)
+
+
 def open_datasets(config: Config) -> Datasets:
-    """The training and evaluation sources of a config."""
+    """The training and evaluation sources of a config. Raises ConfigError for a data set that cannot be read yet."""
     data: DataConfig = config.data
+    if data.source in PUBLISHED:
+        raise ConfigError(
+            f"data.source: {data.source!r} is not allowed in training yet; it can be planned, and rehearsed with "
+            f"--data.source synthetic --data.train-examples {PUBLISHED[data.source]}"
+        )
     size = data.stored_size or data.image_size
     if data.source == "synthetic":
         train, held_out = (
