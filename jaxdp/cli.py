@@ -10,7 +10,11 @@ import time
 from typing import Annotated, Literal
 
 STARTED = time.monotonic()
-COMMANDS = {"train": "train a model as a recipe says", "plan": "print what a run will do, without running it"}
+COMMANDS = {
+    "train": "train a model as a recipe says",
+    "plan": "print what a run will do, without running it",
+    "report": "print what a finished or running run has reached",
+}
 EXIT_CONFIG, EXIT_FAILURE = 2, 1
 
 
@@ -39,7 +43,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.training.guard import TrainingError
 
     try:
-        {"train": _train, "plan": _plan}[command](arguments, program)
+        {"train": _train, "plan": _plan, "report": _report}[command](arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
@@ -144,6 +148,33 @@ def _plan(arguments, program):
         given = chosen.devices is not None
         described = f"{chosen.devices}, as given" if given else distributed.describe(distributed.start(config.mesh))
         Screen().table(summary_table(plan, described, summary))
+
+
+def _report(arguments, program):
+    import tyro
+
+    @dataclasses.dataclass(frozen=True)
+    class Report:
+        """Print a run's accuracy, and for ImageNet its epochs to 75.9 % beside MLPerf's reference for the same batch.
+
+        Examples:
+          jaxdp report runs/digits
+          jaxdp report runs/first runs/second --json
+        """
+
+        workdir: tyro.conf.Positional[tuple[str, ...]]
+        """directories of runs"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document: a list with an object for every run"""
+
+    chosen = tyro.cli(Report, args=arguments, prog=program)
+    from jaxdp.config import ConfigError
+    from jaxdp.report import as_text, report
+
+    if not chosen.workdir:
+        raise ConfigError("workdir: () is not allowed; give at least one run's directory")
+    told = [report(workdir) for workdir in chosen.workdir]
+    print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told))
 
 
 def _load(arguments, default):

@@ -17,7 +17,7 @@ LAYERS = [
     {"training.state", "training.guard"},
     {"training.step", "training.evaluation"},
     {"training.programs"},
-    {"training.loop"},
+    {"training.loop", "report"},
     {"cli"},
     {"__main__"},
 ]
