@@ -2,8 +2,9 @@
 
     python benchmarks/large_batch.py [--seeds 0 1 2]
 
-A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates were chosen on a
-split of the training digits, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out digits.
+A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates are chosen
+on a split of the training digits, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
+digits.
 Writes benchmarks/results/large_batch.json, docs/large_batch.md and docs/large_batch.png.
 """
 
@@ -21,8 +22,8 @@ import jaxdp
 from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
 
 ROOT = Path(__file__).parent.parent
-EPOCHS, SMALLEST = 20.0, 64
-LADDER = (64, 256, 720, 1436)  # the last: the whole training set but one image, so that four devices share it evenly
+EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
+LADDER = (64, 356, 1424)  # up to the training set but for 13 images, so that four devices share it and its quarter evenly
 SGD_RATES, LARS_RATES = (0.05, 0.1, 0.2), (4.0, 10.0, 24.0)
 TECHNIQUES = ("SGD alone", "+ linear scaling, warm-up", "+ LARS", "+ label smoothing", "+ batch-size control")
 
@@ -36,13 +37,12 @@ def config_for(technique: str, batch: int, sgd_rate: float, lars_rate: float, se
         phases = (Phase(batch // 4, until_epoch=EPOCHS / 2), Phase(batch))
     if level >= 2:
         optimizer = Optimizer("lars", weight_decay=1e-4, label_smoothing=0.1 if level >= 3 else 0.0)
-        schedule = Schedule("polynomial", lars_rate, warmup_epochs=4.0)
+        schedule = Schedule("polynomial", lars_rate, warmup_epochs=WARM_UP)
     else:
         optimizer = Optimizer("sgd", weight_decay=1e-4)
-        scaled = sgd_rate * batch / SMALLEST
-        schedule = Schedule(
-            "cosine", scaled if level else sgd_rate, warmup_epochs=4.0 if level else 0.0, start=sgd_rate * level
-        )
+        schedule = Schedule("cosine", sgd_rate, warmup_epochs=0.0)
+        if level == 1:
+            schedule = Schedule("cosine", sgd_rate * batch / SMALLEST, warmup_epochs=WARM_UP, start=sgd_rate)
     return Config(
         name="large-batch",
         seed=seed,
@@ -68,8 +68,8 @@ def accuracy_of(config: Config) -> float | None:
 
 
 def chosen(rates, make) -> float:
-    """The rate with the best accuracy on the validation part of the training digits, over two seeds."""
-    return max(rates, key=lambda rate: sum(accuracy_of(make(rate, seed)) or 0.0 for seed in (0, 1)))
+    """The rate with the best accuracy on the validation part of the training digits."""
+    return max(rates, key=lambda rate: accuracy_of(make(rate)) or 0.0)
 
 
 def table(rows) -> str:
@@ -109,18 +109,18 @@ def draw(rows, path) -> None:
 def page(made, rows, rates) -> str:
     return f"""# Large batches on the digits
 
-Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds. Every column
-has what the columns before it have; LARS takes the place of SGD with its scaled rate. Batch-size control starts with a quarter of the
-batch for the first half of the run. A narrow ResNet-18 (8 channels in its first stage), not ResNet-50: this shows the mechanisms
-on a small problem, not ImageNet's figures.
+Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds. Every
+column has what the columns before it have; LARS takes the place of SGD with its scaled rate. Batch-size control starts with a
+quarter of the batch for the first half of the run (not at {SMALLEST}). A narrow ResNet-18 (8 channels in its first stage), not
+ResNet-50: this shows the mechanisms on a small problem, not ImageNet's figures.
 
 {table(rows)}
 
 ![Accuracy against the global batch](large_batch.png)
 
 Rates, chosen on a split of the training digits: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
-{", ".join(f"{rate:g} at {batch}" for batch, rate in rates["lars"].items())}. Made by `benchmarks/large_batch.py` on {made["cores"]} cores
-of an {made["processor"]}, Python {made["python"]}, JAX {made["versions"]["jax"]}.
+{", ".join(f"{rate:g} at {batch}" for batch, rate in rates["lars"].items())}. Made by `benchmarks/large_batch.py` on
+{made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX {made["versions"]["jax"]}.
 """
 
 
@@ -135,9 +135,9 @@ def main():
 
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_compilation_cache_dir", cache)
-        sgd = chosen(SGD_RATES, lambda rate, seed: config_for("SGD alone", SMALLEST, rate, 0.0, seed, tuning=True))
+        sgd = chosen(SGD_RATES, lambda rate: config_for("SGD alone", SMALLEST, rate, 0.0, tuning=True))
         lars = {
-            batch: chosen(LARS_RATES, lambda rate, seed, batch=batch: config_for("+ LARS", batch, sgd, rate, seed, tuning=True))
+            batch: chosen(LARS_RATES, lambda rate, batch=batch: config_for("+ LARS", batch, sgd, rate, tuning=True))
             for batch in LADDER
         }
         rates = {"sgd": sgd, "lars": lars}
