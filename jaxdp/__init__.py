@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "Config": "jaxdp.config",
     "ConfigError": "jaxdp.config",
-    "load_config": "jaxdp.config",
+    "load_config": "jaxdp.recipes",
     "TrainingError": "jaxdp.training.guard",
     "TrainResult": "jaxdp.training.loop",
     "train": "jaxdp.training.loop",

@@ -62,13 +62,6 @@ def run(command: str, arguments: list[str], program: str) -> None:
         _fail(str(error), EXIT_FAILURE)
 
 
-def apply_flags(config, flags: list[str], program: str = "jaxdp"):
-    """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
-    import tyro
-
-    return tyro.cli(type(config), default=config, args=flags, prog=program)
-
-
 def _train(arguments, program):
     import tyro
 
@@ -179,7 +172,7 @@ def _report(arguments, program):
 
 def _load(arguments, default):
     """The recipe that --config names, before the other flags are laid over it."""
-    from jaxdp.config import load_config
+    from jaxdp.recipes import load_config
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config", default=default)

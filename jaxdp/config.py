@@ -1,13 +1,9 @@
 """What a run is: frozen dataclasses without JAX in them, checked before anything starts, with a JSON round trip."""
 
-import contextlib
 import dataclasses
 import difflib
-import importlib.util
 import json
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -392,70 +388,3 @@ def _flatten(tree, prefix="") -> dict:
     else:
         return {prefix[:-1]: tree}
     return {name: value for key, part in items for name, value in _flatten(part, f"{prefix}{key}.").items()}
-
-
-def config_directories() -> list[Path]:
-    """Where a recipe's name is looked up: ./configs, a checkout's configs, an installed package's."""
-    package = Path(__file__).parent
-    return [Path("configs"), package.parent / "configs", package / "configs"]
-
-
-def find_config(name_or_path: str) -> Path:
-    path = Path(name_or_path)
-    if path.suffix in (".py", ".json"):
-        if path.is_file():
-            return path
-        raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such file")
-    known = {}
-    for directory in config_directories():
-        for file in sorted(directory.glob("*.py")):
-            known.setdefault(file.stem, file)
-    if name_or_path in known:
-        return known[name_or_path]
-    near = difflib.get_close_matches(name_or_path, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, or a .py or .json file"
-    raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such recipe; {hint}")
-
-
-def load_config(path_or_name: str, overrides=()) -> Config:
-    """A recipe by its name in configs/, or by the path of a .py file with `config()` or of a saved .json.
-
-    overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"].
-    Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
-    """
-    path = find_config(str(path_or_name))
-    try:
-        if path.suffix == ".json":
-            config = from_json(path.read_text())
-        else:
-            config = validate(_run_recipe(path))
-        if overrides:
-            from jaxdp.cli import apply_flags
-
-            config = validate(apply_flags(config, list(overrides)))
-    except OSError as error:
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; it is no text in UTF-8") from None
-    return config
-
-
-def _run_recipe(path: Path) -> Config:
-    spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    sys.modules[spec.name] = module  # where dataclasses and the like look their module up
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout may be one JSON document
-            spec.loader.exec_module(module)
-            if not callable(getattr(module, "config", None)):
-                raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
-            return module.config()
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; it does not run: {reason}") from error
-    finally:
-        sys.dont_write_bytecode = writes
-        del sys.modules[spec.name]

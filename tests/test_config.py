@@ -3,18 +3,8 @@ import json
 
 import pytest
 
-from jaxdp.config import (
-    Config,
-    ConfigError,
-    Model,
-    Phase,
-    changes,
-    find_config,
-    from_json,
-    load_config,
-    to_json,
-    validate,
-)
+from jaxdp.config import Config, ConfigError, Model, Phase, changes, from_json, to_json, validate
+from jaxdp.recipes import find_config, load_config
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 

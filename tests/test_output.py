@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxdp.config import Config, ConfigError, Model, load_config
+from jaxdp.config import Config, ConfigError, Model
 from jaxdp.planning import make_plan, model_summary, summary_table
+from jaxdp.recipes import load_config
 from jaxdp.training import console, workdir
 from jaxdp.training.metrics import to_json
 from jaxdp.training.picture import draw

@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 
-from jaxdp.config import Config, ConfigError, Mesh, Model, Phase, Schedule, load_config
+from jaxdp.config import Config, ConfigError, Mesh, Model, Phase, Schedule
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import as_dict, make_plan, model_summary
+from jaxdp.recipes import load_config
 
 NO_MESH = Mesh()
 

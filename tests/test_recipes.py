@@ -4,9 +4,10 @@ import ast
 
 import pytest
 
-from jaxdp.config import ConfigError, find_config, load_config
+from jaxdp.config import ConfigError
 from jaxdp.data.sources import training_examples
 from jaxdp.planning import make_plan
+from jaxdp.recipes import find_config, load_config
 
 NAMES = sorted(path.stem for path in find_config("digits").parent.glob("*.py"))
 IMAGES = 1_281_167

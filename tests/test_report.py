@@ -4,7 +4,8 @@ import json
 import pytest
 
 from jaxdp import cli
-from jaxdp.config import ConfigError, load_config, to_json
+from jaxdp.config import ConfigError, to_json
+from jaxdp.recipes import load_config
 from jaxdp.report import as_text, report
 
 
