@@ -24,7 +24,7 @@ from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimiz
 ROOT = Path(__file__).parent.parent
 EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
 LADDER = (64, 356, 1424)  # up to the training set but for 13 images, so that four devices share it and its quarter evenly
-SGD_RATES, LARS_RATES = (0.05, 0.1, 0.2), (4.0, 10.0, 24.0)
+SGD_RATES, LARS_RATES = (0.1, 0.2, 0.4, 0.8), (5.0, 10.0, 20.0, 40.0)
 TECHNIQUES = ("SGD alone", "+ linear scaling, warm-up", "+ LARS", "+ label smoothing", "+ batch-size control")
 
 
