@@ -112,8 +112,8 @@ def page(made, rows, rates) -> str:
 Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds. Every
 column has what the columns before it have; LARS takes the place of SGD with its scaled rate. Batch-size control starts with a
 quarter of the batch for the first half of the run (not at {SMALLEST}). A narrow ResNet-18 (8 channels in its first stage), not
-ResNet-50: this shows the mechanisms on a small problem, not ImageNet's figures. At the largest batch a run has hardly more steps
-than epochs, and batch-size control has more of them than the other columns: part of what it gains.
+ResNet-50: this shows the mechanisms on a small problem, not ImageNet's figures. At the largest batch a run has hardly more
+steps than epochs, and batch-size control has more of them than the other columns: part of what it gains.
 
 {table(rows)}
 
