@@ -4,7 +4,7 @@
     jaxdp plan --config imagenet_goyal_8k --devices 8
 
 Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677, sections 2 and 5.1.
-Published: within 0.14 % of the error at 256 images (23.74 +- 0.09 %) top-1, 256 P100 GPUs, one hour.
+Published: top-1 within 0.14 % of that at 256 images, 256 P100 GPUs, one hour.
 Our choices, where the source is silent, and the flags for the other reading:
 
     network        v1.5 (stride on the 3x3 convolution), as their code has it

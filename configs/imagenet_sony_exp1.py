@@ -4,7 +4,7 @@
     jaxdp plan --config imagenet_sony_exp1 --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.03 % top-1, 2,176 V100 GPUs on a 34x64 torus, 224 s (version 1).
+Published: 75.03 % top-1, 2,176 V100 GPUs on a 34x64 torus. The abstract's 224 s (version 1) does not say of which run.
 Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
 
     momentum       0.9 at 32,768 and the noise scale kept from there on; the formula as printed gives less momentum for larger

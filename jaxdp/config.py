@@ -188,7 +188,7 @@ class LossScale(_Strict):
     maximum: Positive = 16777216.0
     """the scale never rises above (dynamic)"""
     give_up_after: Count = 50
-    """steps skipped in a row that stop the run"""
+    """steps skipped in a row that stop the run (dynamic; with a static scale the first one does)"""
 
 
 @dataclass(frozen=True)

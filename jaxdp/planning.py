@@ -131,14 +131,14 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
         shares = phase.global_batch // phase.per_worker_batch
         what = f"{shares} workers ({phase.global_batch} / {phase.per_worker_batch})"
     if mesh.vertical is not None and mesh.horizontal is not None:
-        shape = choose_shape(mesh, devices, hosts)
-        unit = math.prod(shape)
+        unit = math.prod(choose_shape(mesh, devices, hosts))
+        side = f"{mesh.vertical}x{mesh.horizontal} mesh"
         usable = [unit] if shares % unit == 0 else []
     else:
         unit = mesh.vertical or mesh.horizontal or 1
+        side = f"mesh side of {unit}"
         usable = [n for n in range(unit, min(devices, shares) + 1, unit) if shares % n == 0]
     if not usable:
-        side = f"{shape[0]}x{shape[1]} mesh" if unit > max(mesh.vertical or 1, mesh.horizontal or 1) else f"mesh side of {unit}"
         unit *= phase.per_worker_batch or 1
         near = max(unit, (phase.global_batch + (unit - 1) // 2) // unit * unit)
         raise ConfigError(
@@ -146,15 +146,12 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
             f"the {side}; the nearest that can is {near}, or leave the mesh to be chosen"
         )
     used = max(usable)
-    if mesh.vertical is None or mesh.horizontal is None:
-        shape = choose_shape(mesh, used, hosts if used == devices else 1)
-    idle = devices - math.prod(shape)
-    if idle and mesh.idle == "refuse":
+    if used < devices and mesh.idle == "refuse":
         raise ConfigError(
-            f"mesh.idle: 'refuse' is not allowed with batch.{index}; its {what} uses {math.prod(shape)} of {devices} "
+            f"mesh.idle: 'refuse' is not allowed with batch.{index}; its {what} uses {used} of {devices} "
             "devices; change the batch, the mesh, or give --mesh.idle allow"
         )
-    return shape
+    return choose_shape(mesh, used, hosts if used == devices else 1)
 
 
 def model_summary(config: Config) -> dict:
