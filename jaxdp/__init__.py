@@ -30,10 +30,10 @@ def __dir__():
 
 def plan(config, devices=None):
     """The `jaxdp.planning.Plan` of a config on `devices` devices, by default those of this machine."""
-    from jaxdp.config import validate
     from jaxdp.data.sources import training_examples
     from jaxdp.parallel.distributed import start
     from jaxdp.planning import make_plan
+    from jaxdp.validation import validate
 
     config = validate(config)
     devices = len(start(config.mesh)) if devices is None else devices

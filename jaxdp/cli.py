@@ -65,7 +65,8 @@ def run(command: str, arguments: list[str], program: str) -> None:
 def _train(arguments, program):
     import tyro
 
-    from jaxdp.config import Config, validate
+    from jaxdp.config import Config
+    from jaxdp.validation import validate
 
     recipe = _load(arguments, default="digits")
 
@@ -104,7 +105,8 @@ def _train(arguments, program):
 def _plan(arguments, program):
     import tyro
 
-    from jaxdp.config import Config, validate
+    from jaxdp.config import Config
+    from jaxdp.validation import validate
 
     recipe = _load(arguments, default="digits")
 

@@ -137,6 +137,8 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
     else:
         unit = mesh.vertical or mesh.horizontal or 1
         side = f"mesh side of {unit}"
+        if unit > devices:
+            choose_shape(mesh, devices, hosts)  # says that there are not as many devices
         usable = [n for n in range(unit, min(devices, shares) + 1, unit) if shares % n == 0]
     if not usable:
         unit *= phase.per_worker_batch or 1

@@ -6,7 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from jaxdp.config import Config, ConfigError, from_json, validate
+from jaxdp.config import Config, ConfigError
+from jaxdp.validation import from_json, validate
 
 
 def config_directories() -> list[Path]:

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from jaxdp.config import ConfigError, from_json
+from jaxdp.config import ConfigError
+from jaxdp.validation import from_json
 
 TARGET = 0.759
 # MLPerf training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points

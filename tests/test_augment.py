@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.config import Augment, Config, ConfigError, Data, Mesh, Model, Phase, Schedule, from_json, to_json
+from jaxdp.config import Augment, Config, ConfigError, Data, Mesh, Model, Phase, Schedule
 from jaxdp.data import augment
 from jaxdp.data.feed import put
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
+from jaxdp.validation import from_json, to_json
 
 
 def bilinear(image, row, column):
@@ -202,7 +203,10 @@ def test_mixing_stays_within_a_worker_and_is_the_same_on_any_mesh(kind, mesh_sha
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"augment": Augment(min_scale=2.0)}, r"augment.min_scale: 2 is not allowed; it must not exceed augment.max_scale"),
+        (
+            {"augment": Augment(min_scale=2.0), "data": Data(augmentation="paper")},
+            r"augment.min_scale: 2 is not allowed; it must not exceed augment.max_scale",
+        ),
         (
             {"data": Data(source="synthetic", stored_size=64, augmentation="pad_and_crop")},
             "data.stored_size: 64 is not allowed with data.augmentation 'pad_and_crop'",

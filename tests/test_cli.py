@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxdp import cli
-from jaxdp.config import from_json, to_json
 from jaxdp.recipes import load_config
+from jaxdp.validation import from_json, to_json
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--mesh.cpu-devices", "2"]

@@ -1,10 +1,12 @@
 import dataclasses
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 
-from jaxdp.config import Config, ConfigError, Model, Phase, changes, from_json, to_json, validate
+from jaxdp.config import Augment, Config, ConfigError, Model, Phase, Schedule
 from jaxdp.recipes import find_config, load_config
+from jaxdp.validation import USED_ONLY_WITH, changes, from_json, to_json, validate
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 
@@ -43,7 +45,7 @@ def test_json_round_trip_gives_the_same_config():
         ("batch.1.per_worker_batch", 7, "batch.1.per_worker_batch: 7 is not allowed; it must divide the global batch 512"),
         ("optimizer.momentum", 1.0, "optimizer.momentum: 1.0 is not allowed; input should be less than 1"),
         ("schedule.warmup_epochs", 90.0, "schedule.warmup_epochs: 90 is not allowed; it must be below epochs"),
-        ("schedule.boundaries", [3.0, 2.0], "schedule.boundaries: (3.0, 2.0) is not allowed; it must increase"),
+        ("schedule.boundaries", [3.0, 2.0], "schedule.boundaries: (3.0, 2.0) is not allowed with schedule.name"),
         ("data.train_split", "all", "data.train_split: 'all' is not allowed; the digits have train and fit"),
         ("data.eval_split", "validation", "data.eval_split: 'validation' is not allowed; it is part of the training"),
         ("model", Model(classes=3).__dict__, "model.classes: 3 is not allowed; digits needs at least 10"),
@@ -142,3 +144,55 @@ def test_changes_name_fields_and_leave_out_what_does_not_change_the_run():
         batch=(Phase(until_epoch=3.0), Phase(global_batch=256)),
     )
     assert changes(TWO_PHASES, other) == ["batch.1.global_batch: 512 -> 256", "seed: 0 -> 7"]
+
+
+ANOTHER = {
+    "aspect": 1.5,
+    "boundaries": (1.0, 2.0),
+    "contrast": 1.5,
+    "denominator": "norm_of_sum",
+    "eval_split": "validation",
+    "train_split": "fit",
+}
+
+
+def another_value(name, default):
+    if isinstance(default, bool):
+        return not default
+    return ANOTHER.get(name) or (default / 2 or 0.25 if isinstance(default, float) else default + 1)
+
+
+def refusal(tree) -> str:
+    try:
+        from_json(json.dumps(tree))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("chooser", "allowed", "part", "names"), USED_ONLY_WITH)
+def test_a_field_that_would_be_ignored_is_refused_where_it_is_and_nowhere_else(chooser, allowed, part, names):
+    section, field = chooser.split(".")
+    choices = get_args(get_type_hints(type(getattr(Config(), section)))[field])
+    assert set(allowed) < set(choices)
+    for name in names.split():
+        for choice in choices:
+            tree = dataclasses.asdict(Config())
+            tree[part][name] = another_value(name, tree[part][name])
+            tree[section][field] = choice
+            told = f"is not allowed with {chooser} {choice!r}, which does not use it" in refusal(tree)
+            assert told == (choice not in allowed), (name, choice)
+
+
+def test_the_flag_that_undoes_an_ignored_value_is_shown():
+    config = Config(schedule=Schedule(boundaries=(1.0,), factor=0.5))
+    with pytest.raises(ConfigError, match=r"the default: --schedule.boundaries 30.0 60.0 80.0 --schedule.factor 0.1$"):
+        validate(config)
+    config = Config(augment=Augment(flip=False))
+    with pytest.raises(ConfigError, match=r"the default: --augment.flip$"):
+        validate(config)
+
+
+def test_boundaries_must_increase():
+    with pytest.raises(ConfigError, match=r"schedule.boundaries: \(3.0, 2.0\) is not allowed; it must increase"):
+        validate(Config(schedule=Schedule(name="goyal", boundaries=(3.0, 2.0))))

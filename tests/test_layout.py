@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
     {"config"},
+    {"validation"},
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"data.order", "data.augment", "training.picture", "training.loss_scale"},

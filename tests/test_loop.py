@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from jaxdp import TrainingError, TrainResult, train
-from jaxdp.config import Config, ConfigError, Phase, from_json
+from jaxdp.config import Config, ConfigError, Phase
 from jaxdp.data import feed
 from jaxdp.data.order import sample_ids
 from jaxdp.data.sources import open_datasets
 from jaxdp.planning import make_plan
 from jaxdp.training import loop, programs
 from jaxdp.training.console import Quiet
+from jaxdp.validation import from_json
 
 
 def records(workdir):

@@ -9,12 +9,13 @@ import pytest
 from test_step import BATCH, PER_WORKER, PIXELS, a_batch, assert_close, assert_replicated, config_for, parameters
 
 from jaxdp import TrainingError, models, train
-from jaxdp.config import ConfigError, LossScale, Model, Optimizer, from_json, to_json
+from jaxdp.config import ConfigError, LossScale, Model, Optimizer
 from jaxdp.data import feed
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training import loss_scale
 from jaxdp.training.state import TrainState, create_state
 from jaxdp.training.step import make_train_step
+from jaxdp.validation import from_json, to_json
 
 
 def with_parts(config, **parts):

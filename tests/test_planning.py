@@ -114,3 +114,10 @@ def test_a_16_bit_wire_halves_the_gradient():
     config = load_config("digits", ["--reduce.wire-dtype", "bfloat16", "--model.depth", "18"])
     assert model_summary(config)["gradient_bytes"] == 2 * model_summary(config)["parameters"]
     assert model_summary(Config(model=Model()))["gradient_bytes"] == 102_228_128
+
+
+@pytest.mark.parametrize("side", ["vertical", "horizontal"])
+def test_a_mesh_side_longer_than_the_devices_names_the_devices(side):
+    config = Config(mesh=Mesh(**{side: 16}))
+    with pytest.raises(ConfigError, match=rf"mesh.{side}: 16 is not allowed; there are 8 devices; give at most 8"):
+        make_plan(config, 4096, 8)

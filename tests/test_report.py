@@ -4,9 +4,10 @@ import json
 import pytest
 
 from jaxdp import cli
-from jaxdp.config import ConfigError, to_json
+from jaxdp.config import ConfigError
 from jaxdp.recipes import load_config
 from jaxdp.report import as_text, report
+from jaxdp.validation import to_json
 
 
 def a_run(path, name="imagenet_mlperf_8192", accuracies=(0.5, 0.7, 0.7601, 0.759), every=20.0, **changes):

@@ -30,6 +30,11 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
         return vertical, horizontal
     for name, given in (("vertical", vertical), ("horizontal", horizontal)):
         if given is not None:
+            if given > devices:
+                raise ConfigError(
+                    f"mesh.{name}: {given} is not allowed; there are {devices} devices; give at most {devices}, or on a CPU "
+                    f"--mesh.cpu-devices {given}"
+                )
             if devices % given:
                 raise ConfigError(
                     f"mesh.{name}: {given} is not allowed; it must divide the {devices} devices, or give both sides"

@@ -14,7 +14,7 @@ import jax
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__, models
-from jaxdp.config import Config, ConfigError, validate
+from jaxdp.config import Config, ConfigError
 from jaxdp.data import feed
 from jaxdp.data.sources import open_datasets
 from jaxdp.parallel import distributed
@@ -26,6 +26,7 @@ from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import to_json, writers_for
 from jaxdp.training.programs import Programs
 from jaxdp.training.state import create_state, replicated
+from jaxdp.validation import validate
 
 
 @dataclass(frozen=True)

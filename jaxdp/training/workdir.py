@@ -6,7 +6,8 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxdp.config import Config, ConfigError, changes, from_json, to_json
+from jaxdp.config import Config, ConfigError
+from jaxdp.validation import changes, from_json, to_json
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -1,0 +1,181 @@
+"""Is a configuration one that can be run: types, ranges and relations between fields, and the JSON round trip."""
+
+import dataclasses
+import difflib
+import json
+
+from pydantic import TypeAdapter, ValidationError
+
+from jaxdp.config import HARMLESS, Config, ConfigError
+
+# Fields that mean something only where another field has one of these values; elsewhere they must keep their defaults.
+USED_ONLY_WITH = (
+    ("schedule.name", ("cosine", "polynomial", "sony_a", "sony_b"), "schedule", "start"),
+    ("schedule.name", ("cosine", "polynomial", "sony_a"), "schedule", "end"),
+    ("schedule.name", ("polynomial", "sony_a", "sony_b"), "schedule", "power"),
+    ("schedule.name", ("goyal", "sony_b"), "schedule", "boundaries factor"),
+    ("optimizer.name", ("lars",), "optimizer", "trust_coefficient eps denominator"),
+    ("optimizer.momentum_rule", ("noise_scale", "as_printed"), "optimizer", "momentum_batch"),
+    ("model.statistics", ("moving_average",), "model", "norm_momentum"),
+    ("loss_scale.name", ("static", "dynamic"), "loss_scale", "initial"),
+    ("loss_scale.name", ("dynamic",), "loss_scale", "growth_steps minimum maximum give_up_after"),
+    ("data.augmentation", ("paper",), "augment", "min_scale max_scale angle aspect distortion"),
+    ("data.augmentation", ("paper",), "augment", "brightness contrast contrast_centre noise"),
+    ("data.augmentation", ("paper", "random_resized_crop", "pad_and_crop"), "augment", "flip"),
+    ("data.augmentation", ("pad_and_crop",), "augment", "padding"),
+    ("data.augmentation", ("random_resized_crop",), "augment", "min_area"),
+    ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
+    ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
+    ("data.source", ("digits",), "data", "train_split eval_split"),
+)
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str) -> Config:
+    """The Config that `to_json` wrote. Raises ConfigError for unknown fields, wrong types and values out of range."""
+    try:
+        config = TypeAdapter(Config).validate_json(text, strict=True)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+    _check_relations(config)
+    return config
+
+
+def validate(config: Config) -> Config:
+    """The same Config, or ConfigError: one line that names the field, the value and what is allowed."""
+    if not isinstance(config, Config):
+        raise ConfigError(f"config: {config!r} is not allowed; give a jaxdp.Config")
+    try:
+        return from_json(to_json(config))
+    except TypeError as error:
+        raise ConfigError(f"config: {error}; fields hold numbers, strings, booleans, tuples and None") from None
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    message = first["msg"][0].lower() + first["msg"][1:]
+    if first["type"] == "json_invalid":
+        return f"the configuration is not valid JSON: {message}"
+    if first["type"] == "unexpected_keyword_argument":
+        owner = Config()
+        for part in first["loc"][:-1]:
+            owner = owner[0] if isinstance(part, int) else getattr(owner, part)
+        known = [f.name for f in dataclasses.fields(owner)]
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
+        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+    return f"{path}: {first['input']!r} is not allowed; {message}"
+
+
+def _check_relations(config: Config) -> None:
+    """What no single field can know."""
+    _check_used(config)
+    if not config.batch:
+        raise ConfigError("batch: () is not allowed; give at least one phase")
+    before = 0.0
+    for index, phase in enumerate(config.batch):
+        here, last = f"batch.{index}", index == len(config.batch) - 1
+        if phase.until_epoch is None and not last:
+            raise ConfigError(f"{here}.until_epoch: None is not allowed; only the last phase may leave it out")
+        end = config.epochs if phase.until_epoch is None else phase.until_epoch
+        if end <= before:
+            raise ConfigError(f"{here}.until_epoch: {end:g} is not allowed; phases go forward, so it must be above {before:g}")
+        if last and end != config.epochs:
+            raise ConfigError(
+                f"{here}.until_epoch: {end:g} is not allowed; the last phase ends with the run "
+                f"(epochs {config.epochs:g}); leave it out"
+            )
+        if phase.per_worker_batch is not None and phase.global_batch % phase.per_worker_batch:
+            raise ConfigError(
+                f"{here}.per_worker_batch: {phase.per_worker_batch} is not allowed; "
+                f"it must divide the global batch {phase.global_batch}"
+            )
+        before = end
+    if config.augment.min_scale > config.augment.max_scale:
+        raise ConfigError(
+            f"augment.min_scale: {config.augment.min_scale:g} is not allowed; it must not exceed augment.max_scale "
+            f"({config.augment.max_scale:g})"
+        )
+    stored = config.data.stored_size
+    if config.data.augmentation in ("none", "digits", "pad_and_crop") and stored not in (None, config.data.image_size):
+        raise ConfigError(
+            f"data.stored_size: {stored} is not allowed with data.augmentation {config.data.augmentation!r}; it crops from no "
+            f"other size than data.image_size ({config.data.image_size}); leave it out"
+        )
+    scale = config.loss_scale
+    if config.model.dtype == "float16" and scale.name == "none":
+        raise ConfigError(
+            "model.dtype: 'float16' is not allowed without loss scaling; give --loss-scale.name dynamic (or static), or "
+            "--model.dtype bfloat16"
+        )
+    if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
+        raise ConfigError(
+            f"loss_scale.initial: {scale.initial:g} is not allowed; it must lie from loss_scale.minimum ({scale.minimum:g}) "
+            f"to loss_scale.maximum ({scale.maximum:g})"
+        )
+    if config.schedule.name != "goyal" and config.schedule.warmup_epochs >= config.epochs:
+        raise ConfigError(
+            f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; "
+            f"it must be below epochs ({config.epochs:g})"
+        )
+    if list(config.schedule.boundaries) != sorted(set(config.schedule.boundaries)):
+        raise ConfigError(f"schedule.boundaries: {config.schedule.boundaries} is not allowed; it must increase")
+    needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
+    if config.model.classes < needed:
+        raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
+    if config.data.source == "digits":
+        for name, allowed in (("train_split", ("train", "fit")), ("eval_split", ("test", "validation"))):
+            value = getattr(config.data, name)
+            if value not in allowed:
+                raise ConfigError(f"data.{name}: {value!r} is not allowed; the digits have {' and '.join(allowed)}")
+        if config.data.train_split == "train" and config.data.eval_split == "validation":
+            raise ConfigError(
+                "data.eval_split: 'validation' is not allowed; it is part of the training images "
+                "unless data.train_split is 'fit'"
+            )
+
+
+def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
+    """Fields in which two configs differ, each as `field: old -> new`, leaving out the parts named in `ignore`."""
+    flat_old, flat_new = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    return [
+        f"{name}: {flat_old.get(name)!r} -> {flat_new.get(name)!r}"
+        for name in sorted(flat_old.keys() | flat_new.keys())
+        if flat_old.get(name) != flat_new.get(name) and name.split(".")[0] not in ignore
+    ]
+
+
+def _flatten(tree, prefix="") -> dict:
+    if isinstance(tree, dict):
+        items = tree.items()
+    elif isinstance(tree, (tuple, list)) and tree and isinstance(tree[0], dict):
+        items = enumerate(tree)
+    else:
+        return {prefix[:-1]: tree}
+    return {name: value for key, part in items for name, value in _flatten(part, f"{prefix}{key}.").items()}
+
+
+def _check_used(config: Config) -> None:
+    """A value that would be ignored is an error, so that nobody believes it at work."""
+    values, defaults = _flatten(dataclasses.asdict(config)), _flatten(dataclasses.asdict(Config()))
+    for chooser, allowed, part, names in USED_ONLY_WITH:
+        fields = [f"{part}.{name}" for name in names.split()]
+        ignored = [name for name in fields if values[name] != defaults[name]]
+        if ignored and values[chooser] not in allowed:
+            raise ConfigError(
+                f"{', '.join(f'{name}: {values[name]!r}' for name in ignored)} is not allowed with {chooser} "
+                f"{values[chooser]!r}, which does not use it; give {chooser} {' or '.join(allowed)}, or the default: "
+                + " ".join(_flag(name, defaults[name]) for name in ignored)
+            )
+
+
+def _flag(name: str, value) -> str:
+    """A field and its value as the command line takes them."""
+    if isinstance(value, bool):
+        *parts, last = name.replace("_", "-").split(".")
+        return "--" + ".".join([*parts, last if value else f"no-{last}"])
+    words = " ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
+    return f"--{name.replace('_', '-')} {words}"
