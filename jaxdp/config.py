@@ -206,10 +206,14 @@ class Mesh(_Strict):
 class Reduce(_Strict):
     """How gradients are combined."""
 
-    strategy: Literal["psum", "torus"] = "torus"
-    """psum: XLA chooses; torus: reduce-scatter horizontally, all-reduce vertically, all-gather horizontally"""
+    strategy: Literal["psum", "ring", "hierarchical", "torus", "parameter_server", "auto"] = "torus"
+    """psum: XLA chooses; ring: exchanges with the next device; hierarchical: all-reduce horizontally, then vertically; torus:
+    reduce-scatter horizontally, all-reduce vertically, all-gather horizontally; parameter_server: to one device and back;
+    auto: the fastest of them for this model on this mesh, measured at the start"""
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """in which gradients travel"""
+    bucket_bytes: Count | None = 65_536
+    """smaller tensors travel together in messages of up to so many bytes, larger ones alone; None: all in one message"""
 
 
 @dataclass(frozen=True)

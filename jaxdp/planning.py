@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxdp import schedules
 from jaxdp.config import Config, ConfigError
-from jaxdp.parallel.mesh import choose_shape
+from jaxdp.parallel.mesh import choose_shape, unfit
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
             continue
         vertical, horizontal = _shape_for(config, index, devices, hosts)
         used = vertical * horizontal
+        if reason := unfit(config.reduce.strategy, used):
+            raise ConfigError(
+                f"reduce.strategy: {config.reduce.strategy!r} is not allowed with batch.{index} on {used} devices; {reason}; "
+                "give psum, ring, hierarchical, torus or auto"
+            )
         per_worker = phase.per_worker_batch or phase.global_batch // used
         if config.data.mix != "none" and per_worker < 2:
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
 
 import os
+import socket
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -33,3 +34,10 @@ def tiny(monkeypatch) -> Config:
         mesh=Mesh(cpu_devices=4),
         logging=Logging(every_steps=1, tensorboard=False),
     )
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]

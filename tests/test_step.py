@@ -15,6 +15,7 @@ from jaxdp.data import feed
 from jaxdp.data.augment import augment, normalise
 from jaxdp.losses import cross_entropy
 from jaxdp.optim import build
+from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.training.state import create_state
 from jaxdp.training.step import gradient_and_report, make_train_step, update_statistics
@@ -85,7 +86,8 @@ def distributed(config, mesh_shape, accumulation):
         return gradient_and_report(config, model, PIXELS, accumulation, params, stats, batch)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    proven = config.reduce.strategy not in allreduce.UNPROVEN
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped)(params, stats, feed.put(a_batch(), mesh))
 
 
@@ -104,7 +106,7 @@ def assert_replicated(tree):
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("strategy", ["psum", "torus"])
+@pytest.mark.parametrize("strategy", list(allreduce.STRATEGIES))
 def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(mesh_shape, strategy):
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     gradient, report = distributed(config_for(strategy=strategy), mesh_shape, accumulation)
@@ -115,9 +117,10 @@ def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(
     assert_replicated((gradient, report))
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("strategy", ["psum", "torus"])
-def test_gradient_with_synchronised_statistics_equals_one_device_with_the_whole_batch(mesh_shape, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "mesh_shape"), [*(("torus", shape) for shape in MESHES), *((name, (2, 4)) for name in allreduce.STRATEGIES)]
+)
+def test_gradient_with_synchronised_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
     gradient, report = distributed(config_for("synchronised", strategy), mesh_shape, 1)
     expected, loss, moments = reference("synchronised")
     assert_close(gradient, expected, 1e-5)

@@ -1,7 +1,7 @@
 """Gradient aggregation over the two-dimensional mesh: how the gradients of all devices become one mean.
 
 A strategy is a function from a flat vector to its sum over all devices, called inside `shard_map`. `mean` applies one to a
-tree: large tensors travel as they are, small ones together in one message.
+tree, tensors being packed into buckets of which each is one message.
 """
 
 import jax
@@ -9,12 +9,53 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
+from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, unfit
+
+SERVER = 0
+BUCKET_BYTES = 65_536
 
 
 def psum(vector):
     """One all-reduce over all devices, the algorithm left to XLA."""
     return lax.psum(vector, AXES)
+
+
+def ring(vector):
+    """Ring all-reduce (Patarasuk & Yuan, 2009), written out as exchanges with the next device.
+
+    The vector is padded and cut into one part a device. In N - 1 steps the partial sums travel on, each device adding its own
+    part; in N - 1 more the sums travel round. The order of additions is fixed by the place in the ring alone, so results are
+    bitwise the same however devices are spread over processes. The ring runs along the rows of the mesh.
+    """
+    devices, here = lax.axis_size(AXES), lax.axis_index(AXES)
+    if devices == 1:
+        return vector
+    parts = jnp.pad(vector, (0, -vector.size % devices)).reshape(devices, -1)
+    onward = [(device, (device + 1) % devices) for device in range(devices)]
+    steps = jnp.arange(1, devices)
+
+    def add(total, step):
+        own = lax.dynamic_index_in_dim(parts, (here - step) % devices, keepdims=False)
+        return lax.ppermute(total, AXES, onward) + own, None
+
+    def pass_on(carry, step):
+        part, gathered = carry
+        part = lax.ppermute(part, AXES, onward)
+        return (part, lax.dynamic_update_index_in_dim(gathered, part, (here + 1 - step) % devices, 0)), None
+
+    total, _ = lax.scan(add, lax.dynamic_index_in_dim(parts, here, keepdims=False), steps)
+    gathered = lax.dynamic_update_index_in_dim(parts, total, (here + 1) % devices, 0)
+    (_, gathered), _ = lax.scan(pass_on, (total, gathered), steps)
+    return gathered.ravel()[: vector.size]
+
+
+def hierarchical(vector):
+    """Hierarchical all-reduce (Jia et al., arXiv 1807.11205): along the rows, then along the columns.
+
+    There one master a row takes part in the second; in an SPMD program every device does, so that all columns carry the whole
+    vector at once and nothing has to be broadcast along the rows.
+    """
+    return lax.psum(lax.psum(vector, HORIZONTAL), VERTICAL)
 
 
 def torus(vector):
@@ -30,33 +71,70 @@ def torus(vector):
     return lax.all_gather(part, HORIZONTAL, tiled=True, to="invarying")[: vector.size]
 
 
-STRATEGIES = {"psum": psum, "torus": torus}
-FUSE_BELOW = 16_384  # elements; copying larger tensors into a common buffer costs more than their own collective
+def parameter_server(vector):
+    """Every device sends its vector to device 0, one after the other, and gets the sum back in the same way.
+
+    The baseline whose time grows with the number of devices (Li et al., OSDI 2014, with one server); at most 64 of them.
+    """
+    devices, here = lax.axis_size(AXES), lax.axis_index(AXES)
+    total = vector
+    for worker in range(1, devices):
+        total = total + lax.ppermute(vector, AXES, [(worker, SERVER)])
+    for worker in range(1, devices):
+        total = jnp.where(here == worker, lax.ppermute(total, AXES, [(SERVER, worker)]), total)
+    return total
 
 
-def mean(tree, strategy: str, wire_dtype=None):
+STRATEGIES = {"psum": psum, "ring": ring, "hierarchical": hierarchical, "torus": torus, "parameter_server": parameter_server}
+# Point-to-point exchanges cannot prove to `shard_map` that all devices end with the same values: it must not ask.
+UNPROVEN = ("ring", "parameter_server")
+
+
+def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]]:
+    """Places of `leaves` that travel in one message: neighbours of one dtype, at most `bucket_bytes` on the wire together.
+
+    A tensor of that size or more travels alone, uncopied. None: one message for each dtype.
+    """
+    packed, open_buckets = [], {}
+    for place, leaf in enumerate(leaves):
+        size = leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize
+        if bucket_bytes is not None and size >= bucket_bytes:
+            packed.append([place])
+            continue
+        bucket, filled = open_buckets.get(leaf.dtype, (None, 0))
+        if bucket is None or (bucket_bytes is not None and filled + size > bucket_bytes):
+            bucket, filled = [], 0
+            packed.append(bucket)
+        bucket.append(place)
+        open_buckets[leaf.dtype] = (bucket, filled + size)
+    return packed
+
+
+def mean(tree, strategy: str, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
     """The mean of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
 
-    tree: arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of `STRATEGIES`.
-    wire_dtype: the dtype in which they travel; None keeps each leaf's. Returned leaves have the dtype they came with.
-    Raises ValueError for an unknown strategy.
+    tree: arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of `STRATEGIES`; for
+    those in `UNPROVEN` give `shard_map` check_vma=False. wire_dtype: the dtype in which they travel and are added; None keeps
+    each leaf's. bucket_bytes: see `buckets`. Returned leaves have the dtype they came with.
+    Raises ValueError for an unknown strategy, or one that cannot run on so many devices.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(STRATEGIES)}")
+    if bucket_bytes is not None and bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
     reduce, devices = STRATEGIES[strategy], lax.axis_size(AXES)
+    if reason := unfit(strategy, devices):
+        raise ValueError(f"strategy: {strategy!r} is not allowed on {devices} devices; {reason}")
 
     def mean_of(array):
         wire = wire_dtype or array.dtype
         return reduce((array.ravel() / devices).astype(wire)).astype(array.dtype).reshape(array.shape)
 
     leaves, structure = jax.tree.flatten(tree)
-    fused = {}
-    for place, leaf in enumerate(leaves):
-        if leaf.size < FUSE_BELOW:
-            fused.setdefault(leaf.dtype, []).append(place)
-        else:
-            leaves[place] = mean_of(leaf)
-    for places in fused.values():
+    for places in buckets(leaves, bucket_bytes, wire_dtype):
+        if len(places) == 1:
+            leaves[places[0]] = mean_of(leaves[places[0]])
+            continue
         flat, unravel = ravel_pytree([leaves[place] for place in places])
         for place, leaf in zip(places, unravel(mean_of(flat)), strict=True):
             leaves[place] = leaf

@@ -7,6 +7,14 @@ from jaxdp.config import Mesh as MeshConfig
 
 VERTICAL, HORIZONTAL = "vertical", "horizontal"
 AXES = (VERTICAL, HORIZONTAL)
+MOST_WORKERS_OF_A_SERVER = 64
+
+
+def unfit(strategy: str, devices: int) -> str | None:
+    """Why an all-reduce strategy cannot run on this many devices, or None where it can."""
+    if strategy == "parameter_server" and devices > MOST_WORKERS_OF_A_SERVER:
+        return f"one server takes at most {MOST_WORKERS_OF_A_SERVER} devices"
+    return None
 
 
 def most_square(devices: int) -> tuple[int, int]:
@@ -46,10 +54,10 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
     return most_square(devices)
 
 
-def make_mesh(vertical: int, horizontal: int):
-    """A jax Mesh of shape (vertical, horizontal) over the first devices, rows being consecutive devices."""
+def make_mesh(vertical: int, horizontal: int, devices=None):
+    """A jax Mesh of shape (vertical, horizontal) over the first of `devices` (JAX's own), rows being consecutive devices."""
     import jax
     from jax.sharding import AxisType
 
-    devices = jax.devices()[: vertical * horizontal]
+    devices = (jax.devices() if devices is None else devices)[: vertical * horizontal]
     return jax.make_mesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)

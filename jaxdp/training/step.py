@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxdp.config import Config
@@ -74,11 +73,10 @@ def gradient_and_report(config: Config, model, pixels, accumulation: int, params
     gradient_of = partial(local_gradient, config, model, pixels, _varying(params), batch_stats, scale)
     gradient, report = accumulated(gradient_of, batch, accumulation)
     wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
-    gradient = allreduce.mean(gradient, config.reduce.strategy, wire)
+    gradient = allreduce.mean(gradient, config.reduce.strategy, wire, config.reduce.bucket_bytes)
     if config.loss_scale.name != "none":
         gradient = jax.tree.map(lambda g: g / scale, gradient)
-    small, unravel = ravel_pytree(report)
-    return gradient, unravel(lax.pmean(small, AXES))
+    return gradient, allreduce.mean(report, config.reduce.strategy, bucket_bytes=None)
 
 
 def update_statistics(batch_stats, moments, decay: float):
@@ -137,5 +135,6 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
         return new, metrics
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere)
+    proven = config.reduce.strategy not in allreduce.UNPROVEN
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped, donate_argnums=0)
