@@ -28,8 +28,8 @@ def __dir__():
     return sorted(__all__)
 
 
-def plan(config, devices=None):
-    """The `jaxdp.planning.Plan` of a config on `devices` devices, by default those of this machine."""
+def plan(config, devices=None, hosts=1):
+    """The `jaxdp.planning.Plan` of a config on `devices` devices of `hosts` hosts, by default those of this machine."""
     from jaxdp.data.sources import training_examples
     from jaxdp.parallel.distributed import start
     from jaxdp.planning import make_plan
@@ -37,4 +37,4 @@ def plan(config, devices=None):
 
     config = validate(config)
     devices = len(start(config.mesh)) if devices is None else devices
-    return make_plan(config, training_examples(config), devices)
+    return make_plan(config, training_examples(config), devices, hosts)

@@ -162,13 +162,13 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
 
 
 def model_summary(config: Config) -> dict:
-    """Parameters, multiply-adds of one image, and bytes of the gradient on the wire, counted from the traced model."""
+    """Parameters, multiply-adds of one image, and bytes on the wire (gradient, float32 statistics), from the traced model."""
     from jaxdp import models
 
     size = config.data.image_size
     counted = models.summary(config.model, (size, size, 3))
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.reduce.wire_dtype]
-    return counted | {"gradient_bytes": counted["parameters"] * width}
+    return counted | {"gradient_bytes": counted["parameters"] * width, "statistics_bytes": 4 * counted["statistics"]}
 
 
 def as_dict(plan: Plan, model_summary: dict) -> dict:
@@ -187,6 +187,7 @@ def as_dict(plan: Plan, model_summary: dict) -> dict:
         "wire_dtype": config.reduce.wire_dtype,
         "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
         "gradient_bytes": model_summary["gradient_bytes"],
+        "statistics_bytes": model_summary["statistics_bytes"],
     }
 
 
@@ -207,7 +208,8 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
     table.add_row("devices", devices)
     table.add_row(
         "gradient",
-        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}",
+        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
+        f"{model_summary['statistics_bytes']:,} of statistics in float32",
     )
     table.add_row(
         "optimizer",

@@ -12,14 +12,15 @@ LAYERS = [
     {"validation"},
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
+    | {"parallel.chips", "parallel.hlo", "parallel.wire"}
     | {"data.order", "data.augment", "training.picture", "training.loss_scale"},
-    {"models.resnet", "parallel.allreduce", "optim.build", "data.sources"}
+    {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
     | {"training.workdir", "training.metrics", "training.console"},
     {"models", "optim", "data.feed", "planning"},
-    {"training.state", "training.guard"},
+    {"training.state", "training.guard", "prediction"},
     {"training.step", "training.evaluation"},
     {"training.programs"},
-    {"training.loop", "report"},
+    {"training.loop", "report", "aot"},
     {"cli"},
     {"__main__"},
 ]

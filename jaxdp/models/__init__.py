@@ -64,7 +64,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
 
 
 def summary(config: ModelConfig, image_shape) -> dict:
-    """Parameters, multiply-adds of one image, and the tensors with and without decay and trust ratio, counted when traced."""
+    """Parameters, statistics, multiply-adds of one image, tensors with and without decay and trust ratio, from a trace."""
     model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
     sizes = [math.prod(p.shape) for p in jax.tree.leaves(params)]
@@ -78,6 +78,7 @@ def summary(config: ModelConfig, image_shape) -> dict:
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
         "parameters": sum(sizes),
+        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(stats)),
         "macs": multiply_adds(jaxpr.jaxpr),
         "adapted": counted(True),
         "skipped": counted(False),

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxdp import models
 from jaxdp.config import Config
 from jaxdp.data.feed import batch_sharding
-from jaxdp.parallel.mesh import make_mesh
+from jaxdp.parallel import wire
+from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import abstract_state, replicated
@@ -19,6 +21,23 @@ def _abstract_batch(config: Config, mesh, rows: int, names: dict) -> dict:
     size, sharding = config.data.stored_size or config.data.image_size, batch_sharding(mesh)
     images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
     return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in names.items()}
+
+
+def trace_train_step(config: Config, model, pixels, phase: PlannedPhase, mesh):
+    """The training step of a phase, traced for `mesh`, which may be an AbstractMesh: to be looked at, lowered, compiled."""
+    step = make_train_step(config, model, pixels, mesh, phase.accumulation)
+    state = abstract_state(config, model, mesh)
+    batch = _abstract_batch(config, mesh, phase.global_batch, {"labels": jnp.int32, "positions": jnp.uint32})
+    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
+    return step.trace(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar))
+
+
+def wire_account(config: Config, phase: PlannedPhase) -> wire.Account:
+    """What a step of a phase sends, from the step traced for a mesh of that shape; no device is needed."""
+    mesh = jax.sharding.AbstractMesh((phase.vertical, phase.horizontal), AXES)
+    traced = trace_train_step(config, models.create(config.model, platform="any"), (0.0, 1.0), phase, mesh)
+    found = wire.collectives(traced.jaxpr, dict(mesh.shape))
+    return wire.Account(phase.vertical, phase.horizontal, config.reduce.strategy, tuple(found))
 
 
 class Programs:
@@ -64,12 +83,7 @@ class Programs:
         return self.futures[key]
 
     def _compile_train(self, mesh, phase: PlannedPhase):
-        config = self.plan.config
-        step = make_train_step(config, self.model, self.pixels, mesh, phase.accumulation)
-        state = abstract_state(config, self.model, mesh)
-        batch = _abstract_batch(config, mesh, phase.global_batch, {"labels": jnp.int32, "positions": jnp.uint32})
-        scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
-        return step.lower(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar)).compile()
+        return trace_train_step(self.plan.config, self.model, self.pixels, phase, mesh).lower().compile()
 
     def _compile_evaluation(self, mesh, rows: int):
         config = self.plan.config

@@ -1,0 +1,82 @@
+"""Reading compiled modules: a module small enough to count by hand, and one that XLA compiles here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.hlo import num_bytes, read_schedule
+from jaxdp.parallel.mesh import AXES, make_mesh
+
+MODULE = """HloModule small, is_scheduled=true
+
+%inner (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1},{2,3}}, to_apply=%add
+}
+
+%body (c: (s32[], bf16[10])) -> (s32[], bf16[10]) {
+  %c = (s32[], bf16[10]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %x = bf16[10]{0} get-tuple-element(%c), index=1
+  %moved = bf16[10]{0} collective-permute(%x), channel_id=3, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+  %sum = bf16[10]{0} fusion(%moved, %x), kind=kLoop, calls=%adding
+  ROOT %t = (s32[], bf16[10]{0}) tuple(%i, %sum)
+}
+
+ENTRY %main (a: f32[8], b: bf16[10]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %b = bf16[10]{0} parameter(1)
+  %zero = s32[] constant(0)
+  %started = ((f32[8]{0}), f32[8]{0}) fusion-start(%a), kind=kCustom, calls=%inner
+  %kernel = f32[4,4]{1,0:T(8,128)} custom-call(%a), custom_call_target="__cublas$gemm"
+  %view = f32[16]{0} bitcast(%kernel)
+  %done = f32[8]{0} fusion-done(%started)
+  %carry = (s32[], bf16[10]{0}) tuple(%zero, %b)
+  %loop = (s32[], bf16[10]{0}) while(%carry), condition=%less, body=%body, backend_config={"known_trip_count":{"n":"6"}}
+  ROOT %out = f32[8]{0} add(%done, %a)
+}
+"""
+
+
+def test_kernels_bytes_and_what_runs_beside_a_collective():
+    told = read_schedule(MODULE, 4)
+    assert told.kernels == 1 + 6 + 1  # the product, the fusion of the loop six times, the addition
+    assert told.kernel_bytes == (32 + 64) + 6 * 3 * 20 + 3 * 32
+    first, second = told.collectives
+    assert (first.operation, first.dtype, first.operand_bytes, first.count) == ("all-reduce", "f32", 32, 1)
+    assert first.groups == ((0, 1), (2, 3))
+    assert (first.asynchronous, first.beside, first.beside_bytes) == (True, 1, 96)
+    assert (second.operation, second.dtype, second.operand_bytes, second.count) == ("permute", "bf16", 20, 6)
+    assert not second.asynchronous
+
+
+def test_a_loop_of_unknown_length_is_an_error():
+    with pytest.raises(ValueError, match="does not know how often the loop loop runs"):
+        read_schedule(MODULE.replace('{"known_trip_count":{"n":"6"}}', "{}"), 4)
+
+
+def test_bytes_of_types():
+    assert num_bytes("(f32[2,3]{1,0}, bf16[]{}, (u8[7]{0}))") == 24 + 2 + 7
+
+
+@pytest.mark.parametrize(("strategy", "permutes"), [("torus", 0), ("ring", 14)])
+def test_a_compiled_program_sends_what_its_trace_says(strategy, permutes):
+    mesh = make_mesh(2, 4)
+    mapped = jax.shard_map(
+        lambda x: allreduce.mean(x, strategy),
+        mesh=mesh,
+        in_specs=PartitionSpec(AXES),
+        out_specs=PartitionSpec(),
+        check_vma=strategy not in allreduce.UNPROVEN,
+    )
+    text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8 * 1000,), jnp.float32)).compile().as_text()
+    told = read_schedule(text, 8)
+    assert sum(one.count for one in told.collectives if one.operation == "permute") == permutes
+    if strategy == "torus":
+        assert [(one.operation, one.operand_bytes) for one in told.collectives] == [
+            ("reduce-scatter", 4000),
+            ("all-reduce", 1000),
+            ("all-gather", 1000),
+        ]
