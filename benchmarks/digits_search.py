@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from provenance import provenance
+from jaxdp.bench.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 SPLIT = ["--data.train-split", "fit", "--data.eval-split", "validation", "--evaluation.every-epochs", "None"]

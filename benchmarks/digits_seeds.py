@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from provenance import provenance
+from jaxdp.bench.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
 KEPT = (

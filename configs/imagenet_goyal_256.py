@@ -4,11 +4,12 @@
     jaxdp plan --config imagenet_goyal_256 --devices 8
 
 Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677, sections 2 and 5.1.
-Published: 76.40 % (23.60 +- 0.12 % error) top-1, 8 P100 GPUs.
+Published: 76.40 % (23.60 +- 0.12 % error) top-1, 8 P100 GPUs; no time was looked up for this batch.
 Our choices, where the source is silent, and the flags for the other reading:
 
     network        v1.5 (stride on the 3x3 convolution), as their code has it
     precision      float32, as published in 2017; `--model.dtype bfloat16` for today's choice
+    weight decay   not on batch normalisation, as published, and not on the last layer's bias either
     statistics     moving averages with a decay of 0.9 a step: `--model.norm-momentum`
     augmentation   random resized crop of 8 to 100 % and mirroring, without their colour changes; stored images of 256 pixels
 """

@@ -9,6 +9,7 @@ Our choices, where the source is silent, and the flags for the other reading:
 
     network        v1.5 (stride on the 3x3 convolution), as their code has it
     precision      float32, as published in 2017; `--model.dtype bfloat16` for today's choice
+    weight decay   not on batch normalisation, as published, and not on the last layer's bias either
     statistics     moving averages with a decay of 0.9 a step: `--model.norm-momentum`
     augmentation   random resized crop of 8 to 100 % and mirroring, without their colour changes; stored images of 256 pixels
 """

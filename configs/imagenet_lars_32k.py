@@ -4,10 +4,11 @@
     jaxdp plan --config imagenet_lars_32k --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.40 % top-1, 1,024 V100 GPUs on a 32x32 torus.
+Published: 75.40 % top-1, 1,024 V100 GPUs on a 32x32 torus; no time is told for this run.
 Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
 
-    schedule       only "as You et al."; here 0.2 up to 29 over 5 epochs, then 29 (1 - epoch / 90)^2, momentum 0.9
+    schedule       only "as You et al."; here 0.2 up to 29 over 5 epochs, then 29 (1 - epoch / 90)^2, momentum 0.9. Without the
+                   drop at the end of the warm-up: `--schedule.name polynomial`; from 0: `--schedule.start 0`
     precision      float16 with loss scaling, as published; the kind of scaling is not told: dynamic. `--model.dtype bfloat16
                    --loss-scale.name none --reduce.wire-dtype bfloat16` for today's choice
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
@@ -27,9 +28,7 @@ def config() -> Config:
         model=Model(depth=50, classes=1000, dtype="float16", norm="per_worker", statistics="last_batch"),
         batch=(Phase(global_batch=32768, per_worker_batch=32),),
         optimizer=Optimizer(name="lars", momentum=0.9, momentum_rule="constant", weight_decay=1e-4, label_smoothing=0.0),
-        schedule=Schedule(
-            name="sony_b", learning_rate=29.0, warmup_epochs=5.0, start=0.2, power=2.0, boundaries=(), factor=1.0
-        ),
+        schedule=Schedule(name="sony_b", learning_rate=29.0, warmup_epochs=5.0, start=0.2, power=2.0),
         loss_scale=LossScale(name="dynamic"),
         reduce=Reduce(strategy="torus", wire_dtype="float16"),
     )

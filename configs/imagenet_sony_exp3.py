@@ -4,7 +4,7 @@
     jaxdp plan --config imagenet_sony_exp3 --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 74.62 % top-1, 3,456 V100 GPUs on a 48x72 torus.
+Published: 74.62 % top-1, 3,456 V100 GPUs on a 48x72 torus; no time is told for this run.
 Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
 
     momentum       0.9 at 32,768 and the noise scale kept from there on; the formula as printed gives less momentum for larger

@@ -4,12 +4,12 @@
     jaxdp plan --config imagenet_sony_exp4 --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.23 % top-1, 4,096 V100 GPUs on a 64x64 torus.
+Published: 75.23 % top-1, 4,096 V100 GPUs on a 64x64 torus; no time is told for this run.
 Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
 
     smoothing      0.1, as in Table 3; the text says none: `--optimizer.label-smoothing 0`
     workers        4,352 of 16 from epoch 30 to 45, more than the 4,096 GPUs: some hold two micro-batches. Here the devices used
-                   divide the workers, and each holds as many
+                   divide the workers, and each holds as many. As 2,176 of 32: `--batch.1.per-worker-batch 32`
     momentum       0.9 at 32,768 and the noise scale kept from there on; the formula as printed gives less momentum for larger
                    batches: `--optimizer.momentum-rule as_printed`, or `constant`
     warm-up        34 epochs; 12 in the commit that the paper cites: `--schedule.warmup-epochs 12`. The end is 1e-4:

@@ -13,6 +13,7 @@ class ConfigError(ValueError):
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
@@ -72,8 +73,8 @@ class Augment(_Strict):
     """what contrast leaves as it is, white being 1 (paper)"""
     noise: NonNegative = 0.0
     """largest standard deviation of normal noise, white being 1 (paper)"""
-    padding: Annotated[int, Field(ge=0)] = 4
-    """pixels of black around the image before the crop (pad_and_crop)"""
+    padding: Annotated[int, Field(ge=0)] | None = None
+    """pixels around the image before the crop; None: 4 of black (pad_and_crop), 0 that repeat the edge (paper)"""
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.08
     """smallest share of the image in a crop (random_resized_crop)"""
 
@@ -145,7 +146,8 @@ class Optimizer(_Strict):
     clip_norm: Positive | None = None
     """largest norm of the whole gradient, to which a larger one is scaled; None: as it is"""
     average_decay: BelowOne | None = None
-    """evaluate an exponential moving average of the parameters with this decay a step; None: the parameters themselves"""
+    """evaluate an exponential moving average, with this decay a step, of the parameters and of the statistics of batch
+    normalisation; None: the parameters themselves"""
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,8 @@ class Schedule(_Strict):
     """rate at the last epoch (cosine, polynomial)"""
     power: Positive = 2.0
     """exponent (polynomial, sony_a, sony_b)"""
-    boundaries: tuple[Positive, ...] = (30.0, 60.0, 80.0)
-    """epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
+    boundaries: tuple[Positive, ...] = ()
+    """epochs at which the rate is multiplied by `factor` (goyal, sony_b); none: it is not"""
     factor: Positive = 0.1
     """see `boundaries`"""
 
@@ -176,13 +178,13 @@ class LossScale(_Strict):
 
     name: Literal["none", "static", "dynamic"] = "none"
     """static: fixed; dynamic: halved, and the step skipped, where a gradient is not finite; doubled after `growth_steps`"""
-    initial: Positive = 32768.0
+    initial: Scale = 32768.0
     """the first scale, or the only one"""
     growth_steps: Count = 2000
     """finite steps after which the scale doubles (dynamic)"""
-    minimum: Positive = 1.0
+    minimum: Scale = 1.0
     """the scale never falls below (dynamic)"""
-    maximum: Positive = 16777216.0
+    maximum: Scale = 16777216.0
     """the scale never rises above (dynamic)"""
     give_up_after: Count = 50
     """steps skipped in a row that stop the run (dynamic; with a static scale the first one does)"""

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdp import schedules
-from jaxdp.config import Config, ConfigError
+from jaxdp.config import Config, ConfigError, Optimizer
 from jaxdp.parallel.mesh import choose_shape, unfit
 
 
@@ -154,9 +154,11 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
         )
     used = max(usable)
     if used < devices and mesh.idle == "refuse":
+        share = devices * (phase.per_worker_batch or 1)
+        near = max(share, round(phase.global_batch / share) * share)
         raise ConfigError(
-            f"mesh.idle: 'refuse' is not allowed with batch.{index}; its {what} uses {used} of {devices} "
-            "devices; change the batch, the mesh, or give --mesh.idle allow"
+            f"mesh.idle: 'refuse' is not allowed with batch.{index} on {devices} devices; {used} of them can share its {what}; "
+            f"the nearest global batch that uses all is {near}; or take {used} devices, or give --mesh.idle allow"
         )
     return choose_shape(mesh, used, hosts if used == devices else 1)
 
@@ -183,6 +185,7 @@ def as_dict(plan: Plan, model_summary: dict) -> dict:
         "total_steps": plan.total_steps,
         "total_samples": plan.total_samples,
         "optimizer": dataclasses.asdict(config.optimizer),
+        "config": dataclasses.asdict(config),
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
         "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
@@ -213,9 +216,9 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
     )
     table.add_row(
         "optimizer",
-        f"{optimizer.name}, weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}, "
-        f"{schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+        f"{_optimizer_in_words(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
     )
+    table.add_row("settings", _settings_in_words(config))
     adapted, skipped = model_summary["adapted"], model_summary["skipped"]
     what = "decay and trust ratio" if optimizer.name == "lars" else "decay"
     table.add_row(
@@ -233,6 +236,38 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
             f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
         )
     return table
+
+
+def _optimizer_in_words(optimizer: Optimizer) -> str:
+    """The optimiser with what makes it differ from another of its name."""
+    words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
+    if optimizer.name == "lars":
+        words.append(f"trust coefficient {optimizer.trust_coefficient:g} ({optimizer.denominator.replace('_', ' ')})")
+    words.append(f"weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}")
+    if optimizer.momentum_rule != "constant":
+        rule = optimizer.momentum_rule.replace("_", " ")
+        words.append(f"momentum {optimizer.momentum:g} at {optimizer.momentum_batch} by the rule {rule!r}")
+    if optimizer.clip_norm is not None:
+        words.append(f"gradient clipped to norm {optimizer.clip_norm:g}")
+    if optimizer.average_decay is not None:
+        words.append(f"parameters averaged with decay {optimizer.average_decay:g} for evaluation")
+    return ", ".join(words)
+
+
+def _settings_in_words(config: Config) -> str:
+    """Batch normalisation, precision and augmentation."""
+    model, data, scale = config.model, config.data, config.loss_scale
+    words = [f"batch norm {model.norm.replace('_', ' ')}, evaluated with the {model.statistics.replace('_', ' ')}"]
+    if scale.name != "none":
+        words.append(f"{scale.name} loss scale from {scale.initial:g}")
+    words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
+    if data.stored_size not in (None, data.image_size):
+        words[-1] += f" from {data.stored_size}x{data.stored_size}"
+    if data.mix != "none":
+        words.append(f"{data.mix} (alpha {data.mix_alpha:g})")
+    if model.remat:
+        words.append("activations recomputed")
+    return ", ".join(words)
 
 
 def _rates(plan: Plan, phase: PlannedPhase) -> str:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from jaxdp.config import ConfigError
+from jaxdp.config import Config, ConfigError
 from jaxdp.validation import from_json
 
 TARGET = 0.759
@@ -21,16 +21,29 @@ REFERENCE_EPOCHS = {
 }
 
 
+def read_config(workdir: Path) -> Config:
+    """The config.json of a run; a ConfigError names the file."""
+    path = workdir / "config.json"
+    try:
+        return from_json(path.read_text())
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; restore the file") from None
+
+
 def read_records(workdir: Path) -> list[dict]:
     """The lines of metrics.jsonl; a last line that is cut off, as after a kill, is left out."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    path = workdir / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
     records = []
     for number, line in enumerate(lines):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number + 1 < len(lines):
-                raise ConfigError(f"{workdir / 'metrics.jsonl'}: line {number + 1} is damaged; restore or delete it") from None
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number + 1 < len(lines):
+            raise ConfigError(f"{path}: line {number + 1} is damaged; restore or delete it")
     return records
 
 
@@ -44,7 +57,7 @@ def report(workdir) -> dict:
     workdir = Path(workdir)
     if not (workdir / "config.json").is_file() or not (workdir / "metrics.jsonl").is_file():
         raise ConfigError(f"{str(workdir)!r} holds no run: there is no config.json with metrics.jsonl; give a run's directory")
-    config = from_json((workdir / "config.json").read_text())
+    config = read_config(workdir)
     evaluations = [record for record in read_records(workdir) if "eval_accuracy" in record]
     if not evaluations:
         raise ConfigError(f"{str(workdir)!r} holds no evaluation yet; wait for the first, or train for longer")

@@ -22,7 +22,7 @@ USED_ONLY_WITH = (
     ("data.augmentation", ("paper",), "augment", "min_scale max_scale angle aspect distortion"),
     ("data.augmentation", ("paper",), "augment", "brightness contrast contrast_centre noise"),
     ("data.augmentation", ("paper", "random_resized_crop", "pad_and_crop"), "augment", "flip"),
-    ("data.augmentation", ("pad_and_crop",), "augment", "padding"),
+    ("data.augmentation", ("paper", "pad_and_crop"), "augment", "padding"),
     ("data.augmentation", ("random_resized_crop",), "augment", "min_area"),
     ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
     ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
@@ -82,16 +82,23 @@ def _check_relations(config: Config) -> None:
             raise ConfigError(f"{here}.until_epoch: None is not allowed; only the last phase may leave it out")
         end = config.epochs if phase.until_epoch is None else phase.until_epoch
         if end <= before:
-            raise ConfigError(f"{here}.until_epoch: {end:g} is not allowed; phases go forward, so it must be above {before:g}")
+            what = f"{here}.until_epoch" if phase.until_epoch is not None else "epochs"
+            raise ConfigError(
+                f"{what}: {end:g} is not allowed; phases go forward, so it must be above batch.{index - 1}.until_epoch "
+                f"({before:g})"
+            )
         if last and end != config.epochs:
             raise ConfigError(
                 f"{here}.until_epoch: {end:g} is not allowed; the last phase ends with the run "
                 f"(epochs {config.epochs:g}); leave it out"
             )
         if phase.per_worker_batch is not None and phase.global_batch % phase.per_worker_batch:
+            whole, part = phase.global_batch, phase.per_worker_batch
+            divisor = min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(n - part))
+            batch = max(1, round(whole / part)) * part
             raise ConfigError(
-                f"{here}.per_worker_batch: {phase.per_worker_batch} is not allowed; "
-                f"it must divide the global batch {phase.global_batch}"
+                f"{here}.per_worker_batch: {part} is not allowed; it must divide the global batch {whole}; the nearest that "
+                f"does is {divisor}, or give --{here.replace('_', '-')}.global-batch {batch}"
             )
         before = end
     if config.augment.min_scale > config.augment.max_scale:
@@ -106,23 +113,29 @@ def _check_relations(config: Config) -> None:
             f"other size than data.image_size ({config.data.image_size}); leave it out"
         )
     scale = config.loss_scale
-    if config.model.dtype == "float16" and scale.name == "none":
-        raise ConfigError(
-            "model.dtype: 'float16' is not allowed without loss scaling; give --loss-scale.name dynamic (or static), or "
-            "--model.dtype bfloat16"
-        )
+    for name, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
+        if value == "float16" and scale.name == "none":
+            raise ConfigError(
+                f"{name}: 'float16' is not allowed without loss scaling; give --loss-scale.name dynamic (or static), or "
+                f"--{name.replace('_', '-')} bfloat16"
+            )
     if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
         raise ConfigError(
             f"loss_scale.initial: {scale.initial:g} is not allowed; it must lie from loss_scale.minimum ({scale.minimum:g}) "
             f"to loss_scale.maximum ({scale.maximum:g})"
         )
-    if config.schedule.name != "goyal" and config.schedule.warmup_epochs >= config.epochs:
+    if config.schedule.warmup_epochs >= config.epochs:
         raise ConfigError(
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; "
             f"it must be below epochs ({config.epochs:g})"
         )
     if list(config.schedule.boundaries) != sorted(set(config.schedule.boundaries)):
         raise ConfigError(f"schedule.boundaries: {config.schedule.boundaries} is not allowed; it must increase")
+    if config.schedule.boundaries and config.schedule.warmup_epochs > config.schedule.boundaries[0]:
+        raise ConfigError(
+            f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; it must end by the first of "
+            f"schedule.boundaries ({config.schedule.boundaries[0]:g})"
+        )
     needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
     if config.model.classes < needed:
         raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
@@ -177,5 +190,5 @@ def _flag(name: str, value) -> str:
     if isinstance(value, bool):
         *parts, last = name.replace("_", "-").split(".")
         return "--" + ".".join([*parts, last if value else f"no-{last}"])
-    words = " ".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
-    return f"--{name.replace('_', '-')} {words}"
+    words = [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
+    return " ".join([f"--{name.replace('_', '-')}", *words])

@@ -32,7 +32,7 @@ def reduced(given, mesh_shape, strategy, wire_dtype=None, bucket_bytes=allreduce
         return allreduce.mean(jax.tree.map(lambda x: x[0], tree), strategy, wire_dtype, bucket_bytes)
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()
-    proven = strategy not in allreduce.UNPROVEN
+    proven = allreduce.proves_replication(strategy)
     mesh = make_mesh(*mesh_shape)
     return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=everywhere, check_vma=proven))(given)
 

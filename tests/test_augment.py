@@ -30,29 +30,40 @@ def bilinear(image, row, column):
     )
 
 
-def slow_paper_transform(image, out, ranges, u):
-    """The published formulas, pixel by pixel."""
+def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
+    """nnabla's function, pixel by pixel: the input place as an affine map of the (distorted) output place.
+
+    One column of the output moves the input by (cos / sx, sin / sx), one row by (-sin / sy, cos / sy); a mirrored image has
+    the horizontal parts negated. `normal`: the standard normal numbers of the noise.
+    """
     height, width, _ = image.shape
     result = np.zeros((out, out, 3))
-    scale = ranges.min_scale * (ranges.max_scale / ranges.min_scale) ** u["scale"]
-    sx = scale * ranges.aspect ** (u["aspect"] - 0.5)
-    sy = scale / ranges.aspect ** (u["aspect"] - 0.5)
-    angle = (2 * u["angle"] - 1) * ranges.angle
+    scale = ranges.min_scale * np.exp(u["scale"] * np.log(ranges.max_scale / ranges.min_scale))
+    sx = scale * np.exp((u["aspect"] - 0.5) * np.log(ranges.aspect))
+    sy = scale**2 / sx
+    angle = -ranges.angle + 2 * u["angle"] * ranges.angle
+    mirror = -1 if ranges.flip and u["flip"] < 0.5 else 1
+    by_column = np.array([np.sin(angle), mirror * np.cos(angle)]) / sx  # (row, column) in the input
+    by_row = np.array([np.cos(angle), -mirror * np.sin(angle)]) / sy
+    middle = (out - 1) / 2
+    centre = np.array(
+        [
+            (u["row"] * ((height + 2 * padding) * sy - out) + middle) / sy - padding,
+            (u["column"] * ((width + 2 * padding) * sx - out) + middle) / sx - padding,
+        ]
+    )
     d = np.exp((2 * u["distortion"] - 1) * ranges.distortion) - 1
-    half, middle = out / 2, (out - 1) / 2
-    centre_y = u["row"] * (height * sy - out) + middle
-    centre_x = u["column"] * (width * sx - out) + middle
+    half = out / 2
     for i in range(out):
         for j in range(out):
-            y, x = i - middle, (middle - j if ranges.flip and u["flip"] < 0.5 else j - middle)
-            r = np.hypot(y / half, x / half)
-            y, x = y * (1 + d * r**2) / (1 + d), x * (1 + d * r**2) / (1 + d)
-            y, x = np.cos(angle) * y - np.sin(angle) * x, np.sin(angle) * y + np.cos(angle) * x
-            pixel = bilinear(image, (y + centre_y + 0.5) / sy - 0.5, (x + centre_x + 0.5) / sx - 0.5) / 255
-            pixel = pixel + (2 * u["brightness"] - 1) * ranges.brightness
+            y, x = (i - half) / half, (j - half) / half
+            r2 = y**2 + x**2
+            y, x = (half * p * (1 + d * r2) / (1 + d) + half for p in (y, x))
+            place = centre + (x - middle) * by_column + (y - middle) * by_row
+            pixel = bilinear(image, *place) / 255 + (2 * u["brightness"] - 1) * ranges.brightness
             contrast = ranges.contrast ** (2 * u["contrast"] - 1)
             result[i, j] = (pixel - ranges.contrast_centre) * contrast + ranges.contrast_centre
-    return 255 * result
+    return 255 * (result + normal * u["noise"] * ranges.noise)
 
 
 def smooth_image(height, width):
@@ -62,13 +73,22 @@ def smooth_image(height, width):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("ranges", [Augment(), Augment(flip=False, brightness=0.3, contrast=2.0, angle=3.0, distortion=0.7)])
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        Augment(),
+        Augment(flip=False, brightness=0.3, contrast=2.0, angle=3.0, distortion=0.7),
+        Augment(aspect=2.0, angle=1.0, padding=3, noise=0.3, contrast=3.0),
+    ],
+)
 def test_the_papers_transform_equals_its_formulas_in_numpy(seed, ranges):
     image = smooth_image(20, 28)
     draws = augment.paper_draws(jax.random.key(seed))
     ours = augment.paper_transform(jnp.asarray(image, jnp.float32), 14, ranges, draws)
     u = {name: np.asarray(value, np.float64) for name, value in draws.items() if name != "key"}
-    np.testing.assert_allclose(ours, slow_paper_transform(image, 14, ranges, u), atol=0.02)
+    normal = np.asarray(jax.random.normal(draws["key"], (14, 14, 3)), np.float64)
+    expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0, normal)
+    np.testing.assert_allclose(ours, expected, atol=0.03)
 
 
 def test_the_papers_noise_has_the_drawn_deviation():
@@ -110,6 +130,16 @@ def test_random_resized_crop_takes_boxes_inside_the_image_of_the_promised_area_a
     assert ratio.min() >= 3 / 4 - 1e-3
     assert ratio.max() <= 4 / 3 + 1e-3
     assert 0.4 < (step_right < 0).mean() < 0.6  # mirrored in half of the images
+
+
+def test_the_ranges_of_the_config_reach_every_transform():
+    """With the whole image as the only crop, random_resized_crop gives the image; with no padding, so does pad_and_crop."""
+    ranges = Augment(min_area=1.0, flip=False, padding=0)
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3)), jnp.uint8)
+    for name in ("random_resized_crop", "pad_and_crop"):
+        config = Config(data=Data(source="synthetic", image_size=12, augmentation=name), augment=ranges)
+        out = augment.augment(config, images, jnp.arange(3, dtype=jnp.uint32))
+        np.testing.assert_allclose(out, images, atol=1e-3)
 
 
 def test_random_resized_crop_falls_back_to_the_centre_square():
@@ -198,6 +228,32 @@ def test_mixing_stays_within_a_worker_and_is_the_same_on_any_mesh(kind, mesh_sha
         assert "collective_permute" not in text
         losses.append(float(metrics["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_a_mixed_step_weighs_both_targets_smoothed_by_their_share(kind):
+    """The loss of one worker's batch against NumPy: share x own target + (1 - share) x the partner's, smoothing in both."""
+    from test_step import PIXELS, a_batch, config_for, parameters
+
+    from jaxdp import models
+    from jaxdp.training.step import local_gradient
+
+    config = dataclasses.replace(config_for(), data=dataclasses.replace(config_for().data, mix=kind, augmentation="none"))
+    model = models.create(config.model)
+    params, stats = parameters(config)
+    batch = {name: rows[:8] for name, rows in a_batch().items()}
+
+    def one(params, batch):
+        return local_gradient(config, model, PIXELS, params, stats, 1.0, batch)[1]["loss"]
+
+    images, partner, share = augment.mix(config, augment.normalise(jnp.asarray(batch["images"]), *PIXELS), batch["positions"])
+    logits = np.asarray(model.apply(params, stats, images, train=True)[0], np.float64)
+    log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    onehot = np.eye(7)[batch["labels"]]
+    mixed_target = np.asarray(share)[:, None] * onehot + (1 - np.asarray(share)[:, None]) * onehot[np.asarray(partner)]
+    target = 0.9 * mixed_target + 0.1 / 7
+    assert len(set(batch["labels"][np.asarray(partner)] - batch["labels"])) > 1
+    assert float(jax.jit(one)(params, batch)) == pytest.approx(-(target * log_softmax).sum(1).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,10 @@ def failing(capsys, *arguments, code=2) -> str:
     ("arguments", "message"),
     [
         (["--model.classes", "0"], "model.classes: 0 is not allowed; input should be greater than or equal to 2"),
-        (["--batch.0.until-epoch", "99"], "batch.1.until_epoch: 16 is not allowed; phases go forward"),
+        (
+            ["--batch.0.until-epoch", "99"],
+            "epochs: 16 is not allowed; phases go forward, so it must be above batch.0.until_epoch (99)",
+        ),
         (
             ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
             "batch.1.global_batch: 100 is not allowed; its global batch 100 cannot be shared evenly by the 2x4 mesh",

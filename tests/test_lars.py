@@ -109,3 +109,55 @@ def test_sgd_equals_optax_while_the_rate_changes(nesterov):
         updates, state = ours.update(gradient, state, params)
         expected, peer_state = peer.update(gradient, peer_state, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (3.3294678758415452, 3.4065762650195457)),
+        ({"denominator": "norm_of_sum"}, (3.7029147648494014, 3.182829069181082)),
+        ({"nesterov": True}, (3.4627738315226155, 3.066217669030627)),
+        ({"eps": 0.5}, None),
+    ],
+)
+def test_every_field_of_the_config_reaches_lars(options, expected):
+    """The known answers once more, by way of the config that a recipe writes."""
+    config = Optimizer(name="lars", **KNOWN | options)
+    with jax.enable_x64(True):
+        weights = jnp.array([[3.0, 4.0]], jnp.float64)
+        state = build(config, 0.0, 0.9).init(weights)
+        for rate, gradient in zip(RATES, GRADIENTS, strict=True):
+            updates, state = build(config, rate, 0.9).update(jnp.array([gradient]), state, weights)
+            weights = optax.apply_updates(weights, updates)
+    if expected is None:
+        assert abs(float(weights[0, 0]) - 3.3294678758415452) > 1e-3
+    else:
+        np.testing.assert_allclose(np.asarray(weights)[0], expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd"])
+def test_the_gradient_is_clipped_before_either_optimiser(name):
+    """For one tensor without decay: LARS divides by the norm, so clipping shows in a tensor without trust ratio, a bias."""
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.zeros(2)}
+    gradient = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 4.0)}
+    norm = np.sqrt(4 * 9 + 2 * 16)
+    config = Optimizer(name=name, weight_decay=0.0, clip_norm=norm / 2)
+    optimizer = build(config, 0.5, 0.9)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["bias"], -0.5 * 4.0 / 2 * np.ones(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd"])
+def test_momentum_may_change_from_step_to_step(name):
+    """A tensor without trust ratio or decay, by hand: the rate inside the velocity for LARS, outside for SGD."""
+    params, velocity, expected = {"bias": jnp.zeros(2)}, np.zeros(2), np.zeros(2)
+    state = build(Optimizer(name=name), 0.0, 0.0).init(params)
+    for rate, momentum, g in [(0.1, 0.9, (1.0, -2.0)), (0.3, 0.95, (0.5, 0.5)), (0.2, 0.5, (-1.0, 4.0))]:
+        g = np.array(g)
+        updates, state = build(Optimizer(name=name), rate, momentum).update(
+            {"bias": jnp.asarray(g, jnp.float32)}, state, params
+        )
+        params = optax.apply_updates(params, updates)
+        velocity = momentum * velocity + (rate * g if name == "lars" else g)
+        expected -= velocity if name == "lars" else rate * velocity
+        np.testing.assert_allclose(params["bias"], expected, rtol=1e-6)

@@ -359,3 +359,18 @@ def test_train_takes_a_config_and_nothing_else(tmp_path):
     with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; give auto or never"):
         train(Config(), tmp_path, resume="maybe")
     assert not list(tmp_path.iterdir())
+
+
+def test_rate_and_momentum_of_every_phase_reach_the_step(tiny):
+    """By the noise scale with 0.5 at a batch of 8: 1 - 0.5 * 8 / 16 in the phase of 16."""
+    from jaxdp.planning import make_plan
+    from jaxdp.training.programs import Programs
+
+    optimizer = dataclasses.replace(tiny.optimizer, momentum=0.5, momentum_rule="noise_scale", momentum_batch=8)
+    plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), 50, 4)
+    programs = Programs(plan, None, (0.0, 1.0), 23)
+    for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
+        given = programs.hyperparameters(phase, phase.first_sample)
+        assert float(given["momentum"]) == pytest.approx(momentum)
+        assert float(given["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
+    programs.close()

@@ -131,22 +131,44 @@ def test_a_run_that_only_skips_stops_with_the_reason(tiny, tmp_path):
         train(config, tmp_path)
 
 
+def test_a_run_too_short_to_give_up_that_only_skips_ends_with_the_reason(tiny, tmp_path):
+    config = with_parts(
+        tiny,
+        model={"dtype": "float16"},
+        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39},
+    )
+    with pytest.raises(TrainingError, match=r"all 15 steps were skipped, no gradient being finite at a loss scale of"):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_static_scale_that_is_too_large_is_named_as_the_cause(tiny, tmp_path):
+    config = with_parts(tiny, model={"dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
+    with pytest.raises(
+        TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower loss_scale"
+    ):
+        train(config, tmp_path)
+
+
 def test_skipped_steps_are_counted_in_the_log(tiny, tmp_path):
     import json
 
     config = with_parts(tiny, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
-    train(config, tmp_path)
+    result = train(config, tmp_path)
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
     assert len(counts) == 15
     assert counts == sorted(counts)
     assert 0 < counts[-1] < 15
+    assert result.skipped_steps == counts[-1]
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"model": {"dtype": "float16"}}, "model.dtype: 'float16' is not allowed without loss scaling"),
+        ({"reduce": {"wire_dtype": "float16"}}, "reduce.wire_dtype: 'float16' is not allowed without loss scaling"),
+        ({"loss_scale": {"name": "static", "initial": 1e39}}, "loss_scale.initial: 1e.39 is not allowed; input should be less"),
         ({"loss_scale": {"name": "dynamic", "initial": 0.5}}, r"loss_scale.initial: 0.5 is not allowed; it must lie from"),
     ],
 )
@@ -165,19 +187,76 @@ def test_clipping_scales_the_whole_gradient_to_the_norm(exact):
     assert_close(loose, exact[0], 1e-6)
 
 
-def test_the_average_follows_the_parameters_exponentially():
-    config = with_parts(config_for(), optimizer={"average_decay": 0.75})
-    expected = None
-    for steps in (0, 1, 2, 3):
-        before, state, _ = run(config, steps=steps) if steps else (None, None, None)
-        if steps == 0:
-            before, _, _ = run(config)
-            expected = jax.tree.map(lambda p: p.astype(np.float64), before.average)
-            continue
-        expected = jax.tree.map(lambda a, p: 0.75 * a + 0.25 * np.asarray(p, np.float64), expected, state.params)
-        assert_close(state.average, expected, 1e-6)
-    assert state.evaluated_params is state.average
-    assert TrainState({"a": 1}, {}, (), (), ()).evaluated_params == {"a": 1}
+def test_the_average_is_that_of_all_steps_without_the_start():
+    """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
+    decay, steps = 0.75, 3
+    config = with_parts(config_for(), optimizer={"average_decay": decay})
+    states = [run(config, steps=n + 1)[1] for n in range(steps)]
+    weights = np.array([decay ** (steps - 1 - k) * (1 - decay) for k in range(steps)])
+    weights /= weights.sum()
+    for place, name in enumerate(("params", "batch_stats")):
+        seen = [jax.tree.map(lambda p: np.asarray(p, np.float64), getattr(state, name)) for state in states]
+        expected = jax.tree.map(lambda *values: sum(w * v for w, v in zip(weights, values, strict=True)), *seen)
+        assert_close(states[-1].evaluated[place], expected, 1e-5)
+
+
+def test_what_is_evaluated_without_an_average_or_before_the_first_step():
+    assert TrainState({"a": 1}, {"b": 2}, (), (), ()).evaluated == ({"a": 1}, {"b": 2})
+    config = with_parts(config_for(), optimizer={"average_decay": 0.9})
+    state = create_state(config, models.create(config.model), make_mesh(1, 1))
+    jax.tree.map(np.testing.assert_array_equal, state.evaluated, (state.params, state.batch_stats))
+
+
+def test_a_run_evaluates_the_average_and_not_the_last_parameters(tiny, tmp_path, monkeypatch):
+    from jaxdp.training import loop
+
+    seen = []
+    monkeypatch.setattr(loop, "evaluate", spy(loop.evaluate, seen))
+    config = with_parts(tiny, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
+    states = []
+    monkeypatch.setattr(loop.Run, "_finish", spy_on_state(loop.Run._finish, states))
+    train(config, tmp_path)
+    (arguments,), (state,) = seen, states
+    jax.tree.map(np.testing.assert_array_equal, arguments[1:3], state.evaluated)
+    pairs = zip(jax.tree.leaves(arguments[1]), jax.tree.leaves(state.params), strict=True)
+    assert max(float(abs(a - b).max()) for a, b in pairs) > 1e-4
+
+
+def spy(function, calls):
+    def called(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    return called
+
+
+def spy_on_state(method, states):
+    def called(self, phase):
+        states.append(self.state)
+        return method(self, phase)
+
+    return called
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_statistics_of_16_bit_compute_are_averaged_in_float32(dtype):
+    """Mean over workers of what each worker alone gives: to float32's rounding, far below 16 bits'."""
+    from test_step import distributed
+
+    config = with_parts(config_for(), model={"dtype": dtype})
+    model = models.create(config.model)
+    params, stats = parameters(config)
+    _, together = distributed(config, (2, 4), 2)
+    from jaxdp.data.augment import augment, normalise
+
+    moments = []
+    for start in range(0, BATCH, PER_WORKER):
+        part = {name: rows[start : start + PER_WORKER] for name, rows in a_batch().items()}
+        images = normalise(augment(config, part["images"], part["positions"]), *PIXELS)
+        moments.append(jax.jit(lambda images: model.apply(params, stats, images, train=True)[1])(images)["bn1"])
+    for name in ("mean", "square"):
+        expected = np.mean([np.asarray(m[name], np.float64) for m in moments], axis=0)
+        np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
 def test_without_moving_averages_evaluation_uses_the_last_batch_of_all_workers():

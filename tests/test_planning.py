@@ -31,7 +31,10 @@ def test_workers_beyond_the_devices_become_micro_batches():
 def test_devices_that_cannot_share_the_workers_stay_idle_or_are_refused():
     (phase,) = make_plan(config_with(Phase(160, per_worker_batch=32)), 5000, 8).phases
     assert (phase.devices, phase.idle_devices, phase.accumulation) == (5, 3, 1)
-    with pytest.raises(ConfigError, match=r"mesh.idle: 'refuse' is not allowed with batch.0; .* uses 5 of 8 devices"):
+    with pytest.raises(
+        ConfigError,
+        match=r"mesh.idle: 'refuse' .* on 8 devices; 5 of them can share its 5 workers .* that uses all is 256; or take 5",
+    ):
         make_plan(config_with(Phase(160, per_worker_batch=32), mesh=Mesh(idle="refuse")), 5000, 8)
 
 

@@ -51,6 +51,25 @@ def test_a_line_cut_off_by_a_kill_is_left_out_and_a_damaged_one_named(tmp_path):
         report(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("config.json", b"\xff\xfe{"), ("config.json", b"{broken"), ("config.json", b"{}}")]
+)
+def test_a_damaged_config_is_one_line_with_the_file(tmp_path, name, content):
+    run = a_run(tmp_path)
+    (run / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^[^\n]*config\.json: [^\n]*; restore the file$"):
+        report(run)
+
+
+@pytest.mark.parametrize("line", [b"5", b"\xff\xfe", b"[1]"])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    run = a_run(tmp_path)
+    log = run / "metrics.jsonl"
+    log.write_bytes(line + b"\n" + log.read_bytes())
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: line 1 is damaged"):
+        report(run)
+
+
 def test_a_directory_without_a_run_or_an_evaluation_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         report(tmp_path)

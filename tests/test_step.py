@@ -86,7 +86,7 @@ def distributed(config, mesh_shape, accumulation):
         return gradient_and_report(config, model, PIXELS, accumulation, params, stats, batch)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = config.reduce.strategy not in allreduce.UNPROVEN
+    proven = allreduce.proves_replication(config.reduce.strategy)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped)(params, stats, feed.put(a_batch(), mesh))
 

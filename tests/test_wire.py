@@ -33,7 +33,7 @@ def account(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
     def per_device(x):
         return allreduce.mean(lax.pcast(x, AXES, to="varying"), strategy, wire_dtype, bucket_bytes)
 
-    proven = strategy not in allreduce.UNPROVEN
+    proven = allreduce.proves_replication(strategy)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=proven)
     traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32))
     return wire.Account(*mesh_shape, strategy, tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))

@@ -76,27 +76,30 @@ def paper_draws(key) -> dict:
 def paper_transform(image, out: int, ranges: Augment, draws: dict):
     """The augmentation of Mikami et al. (arXiv 1811.05233, section 3), in the form of nnabla's `image_augmentation`.
 
-    image: [H, W, 3] on the 0-255 scale; returns [out, out, 3] float32 on the same scale. The stored image is enlarged by
-    scale = min (max / min)^u and, in height and width, by aspect^(u - 1/2) and its inverse; a crop of `out` pixels about
-    u (enlarged - out) + (out - 1) / 2 is turned by (2u - 1) angle and distorted by p (1 + d r^2) / (1 + d) with
-    d = exp((2u - 1) distortion) - 1 and r relative to half the size. Then (x + b - centre) c + centre and noise.
+    image: [H, W, 3] on the 0-255 scale; returns [out, out, 3] float32 on the same scale. The stored image with `padding` all
+    round is enlarged by scale = min (max / min)^u and, in width and height, by aspect^(u - 1/2) and its inverse; the crop lies
+    about u (enlarged - out) + (out - 1) / 2. A pixel p of it is distorted by p (1 + d r^2) / (1 + d), with
+    d = exp((2u - 1) distortion) - 1 and p and r relative to the middle and to half the size, then divided by the enlargement,
+    and then turned by (2u - 1) angle. Then (x + b - centre) c + centre and noise. Outside the image its edge repeats.
     """
     height, width, _ = image.shape
+    padding = ranges.padding or 0
     scale = ranges.min_scale * (ranges.max_scale / ranges.min_scale) ** draws["scale"]
     stretch = ranges.aspect ** (draws["aspect"] - 0.5)
     enlarge_rows, enlarge_columns = scale / stretch, scale * stretch
-    centre = (out - 1) / 2
-    rows, columns = (axis - centre for axis in _grid(out, out))
-    columns = jnp.where(ranges.flip & (draws["flip"] < 0.5), -columns, columns)
+    centre, half = (out - 1) / 2, out / 2
+    rows, columns = (axis - half for axis in _grid(out, out))
     bend = jnp.exp((2 * draws["distortion"] - 1) * ranges.distortion) - 1
-    radius = (rows**2 + columns**2) / (out / 2) ** 2
-    push = (1 + bend * radius) / (1 + bend)
+    push = (1 + bend * (rows**2 + columns**2) / half**2) / (1 + bend)
+    rows = (push * rows + half - centre) / enlarge_rows
+    columns = (push * columns + half - centre) / enlarge_columns
     angle = (2 * draws["angle"] - 1) * ranges.angle
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    rows, columns = push * (cos * rows - sin * columns), push * (sin * rows + cos * columns)
-    rows += draws["row"] * (height * enlarge_rows - out) + centre
-    columns += draws["column"] * (width * enlarge_columns - out) + centre
-    pixels = resample(image, (rows + 0.5) / enlarge_rows - 0.5, (columns + 0.5) / enlarge_columns - 0.5) / 255
+    rows, columns = sin * columns + cos * rows, cos * columns - sin * rows
+    columns = jnp.where(ranges.flip & (draws["flip"] < 0.5), -columns, columns)
+    row = draws["row"] * ((height + 2 * padding) * enlarge_rows - out) + centre
+    column = draws["column"] * ((width + 2 * padding) * enlarge_columns - out) + centre
+    pixels = resample(image, rows + row / enlarge_rows - padding, columns + column / enlarge_columns - padding) / 255
     contrast = ranges.contrast ** (2 * draws["contrast"] - 1)
     pixels += (2 * draws["brightness"] - 1) * ranges.brightness
     pixels = (pixels - ranges.contrast_centre) * contrast + ranges.contrast_centre
@@ -132,11 +135,12 @@ def random_resized_crop(image, out: int, ranges: Augment, key):
 
 
 def pad_and_crop(image, ranges: Augment, key):
-    """A crop of the image's own size out of the image with `padding` black pixels around it; or mirrored. [H, W, C]."""
+    """A crop of the image's own size out of the image with `padding` (4) black pixels around it; or mirrored. [H, W, C]."""
     height, width, channels = image.shape
+    padding = 4 if ranges.padding is None else ranges.padding
     place, mirror = jax.random.split(key)
-    padded = jnp.pad(image, ((ranges.padding,) * 2, (ranges.padding,) * 2, (0, 0)))
-    row, column = jax.random.randint(place, (2,), 0, 2 * ranges.padding + 1)
+    padded = jnp.pad(image, ((padding,) * 2, (padding,) * 2, (0, 0)))
+    row, column = jax.random.randint(place, (2,), 0, 2 * padding + 1)
     crop = jax.lax.dynamic_slice(padded, (row, column, 0), (height, width, channels))
     return jnp.where(ranges.flip & jax.random.bernoulli(mirror), crop[:, ::-1], crop)
 

@@ -86,8 +86,19 @@ def parameter_server(vector):
 
 
 STRATEGIES = {"psum": psum, "ring": ring, "hierarchical": hierarchical, "torus": torus, "parameter_server": parameter_server}
-# Point-to-point exchanges cannot prove to `shard_map` that all devices end with the same values: it must not ask.
-UNPROVEN = ("ring", "parameter_server")
+
+
+def local(vector):
+    """Every device keeps its own: what a step would be if communication were free, for measuring what it costs."""
+    return vector
+
+
+def proves_replication(strategy) -> bool:
+    """Whether `shard_map` can check that all devices end with the same values (its check_vma).
+
+    It cannot where they exchange point to point, nor for what is not known here.
+    """
+    return strategy in ("psum", "hierarchical", "torus")
 
 
 def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]]:
@@ -110,19 +121,20 @@ def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]
     return packed
 
 
-def mean(tree, strategy: str, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
+def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
     """The mean of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
 
-    tree: arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of `STRATEGIES`; for
-    those in `UNPROVEN` give `shard_map` check_vma=False. wire_dtype: the dtype in which they travel and are added; None keeps
-    each leaf's. bucket_bytes: see `buckets`. Returned leaves have the dtype they came with.
+    tree: arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of `STRATEGIES`, or a
+    function like its values; give `shard_map` check_vma=proves_replication(strategy). wire_dtype: the dtype in which they
+    travel and are added; None keeps each leaf's. bucket_bytes: see `buckets`. Returned leaves have the dtype they came with.
     Raises ValueError for an unknown strategy, or one that cannot run on so many devices.
     """
-    if strategy not in STRATEGIES:
+    if not callable(strategy) and strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(STRATEGIES)}")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
-    reduce, devices = STRATEGIES[strategy], lax.axis_size(AXES)
+    reduce = strategy if callable(strategy) else STRATEGIES[strategy]
+    devices = lax.axis_size(AXES)
     if reason := unfit(strategy, devices):
         raise ValueError(f"strategy: {strategy!r} is not allowed on {devices} devices; {reason}")
 

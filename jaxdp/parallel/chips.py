@@ -117,7 +117,6 @@ compile_time_toolkit_version: "13.0.0"
 dnn_version: "9.28.0"
 cub_version: "3.1.2"
 device_interconnect_info {{ active_links: {chip.links} }}
-collective_memory_granularity: 2097152
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 28 patch: 0 }}

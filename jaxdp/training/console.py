@@ -94,6 +94,8 @@ class Screen:
             f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
             f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
         )
+        if record.get("skipped_steps"):
+            text += f"  skipped {record['skipped_steps']}"
         if self.live:
             self.progress.update(self.task, completed=record["step"], description=text)
         elif now - self.last_line >= PLAIN_SECONDS:

@@ -29,10 +29,25 @@ def check_step(record: dict, scaling: LossScale) -> None:
         return
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
+            advice = LOWER_THE_RATE
+            if scaling.name == "static":
+                advice = (
+                    f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or give "
+                    f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
+                )
             raise TrainingError(
                 f"{name} is {record[name]} at step {record['step']} (samples {record['samples']}, "
-                f"learning rate {record['learning_rate']:.6g}): {LOWER_THE_RATE}"
+                f"learning rate {record['learning_rate']:.6g}): {advice}"
             )
+
+
+def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
+    """Raise TrainingError if a run has come to its end without one step that changed the parameters."""
+    if skipped == steps:
+        raise TrainingError(
+            f"all {steps} steps were skipped, no gradient being finite at a loss scale of {scaling.minimum:g} to "
+            f"{scaling.initial:g}: lower loss_scale.initial and loss_scale.minimum, or use --model.dtype bfloat16"
+        )
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -44,6 +59,11 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory_message(phase: PlannedPhase, error: Exception) -> str:
     """One line: the field to change, and the largest value of at most half the present one that keeps the global batch."""
     reason = (str(error).splitlines() or ["no memory left"])[0]
+    if isinstance(error, MemoryError):
+        return (
+            f"batch.{phase.index}.global_batch: {phase.global_batch} is not allowed; this host has no memory for its images "
+            f"({reason}); take smaller images (data.image_size, data.stored_size), a smaller batch or more hosts"
+        )
     field, present = f"batch.{phase.index}.per_worker_batch", phase.per_worker_batch
     start = f"{field}: {present} is not allowed; out of memory ({reason})"
     per_device = phase.per_device_batch

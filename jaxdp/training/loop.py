@@ -53,6 +53,7 @@ class TrainResult:
     mesh: tuple[int, int]
     versions: dict
     workdir: str
+    skipped_steps: int = 0
 
 
 def train(config: Config, workdir=None, resume="auto", screen=None, started=None) -> TrainResult:
@@ -134,6 +135,7 @@ class Run:
         self.since_log = [0, 0.0]  # images, seconds
         self.pending = None
         self.evaluated = None
+        self.skipped_steps = 0
 
     def to_the_end(self) -> TrainResult:
         with ExitStack() as stack:
@@ -165,6 +167,7 @@ class Run:
 
     def _finish(self, phase) -> None:
         """The evaluation at the end, if the last step was not evaluated already."""
+        guard.check_skipped(self.skipped_steps, self.steps, self.config.loss_scale)
         if self.evaluated is None or self.evaluated["samples"] != self.samples:
             self._evaluate(phase)
         if not math.isfinite(self.evaluated["eval_loss"]):
@@ -235,6 +238,7 @@ class Run:
         self.clock = now
         if self.first_step_seconds is None:
             self.first_step_seconds = time.monotonic() - self.started
+        self.skipped_steps = record.get("skipped_steps", 0)
         guard.check_step(record, self.config.loss_scale)
         record["images_per_second"] = self.since_log[0] / self.since_log[1]
         self.screen.step(record)
@@ -260,8 +264,7 @@ class Run:
         position = {"step": self.steps, "samples": self.samples, "epoch": self.samples / self.plan.examples}
         self.evaluated = position | evaluate(
             self.programs.prepare_evaluation(phase).result(),
-            self.state.evaluated_params,
-            self.state.batch_stats,
+            *self.state.evaluated,
             self.datasets.evaluation,
             self.programs.evaluation_rows(phase),
             self.programs.mesh(phase),
@@ -292,13 +295,15 @@ class Run:
             versions={"jaxdp": __version__, "python": platform.python_version()}
             | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
             workdir=str(self.workdir),
+            skipped_steps=self.skipped_steps,
         )
 
 
 def show_result(screen, result: TrainResult) -> None:
+    skipped = f", {result.skipped_steps} of them skipped for a gradient that was not finite" if result.skipped_steps else ""
     screen.say(
         f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, all {result.eval_examples} held-out "
-        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps"
+        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
     )
     screen.say(
         f"time {clock(result.wall_seconds)}, first step after {result.seconds_to_first_step:.0f} s, "

@@ -90,7 +90,7 @@ class Programs:
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "positions": jnp.uint32, "weights": jnp.int32})
-        return step.lower(state.evaluated_params, state.batch_stats, batch).compile()
+        return step.lower(state.params, state.batch_stats, batch).compile()
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""

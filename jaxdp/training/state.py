@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
@@ -10,10 +11,23 @@ from jaxdp.optim import build
 from jaxdp.training import loss_scale
 
 
+class Average(NamedTuple):
+    """A moving average of parameters and statistics that starts from nothing: divided by its weight it has no bias."""
+
+    params: Any
+    batch_stats: Any
+    weight: jax.Array
+
+    def include(self, params, batch_stats, decay: float) -> "Average":
+        """The average after one more step."""
+        new = Average(params, batch_stats, jnp.ones(()))
+        return jax.tree.map(lambda old, value: decay * old + (1 - decay) * value, self, new)
+
+
 class TrainState(NamedTuple):
     """params, batch_stats (statistics of batch normalisation for evaluation) and opt_state: float32 trees.
 
-    average (a moving average of params) and loss_scale (`jaxdp.training.loss_scale.LossScale`) are () where there is none.
+    average (`Average`) and loss_scale (`jaxdp.training.loss_scale.LossScale`) are () where there is none.
     """
 
     params: Any
@@ -23,9 +37,19 @@ class TrainState(NamedTuple):
     loss_scale: Any
 
     @property
-    def evaluated_params(self):
-        """What evaluation uses: the average of the parameters where there is one."""
-        return self.average if self.average != () else self.params
+    def evaluated(self) -> tuple:
+        """(params, batch_stats) that evaluation uses: the averages where there are any and a step was taken."""
+        if self.average == ():
+            return self.params, self.batch_stats
+        return _unbiased(self.average, (self.params, self.batch_stats))
+
+
+@jax.jit
+def _unbiased(average: Average, present: tuple) -> tuple:
+    """The average over its weight; what is present where no step has been taken."""
+    weight = average.weight
+    totals = (average.params, average.batch_stats)
+    return jax.tree.map(lambda total, now: jnp.where(weight > 0, total / jnp.maximum(weight, 1e-30), now), totals, present)
 
 
 def replicated(mesh) -> NamedSharding:
@@ -35,7 +59,9 @@ def replicated(mesh) -> NamedSharding:
 def _initial(config: Config, model):
     shape = (config.data.image_size, config.data.image_size, 3)
     params, batch_stats = model.init(jax.random.key(config.seed), shape)
-    average = () if config.optimizer.average_decay is None else params
+    average = ()
+    if config.optimizer.average_decay is not None:
+        average = jax.tree.map(jnp.zeros_like, Average(params, batch_stats, jnp.zeros(())))
     opt_state = build(config.optimizer, 0.0, 0.0).init(params)
     return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.loss_scale))
 

@@ -109,10 +109,10 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
         optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
+        statistics = update_statistics(state.batch_stats, moments, statistics_decay)
         average = state.average
         if config.optimizer.average_decay is not None:
-            average = optax.incremental_update(params, average, 1 - config.optimizer.average_decay)
-        statistics = update_statistics(state.batch_stats, moments, statistics_decay)
+            average = average.include(params, statistics, config.optimizer.average_decay)
         return TrainState(params, statistics, opt_state, average, state.loss_scale)
 
     def step(state: TrainState, batch, hyperparameters):
@@ -135,6 +135,6 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
         return new, metrics
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = config.reduce.strategy not in allreduce.UNPROVEN
+    proven = allreduce.proves_replication(config.reduce.strategy)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped, donate_argnums=0)
