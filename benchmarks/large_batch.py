@@ -141,9 +141,9 @@ steps than epochs, and batch-size control has more of them than the other column
 
 {seen(rows)}
 
-Not every technique helps everywhere: a column that lowers the one before it is shown as it came out. The rate of SGD was chosen
-at the smallest batch alone, for the linear scaling rule to carry up; that of LARS at every batch; both with one seed. Part of what
-LARS gains at the largest batch is that.
+Not every technique helps everywhere: a column that lowers the one before it is shown as it came out. The rate of SGD was
+chosen at the smallest batch alone, for the linear scaling rule to carry up; that of LARS at every batch; both with one seed.
+Part of what LARS gains at the largest batch is that.
 
 ![Accuracy against the global batch](large_batch.png)
 

@@ -136,7 +136,7 @@ def table(compiled: Compiled):
     from rich.table import Table
 
     told, phase = as_dict(compiled), compiled.phase
-    shown = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", caption_justify="left")
+    shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.title = (
         f"phase {phase.index} compiled for {compiled.hosts} x {compiled.gpus_per_host} {told['chip']} "
         f"({phase.vertical}x{phase.horizontal}) by JAX {compiled.jax} in {compiled.seconds:.0f} s; nothing was run"

@@ -13,6 +13,7 @@ STARTED = time.monotonic()
 COMMANDS = {
     "train": "train a model as a recipe says",
     "plan": "print what a run will do, without running it",
+    "bench": "measure this machine: allreduce, scaling",
     "report": "print what a finished or running run has reached",
 }
 EXIT_CONFIG, EXIT_FAILURE = 2, 1
@@ -43,7 +44,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.training.guard import TrainingError
 
     try:
-        {"train": _train, "plan": _plan, "report": _report}[command](arguments, program)
+        {"train": _train, "plan": _plan, "bench": _bench, "report": _report}[command](arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
@@ -252,6 +253,142 @@ def _compiled(chosen, config, plan, summary):
         raise ConfigError("--compile-for: give --hosts and --gpus-per-host with it, for example --hosts 1 --gpus-per-host 8")
     compiled = aot.compile_for(plan, chosen.phase, chosen.compile_for, chosen.hosts, devices // chosen.hosts)
     return aot.as_dict(compiled), [aot.table(compiled)]
+
+
+BENCHES = ("allreduce", "scaling")
+
+
+def _bench(arguments, program):
+    from jaxdp.config import ConfigError
+
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {program} {{{','.join(BENCHES)}}} [options]; `{program} allreduce --help` lists the options")
+        return
+    if not arguments or arguments[0] not in BENCHES:
+        given = arguments[0] if arguments else ""
+        raise ConfigError(f"bench: {given!r} is not allowed; give {' or '.join(BENCHES)}")
+    name, rest = arguments[0], arguments[1:]
+    {"allreduce": _bench_allreduce, "scaling": _bench_scaling}[name](rest, f"{program} {name}")
+
+
+def _bench_allreduce(arguments, program):
+    import tyro
+
+    from jaxdp.config import Config, ConfigError
+
+    recipe = _load(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchAllreduce:
+        """Time every all-reduce strategy on the mesh at hand, fit latency and bandwidth, and say which to take.
+
+        Examples:
+          jaxdp bench allreduce
+          jaxdp bench allreduce --config imagenet_sony_exp2 --mesh.cpu-devices 8 --sizes 65536 1048576 --repeats 5
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """the recipe whose mesh, wire dtype and gradient are measured"""
+        sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
+        """bytes of a message"""
+        dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
+        """of the messages"""
+        repeats: int = 9
+        """timed calls of each, taking turns"""
+        output: str = "bench/allreduce"
+        """directory for allreduce.json and allreduce.png"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print the record as one JSON document on stdout"""
+
+    chosen = tyro.cli(BenchAllreduce, args=arguments, prog=program)
+    if not chosen.sizes or min(chosen.sizes) < 4:
+        raise ConfigError(f"--sizes: {chosen.sizes} is not allowed; give numbers of bytes, 4 or more")
+    config, devices = _bench_devices(chosen)
+    import jax
+
+    from jaxdp import models
+    from jaxdp.bench import allreduce
+    from jaxdp.parallel.mesh import choose_shape, make_mesh
+
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    if mesh.size < 2:
+        raise ConfigError("mesh: one device has nobody to exchange with; on a CPU give --mesh.cpu-devices 4")
+    size = config.data.image_size
+    gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
+    record = allreduce.run(config, mesh, gradient, chosen.sizes, chosen.dtypes, chosen.repeats)
+    lines = [allreduce.advice(record)] + [allreduce.VIRTUAL] * record["virtual"]
+    _bench_result(chosen, "allreduce", record, [*allreduce.tables(record), *lines], allreduce.draw)
+
+
+def _bench_scaling(arguments, program):
+    import tyro
+
+    from jaxdp.config import Config
+
+    recipe = _load(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchScaling:
+        """Time the training step on growing numbers of devices: speed-up, efficiency, exposed communication, waiting.
+
+        Examples:
+          jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 128
+          jaxdp bench scaling --config imagenet_mlperf_3264 --devices 1 2 4 8
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """the recipe whose step is timed, with the batch of its first phase"""
+        devices: tuple[int, ...] = ()
+        """growing numbers of devices; default: powers of two up to all"""
+        repeats: int = 7
+        """timed steps of each kind, taking turns"""
+        output: str = "bench/scaling"
+        """directory for scaling.json and scaling.png"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print the record as one JSON document on stdout"""
+
+    chosen = tyro.cli(BenchScaling, args=arguments, prog=program)
+    config, devices = _bench_devices(chosen)
+    from jaxdp.bench import allreduce, scaling
+    from jaxdp.training.console import Screen
+
+    counts = chosen.devices or tuple(2**power for power in range(len(devices).bit_length()))
+    progress = Screen(sys.stderr).say
+    record = scaling.run(config, counts, chosen.repeats, progress)
+    _bench_result(chosen, "scaling", record, [*scaling.tables(record), *[allreduce.VIRTUAL] * record["virtual"]], scaling.draw)
+
+
+def _bench_devices(chosen):
+    """(the validated config, the devices of this machine) of a bench, its common options checked."""
+    from jaxdp.config import ConfigError
+    from jaxdp.parallel import distributed
+    from jaxdp.validation import validate
+
+    if chosen.repeats < 1:
+        raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
+    config = validate(chosen.run)
+    return config, distributed.start(config.mesh)
+
+
+def _bench_result(chosen, name, record, shown, draw):
+    """Write a bench's JSON and picture, and show its tables."""
+    from pathlib import Path
+
+    from jaxdp.training.console import Screen
+
+    folder = Path(chosen.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    draw(record, folder / f"{name}.png")
+    if chosen.json:
+        print(json.dumps(record, indent=1))
+        return
+    screen = Screen()
+    for one in [*shown, f"written to {folder}: {name}.json, {name}.png"]:
+        (screen.say if isinstance(one, str) else screen.table)(one)
+        screen.say("")
 
 
 def _report(arguments, program):

@@ -77,7 +77,7 @@ def tables(told: dict):
     from rich.table import Table
 
     for phase in told["phases"]:
-        shown = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+        shown = Table(box=None, padding=(0, 2, 0, 0))
         shown.title = (
             f"phase {phase['index']} on a network of {1e6 * told['latency']:g} us and {told['bandwidth'] / 1e9:g} GB/s: "
             f"{phase['workers']} workers ({phase['mesh'][0]}x{phase['mesh'][1]}), {told['message_bytes']:,} bytes, "

@@ -73,7 +73,7 @@ def test_an_unknown_field_or_wrong_type_ends_with_code_2_and_names_it(capsys, ar
 
 def test_an_unknown_command_suggests_the_nearest(capsys):
     assert "unknown command 'trian'; did you mean train?" in failing(capsys, "trian")
-    assert "known are train, plan, report" in failing(capsys, "qqq")
+    assert "known are train, plan, bench, report" in failing(capsys, "qqq")
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
@@ -192,3 +192,67 @@ def test_output_cut_short_by_its_reader_is_no_error():
     pipe = f"{sys.executable} -m jaxdp plan --help | head -1"
     done = subprocess.run(pipe, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--network", "fast"], "--network: 'fast' is not allowed; give latency,bandwidth"),
+        (["plan", "--picture", "x.png"], "--picture: 'x.png' is not allowed without --network"),
+        (
+            ["plan", "--network", "1e-6,1e9", "--picture", "x.gif"],
+            "--picture: 'x.gif' is not allowed; give a file that ends in",
+        ),
+        (["plan", "--network", "1e-6,1e9", "--images-per-second", "0"], "--images-per-second: 0.0 is not allowed"),
+        (["plan", "--wire", "--reduce.strategy", "auto"], "reduce.strategy: 'auto' is not allowed with --wire"),
+        (["plan", "--hosts", "2"], "--hosts: 2 is not allowed alone; give --gpus-per-host or --devices"),
+        (["plan", "--hosts", "3", "--devices", "8"], "--hosts: 3 is not allowed; it must divide the 8 devices"),
+        (["plan", "--hosts", "0", "--devices", "8"], "--hosts: 0 is not allowed; give 1 or more"),
+        (["plan", "--hosts", "2", "--gpus-per-host", "4", "--devices", "4"], "--devices: 4 is not allowed with --hosts 2"),
+        (["plan", "--compile-for", "h200"], "--compile-for: give --hosts and --gpus-per-host with it"),
+        (
+            ["plan", "--compile-for", "tpu", "--gpus-per-host", "8"],
+            "--compile-for: 'tpu' is not allowed; give a100, h100, h200",
+        ),
+        (["plan", "--reduce.bucket-bytes", "0"], "reduce.bucket_bytes: 0 is not allowed; input should be greater"),
+        (
+            ["plan", "--devices", "128", "--reduce.strategy", "parameter_server"],
+            "reduce.strategy: 'parameter_server' is not allowed with batch.0 on 128 devices; one server takes at most 64",
+        ),
+        (["bench"], "bench: '' is not allowed; give allreduce or scaling"),
+        (["bench", "speed"], "bench: 'speed' is not allowed; give allreduce or scaling"),
+        (["bench", "allreduce", "--sizes", "1"], "--sizes: (1,) is not allowed; give numbers of bytes, 4 or more"),
+        (["bench", "allreduce", "--mesh.cpu-devices", "1"], "mesh: one device has nobody to exchange with"),
+        (["bench", "scaling", "--repeats", "0"], "--repeats: 0 is not allowed; give 1 or more"),
+    ],
+)
+def test_what_plan_and_bench_cannot_do_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    told = failing(capsys, *arguments)
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+def test_plan_tells_what_a_step_sends_and_what_a_network_makes_of_it(capsys, tmp_path):
+    flags = ["--devices", "8", "--model.depth", "18", "--model.width", "8", "--wire", "--network", "5e-6,10e9"]
+    cli.main(["plan", *flags, "--json", "--picture", str(tmp_path / "efficiency.png")])
+    told = json.loads(capsys.readouterr().out)
+    assert {one["axes"][0] for one in told["wire"][0]["collectives"]} == {"horizontal", "vertical"}
+    total = told["gradient_bytes"] + told["statistics_bytes"]
+    assert told["wire"][0]["sent_bytes_busiest_device"] == pytest.approx(2 * 7 / 8 * total, rel=1e-3)  # padding apart
+    assert told["network"]["message_bytes"] == total
+    for phase in told["network"]["phases"]:
+        for one in phase["strategies"].values():
+            assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
+            assert one["efficiency"] == pytest.approx(phase["computation_seconds"] / one["step_seconds"])
+    assert (tmp_path / "efficiency.png").stat().st_size > 10_000
+    cli.main(["plan", *flags])
+    shown = capsys.readouterr().out
+    assert "what a step sends: torus on 2x4 devices" in shown
+    assert "no proof that the torus is faster" in shown
+
+
+def test_plan_for_hosts_has_them_as_rows(capsys):
+    cli.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8"])
+    (first, _) = json.loads(capsys.readouterr().out)["phases"]
+    assert (first["vertical"], first["horizontal"]) == (2, 8)

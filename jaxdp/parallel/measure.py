@@ -54,8 +54,10 @@ def reduction(mesh, shapes, strategy, wire_dtype=None, bucket_bytes=allreduce.BU
 def fastest(mesh, shapes, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, repeats: int = 5) -> tuple[str, dict]:
     """(the strategy with the shortest median for averaging such a tree on this mesh, medians of all that were tried).
 
-    All processes of a run get the medians of the first one, so that they agree.
+    On one device there is nothing to measure. All processes of a run get the medians of the first one, so that they agree.
     """
+    if mesh.size == 1:
+        return CANDIDATES[0], {}
     calls = {
         strategy: reduction(mesh, shapes, strategy, wire_dtype, bucket_bytes)
         for strategy in CANDIDATES

@@ -161,7 +161,7 @@ def table(account: Account):
     kinds = {}
     for one in account.found:
         kinds.setdefault((one.operation, one.axes, one.group, one.dtype, one.senders is None), []).append(one)
-    shown = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+    shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.title = f"what a step sends: {account.strategy} on {account.vertical}x{account.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "messages", "operand bytes", "sent by a device"):
         shown.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
@@ -190,5 +190,4 @@ def table(account: Account):
             f"{masters['vertical_bytes_all_columns']:,.0f} bytes in all on that axis; with one master a row (Jia et al.) "
             f"{masters['vertical_bytes_masters_only']:,.0f}. A master sends {masters['master_sends']:,.0f}."
         )
-        shown.caption_justify = "left"
     return shown

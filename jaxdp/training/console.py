@@ -57,9 +57,15 @@ class Screen:
         self.console.print(text, markup=False)
 
     def table(self, table: Table):
+        """A table; its title and caption are lines of their own, which it would break to its own width."""
+        title, table.title, caption, table.caption = table.title, None, table.caption, None
+        if title:
+            self.say(title)
         with self.console.capture() as shown:
             self.console.print(table, soft_wrap=False)
         self.say("\n".join(line.rstrip() for line in shown.get().splitlines()))
+        if caption:
+            self.say(caption)
 
     def begin(self, total_steps):
         self.total_steps = total_steps

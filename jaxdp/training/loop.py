@@ -26,6 +26,7 @@ from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import to_json, writers_for
 from jaxdp.training.programs import Programs
 from jaxdp.training.state import create_state, replicated
+from jaxdp.training.strategy import chosen_strategies
 from jaxdp.validation import validate
 
 
@@ -54,6 +55,7 @@ class TrainResult:
     versions: dict
     workdir: str
     skipped_steps: int = 0
+    strategy: str = ""
 
 
 def train(config: Config, workdir=None, resume="auto", screen=None, started=None) -> TrainResult:
@@ -127,7 +129,8 @@ class Run:
         self.device_kind = prepared.devices[0].device_kind
         pixels = (self.datasets.mean, self.datasets.std)
         model = models.create(self.config.model)
-        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation))
+        strategies = chosen_strategies(self.plan, model, workdir, screen)
+        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation), strategies)
         self.model = model
         self.samples, self.steps = 0, 0
         self.training_seconds = self.evaluation_seconds = 0.0
@@ -296,6 +299,7 @@ class Run:
             | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
             workdir=str(self.workdir),
             skipped_steps=self.skipped_steps,
+            strategy=self.programs.strategies.get((phase.vertical, phase.horizontal), self.config.reduce.strategy),
         )
 
 

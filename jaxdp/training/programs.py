@@ -1,5 +1,6 @@
 """The compiled programs of a run, built in background threads before they are needed."""
 
+import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
@@ -46,8 +47,9 @@ class Programs:
     `prepare_*` starts a compilation and returns at once; `train_step` and `evaluation_step` wait for it if they must.
     """
 
-    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int):
-        self.plan, self.model, self.pixels = plan, model, pixels
+    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int, strategies: dict | None = None):
+        """strategies: all-reduce strategy by mesh shape, where the config leaves it to be chosen."""
+        self.plan, self.model, self.pixels, self.strategies = plan, model, pixels, strategies or {}
         self.evaluation_examples = evaluation_examples
         self.meshes = {}
         self.futures: dict[tuple, Future] = {}
@@ -83,7 +85,10 @@ class Programs:
         return self.futures[key]
 
     def _compile_train(self, mesh, phase: PlannedPhase):
-        return trace_train_step(self.plan.config, self.model, self.pixels, phase, mesh).lower().compile()
+        config = self.plan.config
+        strategy = self.strategies.get((phase.vertical, phase.horizontal), config.reduce.strategy)
+        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=strategy))
+        return trace_train_step(config, self.model, self.pixels, phase, mesh).lower().compile()
 
     def _compile_evaluation(self, mesh, rows: int):
         config = self.plan.config

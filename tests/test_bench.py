@@ -1,0 +1,156 @@
+"""The benches' arithmetic, on made-up times, and that they run: no test depends on how fast this machine is."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxdp import train
+from jaxdp.bench import allreduce as bench_allreduce
+from jaxdp.bench import scaling
+from jaxdp.config import ConfigError, Phase, Reduce
+from jaxdp.parallel import allreduce, measure, wire
+from jaxdp.parallel.cost_model import allreduce_seconds
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.planning import make_plan
+from jaxdp.training import programs, strategy
+from jaxdp.training.console import Quiet
+
+
+@pytest.mark.parametrize("name", ["psum", "ring", "hierarchical", "torus", "parameter_server"])
+def test_the_fit_finds_the_latency_and_bandwidth_that_made_the_times(name):
+    sizes = (1_000, 100_000, 10_000_000)
+    made = "ring" if name == "psum" else name
+    points = [(size, allreduce_seconds(made, 4, 8, size, 7e-6, 3e9)) for size in sizes]
+    assert bench_allreduce.fit(points, name, 4, 8) == pytest.approx({"latency": 7e-6, "bandwidth": 3e9})
+
+
+def test_a_fit_is_never_negative():
+    growing = [(1_000, 1e-6), (1_000_000, 2e-3)]  # more than in proportion: the best line starts below 0
+    assert bench_allreduce.fit(growing, "ring", 2, 2)["latency"] == 0
+    falling = [(1_000, 2e-3), (1_000_000, 1e-3)]
+    assert bench_allreduce.fit(falling, "ring", 2, 2)["bandwidth"] is None
+
+
+def test_calls_take_turns_and_the_first_round_is_not_counted(monkeypatch):
+    order = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    ticks = iter(range(100))
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(ticks))
+    assert measure.alternated(calls, 2) == {"a": [1, 1], "b": [1, 1]}
+    assert order == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("name", list(allreduce.STRATEGIES))
+def test_what_is_timed_is_the_average_of_the_tree(name, times):
+    shapes = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(7, jnp.bfloat16)}
+    out = measure.reduction(make_mesh(2, 4), shapes, name, times=times)()
+    assert {key: (value.shape, value.dtype) for key, value in out.items()} == {
+        "a": ((8, 3, 5), jnp.float32),
+        "b": ((8, 7), jnp.bfloat16),
+    }
+    for value in out.values():
+        assert (value == 1).all()  # the mean of ones
+
+
+def record_of(seconds: dict) -> dict:
+    gradient = {"bytes": 1000, "wire_dtype": "float32", "bucket_bytes": None, "seconds": seconds}
+    return {"gradient": gradient, "recommended": min(seconds, key=seconds.get)}
+
+
+def test_the_advice_says_plainly_when_psum_wins():
+    assert "plain psum wins, 1.50 times as fast as torus" in bench_allreduce.advice(record_of({"torus": 3.0, "psum": 2.0}))
+    told = bench_allreduce.advice(record_of({"torus": 2.0, "psum": 3.0, "ring": 9.0}))
+    assert "torus is fastest, 1.50 times as fast as psum. --reduce.strategy torus" in told
+
+
+def test_allreduce_is_measured_drawn_and_told(tiny, tmp_path):
+    record = bench_allreduce.run(tiny, make_mesh(2, 2), {"w": jnp.zeros((5, 4))}, sizes=(64, 4096), repeats=1)
+    assert len(record["rows"]) == 5 * 2 * 2
+    assert all(row["fastest"] <= row["seconds"] <= row["slowest"] for row in record["rows"])
+    assert set(record["gradient"]["seconds"]) == set(allreduce.STRATEGIES)
+    assert record["gradient"]["bytes"] == 80
+    json.dumps(record)
+    assert len(list(bench_allreduce.tables(record))) == 3
+    bench_allreduce.draw(record, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+def with_batch(config, batch, per_worker=None, **changes):
+    return dataclasses.replace(config, batch=(Phase(global_batch=batch, per_worker_batch=per_worker),), **changes)
+
+
+def test_scaling_measures_both_kinds_and_their_ratios(tiny, tmp_path):
+    record = scaling.run(with_batch(tiny, 8), (1, 4), repeats=1)
+    rows = {(row["mode"], row["devices"]): row for row in record["rows"]}
+    assert [rows[key]["global_batch"] for key in [("strong", 1), ("strong", 4), ("weak", 1), ("weak", 4)]] == [8, 8, 2, 8]
+    for mode in scaling.MODES:
+        one, four = rows[mode, 1], rows[mode, 4]
+        assert (one["speed_up"], one["efficiency"], one["exposed_communication_seconds"]) == (1, 1, 0)
+        assert four["speed_up"] == pytest.approx(four["images_per_second"] / one["images_per_second"])
+        assert four["efficiency"] == pytest.approx(four["speed_up"] / 4)
+        exposed = four["step_seconds"] - four["without_reduction_seconds"]
+        assert four["exposed_communication_seconds"] == pytest.approx(exposed)
+        assert four["waiting_seconds"] >= 0
+    assert rows["strong", 4]["step_seconds"] == rows["weak", 4]["step_seconds"]  # the same step, measured once
+    json.dumps(record)
+    assert len(list(scaling.tables(record))) == 2
+    scaling.draw(record, tmp_path / "picture.png")
+
+
+def test_the_step_without_its_reductions_sends_nothing(tiny):
+    config = with_batch(tiny, 8, reduce=Reduce(strategy=allreduce.local))
+    traced = programs.trace_train_step(
+        config,
+        programs.models.create(config.model),
+        (0.0, 1.0),
+        make_plan(with_batch(tiny, 8), 50, 4).phases[0],
+        jax.sharding.AbstractMesh((2, 2), AXES),
+    )
+    assert wire.collectives(traced.jaxpr, {"vertical": 2, "horizontal": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts", "message"),
+    [
+        ({}, (2, 1), r"--devices: \(2, 1\) is not allowed; give growing numbers of devices"),
+        ({}, (1, 16), "--devices: 16 is not allowed; there are 8; on a CPU give --mesh.cpu-devices 16"),
+        ({}, (1, 3), "batch.0.global_batch: 8 is not allowed with --devices 3; it must be a multiple of 3; the nearest is 9"),
+        ({"reduce": Reduce(strategy="auto")}, (1, 2), "reduce.strategy: 'auto' is not allowed here; give one by name"),
+    ],
+)
+def test_a_ladder_that_cannot_be_climbed_is_an_error(tiny, changes, counts, message):
+    with pytest.raises(ConfigError, match=message):
+        scaling.check(with_batch(tiny, 8, **changes), counts, 8)
+
+
+def test_auto_takes_the_fastest_writes_it_down_and_keeps_it(tiny, tmp_path, monkeypatch):
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
+    monkeypatch.setattr(measure, "fastest", lambda *_: ("ring", {"psum": 2.0, "ring": 1.0}))
+    assert train(config, tmp_path).strategy == "ring"
+    (held,) = json.loads((tmp_path / strategy.FILE).read_text())
+    assert (held["mesh"], held["strategy"], held["seconds"]) == ([2, 2], "ring", {"psum": 2.0, "ring": 1.0})
+    (tmp_path / "result.json").unlink()
+    monkeypatch.setattr(measure, "fastest", lambda *_: pytest.fail("measured again"))
+    assert train(config, tmp_path).strategy == "ring"
+
+
+@pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "tree"}]'])
+def test_a_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
+    (tmp_path / strategy.FILE).write_text(content)
+    monkeypatch.setattr(measure, "fastest", lambda *_: ("torus", {"torus": 1.0}))
+    plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), 50, 4)
+    model = programs.models.create(tiny.model)
+    chosen = strategy.chosen_strategies(plan, model, tmp_path, Quiet())
+    assert chosen == {(2, 2): "torus"}
+
+
+def test_the_fastest_has_the_shortest_median(monkeypatch):
+    times = {"psum": [3.0, 1.0, 5.0], "torus": [2.0, 2.0, 2.0], "hierarchical": [4.0, 4.0, 4.0], "ring": [9.0, 1.0, 9.0]}
+    monkeypatch.setattr(measure, "alternated", lambda calls, repeats: times)
+    name, medians = measure.fastest(make_mesh(2, 2), {"w": jnp.zeros(3)})
+    assert (name, medians["psum"]) == ("torus", 3.0)
+    assert measure.fastest(make_mesh(1, 1), {"w": jnp.zeros(3)}) == ("psum", {})
