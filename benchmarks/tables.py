@@ -1,4 +1,4 @@
-"""Write the README's tables of measurements from benchmarks/results/; with --check, fail if they are not up to date.
+"""Write the tables of measurements in README and docs from benchmarks/results/; with --check, fail if they are not up to date.
 
 python benchmarks/tables.py [--check]
 """
@@ -31,9 +31,61 @@ def digits() -> str:
     )
 
 
-def filled(text: str) -> str:
-    """The README with the part between each pair of markers replaced."""
-    for name, table in {"digits": digits}.items():
+def made_on(record: dict) -> str:
+    made = record["provenance"]
+    return f"{made['cores']} cores of an {made['processor']}, Python {made['python']}, JAX {made['versions']['jax']}"
+
+
+def allreduce() -> str:
+    record = json.loads((RESULTS / "allreduce_cpu.json").read_text())
+    sizes = sorted({row["bytes"] for row in record["rows"]})
+    lines = [
+        "| float32 on 2x4, ms | " + " | ".join(f"{size:,} B" for size in sizes) + " | gradient |",
+        "|---" * (len(sizes) + 2) + "|",
+    ]
+    for strategy, whole in record["gradient"]["seconds"].items():
+        cells = {r["bytes"]: r["seconds"] for r in record["rows"] if (r["strategy"], r["dtype"]) == (strategy, "float32")}
+        lines.append(f"| {strategy} | " + " | ".join(f"{1e3 * cells[size]:.3f}" for size in sizes) + f" | {1e3 * whole:.0f} |")
+    gradient = record["gradient"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Medians of {record['repeats']}; gradient: ResNet-50's {gradient['bytes']:,} bytes in the messages of a run. "
+            f"Eight virtual devices on {made_on(record)}: memory traffic, no network.",
+        ]
+    )
+
+
+def scaling() -> str:
+    record = json.loads((RESULTS / "scaling_cifar10_cpu.json").read_text())
+    lines = [
+        "| | devices | images a step | step | images/s | speed-up | efficiency | exposed communication | waiting |",
+        "|---" * 9 + "|",
+    ]
+    for row in record["rows"]:
+        exposed, whole = row["exposed_communication_seconds"], row["step_seconds"]
+        lines.append(
+            f"| {row['mode']} | {row['devices']} | {row['global_batch']} | {1e3 * whole:.0f} ms "
+            f"| {row['images_per_second']:.1f} | {row['speed_up']:.2f} | {100 * row['efficiency']:.0f} % "
+            f"| {1e3 * exposed:.0f} ms ({100 * exposed / whole:.0f} %) | {1e3 * row['waiting_seconds']:.0f} ms |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{record['model']}, {record['strategy']}; medians of {record['repeats']} on {made_on(record)}. "
+            "The devices are parts of two cores, so more of them compute no faster: correctness, not network speed.",
+        ]
+    )
+
+
+TABLES = {"README.md": {"digits": digits}, "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling}}
+
+
+def filled(text: str, tables: dict) -> str:
+    """A page with the part between each pair of markers replaced."""
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: made by benchmarks/tables.py -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
         text = before + begin + table() + "\n" + end + rest.split(end, 1)[1]
@@ -41,12 +93,17 @@ def filled(text: str) -> str:
 
 
 def main():
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = filled(old)
-    if "--check" in sys.argv[1:]:
-        sys.exit(0 if new == old else "README.md differs from benchmarks/results: run python benchmarks/tables.py")
-    readme.write_text(new)
+    stale = []
+    for page, tables in TABLES.items():
+        path = ROOT / page
+        old = path.read_text()
+        new = filled(old, tables)
+        if new != old:
+            stale.append(page)
+        if "--check" not in sys.argv[1:]:
+            path.write_text(new)
+    if "--check" in sys.argv[1:] and stale:
+        sys.exit(f"{', '.join(stale)}: differs from benchmarks/results; run python benchmarks/tables.py")
 
 
 if __name__ == "__main__":

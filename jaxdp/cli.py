@@ -317,8 +317,7 @@ def _bench_allreduce(arguments, program):
     size = config.data.image_size
     gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
     record = allreduce.run(config, mesh, gradient, chosen.sizes, chosen.dtypes, chosen.repeats)
-    lines = [allreduce.advice(record)] + [allreduce.VIRTUAL] * record["virtual"]
-    _bench_result(chosen, "allreduce", record, [*allreduce.tables(record), *lines], allreduce.draw)
+    _bench_result(chosen, "allreduce", record, allreduce)
 
 
 def _bench_scaling(arguments, program):
@@ -333,7 +332,7 @@ def _bench_scaling(arguments, program):
         """Time the training step on growing numbers of devices: speed-up, efficiency, exposed communication, waiting.
 
         Examples:
-          jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 128
+          jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 32
           jaxdp bench scaling --config imagenet_mlperf_3264 --devices 1 2 4 8
         """
 
@@ -351,13 +350,13 @@ def _bench_scaling(arguments, program):
 
     chosen = tyro.cli(BenchScaling, args=arguments, prog=program)
     config, devices = _bench_devices(chosen)
-    from jaxdp.bench import allreduce, scaling
+    from jaxdp.bench import scaling
     from jaxdp.training.console import Screen
 
     counts = chosen.devices or tuple(2**power for power in range(len(devices).bit_length()))
     progress = Screen(sys.stderr).say
     record = scaling.run(config, counts, chosen.repeats, progress)
-    _bench_result(chosen, "scaling", record, [*scaling.tables(record), *[allreduce.VIRTUAL] * record["virtual"]], scaling.draw)
+    _bench_result(chosen, "scaling", record, scaling)
 
 
 def _bench_devices(chosen):
@@ -372,8 +371,8 @@ def _bench_devices(chosen):
     return config, distributed.start(config.mesh)
 
 
-def _bench_result(chosen, name, record, shown, draw):
-    """Write a bench's JSON and picture, and show its tables."""
+def _bench_result(chosen, name, record, bench):
+    """Write a bench's JSON and picture, and show what it has to tell."""
     from pathlib import Path
 
     from jaxdp.training.console import Screen
@@ -381,12 +380,12 @@ def _bench_result(chosen, name, record, shown, draw):
     folder = Path(chosen.output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(record, folder / f"{name}.png")
+    bench.draw(record, folder / f"{name}.png")
     if chosen.json:
         print(json.dumps(record, indent=1))
         return
     screen = Screen()
-    for one in [*shown, f"written to {folder}: {name}.json, {name}.png"]:
+    for one in [*bench.shown(record), f"written to {folder}: {name}.json, {name}.png"]:
         (screen.say if isinstance(one, str) else screen.table)(one)
         screen.say("")
 

@@ -74,7 +74,7 @@ def test_allreduce_is_measured_drawn_and_told(tiny, tmp_path):
     assert set(record["gradient"]["seconds"]) == set(allreduce.STRATEGIES)
     assert record["gradient"]["bytes"] == 80
     json.dumps(record)
-    assert len(list(bench_allreduce.tables(record))) == 3
+    assert len(list(bench_allreduce.shown(record))) == 5
     bench_allreduce.draw(record, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
@@ -97,7 +97,7 @@ def test_scaling_measures_both_kinds_and_their_ratios(tiny, tmp_path):
         assert four["waiting_seconds"] >= 0
     assert rows["strong", 4]["step_seconds"] == rows["weak", 4]["step_seconds"]  # the same step, measured once
     json.dumps(record)
-    assert len(list(scaling.tables(record))) == 2
+    assert len(list(scaling.shown(record))) == 3
     scaling.draw(record, tmp_path / "picture.png")
 
 

@@ -61,7 +61,7 @@ def test_bytes_of_types():
     assert num_bytes("(f32[2,3]{1,0}, bf16[]{}, (u8[7]{0}))") == 24 + 2 + 7
 
 
-@pytest.mark.parametrize(("strategy", "permutes"), [("torus", 0), ("ring", 14)])
+@pytest.mark.parametrize(("strategy", "permutes"), [("torus", 0), ("hierarchical", 0), ("ring", 14)])
 def test_a_compiled_program_sends_what_its_trace_says(strategy, permutes):
     mesh = make_mesh(2, 4)
     mapped = jax.shard_map(
@@ -74,6 +74,8 @@ def test_a_compiled_program_sends_what_its_trace_says(strategy, permutes):
     text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8 * 1000,), jnp.float32)).compile().as_text()
     told = read_schedule(text, 8)
     assert sum(one.count for one in told.collectives if one.operation == "permute") == permutes
+    if strategy == "hierarchical":  # not folded into one over all devices
+        assert [len(one.groups[0]) for one in told.collectives] == [4, 2]
     if strategy == "torus":
         assert [(one.operation, one.operand_bytes) for one in told.collectives] == [
             ("reduce-scatter", 4000),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp import cli
+from jaxdp import aot, cli
+from jaxdp.bench import allreduce, scaling
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -32,9 +33,9 @@ def documented_commands():
     """Lines of the code blocks of README and docs that call jaxdp, without comments."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", path.read_text(), re.DOTALL):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", " ").splitlines():
                 command = line.split("#")[0].strip()
-                if match := re.match(r"(?:python train\.py|jaxdp (train|plan))\b(.*)", command):
+                if match := re.match(r"(?:python train\.py|jaxdp (train|plan|bench))\b(.*)", command):
                     yield pytest.param(match[1] or "train", match[2].split(), id=command)
 
 
@@ -55,7 +56,12 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     """Each is parsed and planned; a training run itself is not begun."""
     from jaxdp.training import loop
 
+    if "--compile-for" in flags and aot.available():
+        pytest.skip(aot.available())
     planned = []
     monkeypatch.setattr(loop, "train", lambda config, *_, **__: planned.append(loop.Prepared.of(config)))
+    monkeypatch.setattr(scaling, "run", lambda config, counts, *_: planned.append(scaling.check(config, counts, counts[-1])))
+    monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_: planned.append(mesh))
+    monkeypatch.setattr(cli, "_bench_result", lambda *_: None)
     cli.main([command, *flags])
     assert planned or capsys.readouterr().out

@@ -29,6 +29,7 @@ def test_every_depth_has_the_published_size(depth, parameters, giga_macs):
 def test_resnet_50_has_the_published_parameters_and_multiply_adds():
     assert models.summary(Model(depth=50), (224, 224, 3)) == {
         "parameters": 25_557_032,
+        "statistics": 53_120,
         "macs": 4_089_184_256,
         "adapted": {"tensors": 54, "parameters": 25_502_912},
         "skipped": {"tensors": 107, "parameters": 54_120},

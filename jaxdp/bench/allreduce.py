@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.provenance import VIRTUAL, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, cost_model, measure
 from jaxdp.parallel.mesh import unfit
 
 SIZES = (16_384, 262_144, 4_194_304, 67_108_864)
 DTYPES = ("float32", "bfloat16")
-VIRTUAL = (
-    "These devices are parts of one CPU: the figures show that the strategies run and what they cost in memory traffic here, "
-    "not how fast a network is."
-)
 COLOURS = {"psum": "#000000", "ring": "#D55E00", "hierarchical": "#E69F00", "torus": "#0072B2", "parameter_server": "#CC79A7"}
 
 
@@ -110,31 +106,34 @@ def advice(record: dict) -> str:
     return f"{start}{best} is fastest, {against:.2f} times as fast as psum. --reduce.strategy {best}"
 
 
-def tables(record: dict):
-    """A rich table of medians for each dtype, with the fitted latency and bandwidth, and one of the whole gradient."""
+def shown(record: dict):
+    """For each dtype a rich table of medians with the fitted latency and bandwidth, one of the whole gradient, the advice."""
     from rich.table import Table
 
     vertical, horizontal = record["mesh"]
     sizes = sorted({row["bytes"] for row in record["rows"]})
     for dtype, fits in record["fits"].items():
-        shown = Table(box=None, padding=(0, 2, 0, 0))
-        shown.title = f"all-reduce of {dtype} on {vertical}x{horizontal} {record['device']}, median milliseconds"
-        shown.add_column("strategy")
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.title = f"all-reduce of {dtype} on {vertical}x{horizontal} {record['device']}, median milliseconds"
+        table.add_column("strategy")
         for name in (*(f"{size:,} B" for size in sizes), "latency", "bandwidth"):
-            shown.add_column(name, justify="right")
+            table.add_column(name, justify="right")
         for strategy, fitted in fits.items():
             cells = {r["bytes"]: r for r in record["rows"] if (r["strategy"], r["dtype"]) == (strategy, dtype)}
             bandwidth = "-" if fitted["bandwidth"] is None else f"{fitted['bandwidth'] / 1e9:.2f} GB/s"
             medians = [f"{1e3 * cells[size]['seconds']:.3f}" for size in sizes]
-            shown.add_row(strategy, *medians, f"{1e6 * fitted['latency']:.1f} us", bandwidth)
-        yield shown
-    shown = Table(box=None, padding=(0, 2, 0, 0))
-    shown.title = f"the whole gradient in messages of {record['gradient']['bucket_bytes'] or 'any number of'} bytes and more"
-    shown.add_column("strategy")
-    shown.add_column("milliseconds", justify="right")
+            table.add_row(strategy, *medians, f"{1e6 * fitted['latency']:.1f} us", bandwidth)
+        yield table
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.title = f"the whole gradient in messages of {record['gradient']['bucket_bytes'] or 'any number of'} bytes and more"
+    table.add_column("strategy")
+    table.add_column("milliseconds", justify="right")
     for name, seconds in sorted(record["gradient"]["seconds"].items(), key=lambda item: item[1]):
-        shown.add_row(name, f"{1e3 * seconds:.3f}")
-    yield shown
+        table.add_row(name, f"{1e3 * seconds:.3f}")
+    yield table
+    yield advice(record)
+    if record["virtual"]:
+        yield VIRTUAL
 
 
 def draw(record: dict, path) -> None:

@@ -7,6 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+VIRTUAL = (
+    "These devices are parts of one CPU: the figures show that the program runs and what it costs in memory traffic here, "
+    "not how fast a network is."
+)
 
 
 def provenance(packages=PACKAGES) -> dict:

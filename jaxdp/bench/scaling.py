@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp import models
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.provenance import VIRTUAL, provenance
 from jaxdp.config import Config, ConfigError
 from jaxdp.parallel import allreduce, measure
 from jaxdp.parallel.mesh import AXES, choose_shape, make_mesh, unfit
@@ -171,8 +171,8 @@ def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lamb
     }
 
 
-def tables(record: dict):
-    """A rich table for each mode."""
+def shown(record: dict):
+    """A rich table for each mode, and what the figures are worth."""
     from rich.table import Table
 
     names = (
@@ -188,13 +188,13 @@ def tables(record: dict):
     )
     for mode in MODES:
         what = "the batch shared by all" if mode == "strong" else "the same batch on each"
-        shown = Table(box=None, padding=(0, 2, 0, 0))
-        shown.title = f"{mode} scaling, {what}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.title = f"{mode} scaling, {what}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
         for name in names:
-            shown.add_column(name, justify="right")
+            table.add_column(name, justify="right")
         for row in (one for one in record["rows"] if one["mode"] == mode):
             exposed, whole = row["exposed_communication_seconds"], row["step_seconds"]
-            shown.add_row(
+            table.add_row(
                 str(row["devices"]),
                 "x".join(map(str, row["mesh"])),
                 f"{row['global_batch']:,}",
@@ -205,7 +205,9 @@ def tables(record: dict):
                 f"{1e3 * exposed:.1f} ms ({100 * exposed / whole:.0f} %)",
                 f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / whole:.0f} %)",
             )
-        yield shown
+        yield table
+    if record["virtual"]:
+        yield VIRTUAL
 
 
 def draw(record: dict, path) -> None:

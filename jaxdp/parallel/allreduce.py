@@ -53,9 +53,9 @@ def hierarchical(vector):
     """Hierarchical all-reduce (Jia et al., arXiv 1807.11205): along the rows, then along the columns.
 
     There one master a row takes part in the second; in an SPMD program every device does, so that all columns carry the whole
-    vector at once and nothing has to be broadcast along the rows.
+    vector at once and nothing has to be broadcast along the rows. The barrier keeps XLA from folding both into one all-reduce.
     """
-    return lax.psum(lax.psum(vector, HORIZONTAL), VERTICAL)
+    return lax.psum(lax.optimization_barrier(lax.psum(vector, HORIZONTAL)), VERTICAL)
 
 
 def torus(vector):

@@ -1,0 +1,217 @@
+"""Why synchronous: accuracy on the digits when gradients are computed on parameters that are tau updates old.
+
+    python benchmarks/staleness.py [--seeds 0 1 2] [--page]
+
+Asynchronous SGD with a parameter server (Downpour; Dean et al., NIPS 2012), simulated deterministically in one process: tau + 1
+workers push in turn, so that every gradient is that of the parameters as they were tau updates ago. Beside it synchronous runs
+of as many workers: with the same images an update, shared by the workers (tau = 0, whatever their number), and with as many images
+on each worker, the rate scaled linearly with the batch. A narrow ResNet-18 (8 channels in its first stage). Writes
+benchmarks/results/staleness.json, docs/staleness.md and .png.
+"""
+
+import argparse
+import json
+from collections import deque
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+
+import jax
+import numpy as np
+import optax
+
+from jaxdp import models
+from jaxdp.bench.provenance import provenance
+from jaxdp.config import Config, Data, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.data import feed
+from jaxdp.data.sources import open_datasets
+from jaxdp.optim import build
+from jaxdp.parallel import distributed
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import make_plan
+from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.state import create_state
+from jaxdp.training.step import local_gradient, make_train_step, update_statistics
+
+ROOT = Path(__file__).parent.parent
+EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
+TAUS = (0, 1, 3, 7, 15)
+RATES = (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
+KINDS = {
+    "asynchronous": "asynchronous, the rate of tau = 0",
+    "tuned": "asynchronous, its best rate",
+    "synchronous": f"synchronous, {BATCH} images on each worker",
+}
+
+
+def config_for(rate: float, workers: int = 1, seed: int = 0, tuning=False) -> Config:
+    split = {"train_split": "fit", "eval_split": "validation"} if tuning else {}
+    return Config(
+        name="staleness",
+        seed=seed,
+        epochs=EPOCHS,
+        data=Data(augmentation="digits", **split),
+        model=Model(depth=18, width=8, classes=10, norm_momentum=0.7),
+        batch=(Phase(BATCH * workers, per_worker_batch=BATCH),),
+        optimizer=Optimizer("sgd", momentum=MOMENTUM, weight_decay=1e-4),
+        schedule=Schedule(
+            "cosine", rate * workers, warmup_epochs=WARM_UP, start=min(rate, rate * workers) if workers > 1 else 0.0
+        ),
+        mesh=Mesh(cpu_devices=1),
+    )
+
+
+class Trainer:
+    """The digits, the network and its compiled parts; batches and network are the same for every run."""
+
+    def __init__(self, config: Config):
+        self.model, self.mesh = models.create(config.model), make_mesh(1, 1)
+        self.datasets = open_datasets(config)
+        self.pixels = (self.datasets.mean, self.datasets.std)
+        self.evaluation = make_evaluation_step(config, self.model, self.pixels, self.mesh)
+        self.gradient = jax.jit(partial(local_gradient, config, self.model, self.pixels))
+        self.update = jax.jit(partial(self._update, config))
+        self.synchronous = {}
+
+    @staticmethod
+    def _update(config, state, gradient, moments, rate):
+        updates, opt_state = build(config.optimizer, rate, MOMENTUM).update(gradient, state.opt_state, state.params)
+        statistics = update_statistics(state.batch_stats, moments, config.model.norm_momentum)
+        return state._replace(params=optax.apply_updates(state.params, updates), batch_stats=statistics, opt_state=opt_state)
+
+    def accuracy(self, state) -> float:
+        """0 for parameters that are no longer finite: their answers are no digit at all."""
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
+            return 0.0
+        told = evaluate(self.evaluation, *state.evaluated, self.datasets.evaluation, (360, 360), self.mesh)
+        return told["eval_accuracy"]
+
+    def asynchronous(self, config: Config, tau: int) -> float:
+        """Update t takes the gradient of the parameters after update t - tau, or of the first ones while t < tau."""
+        plan = make_plan(config, len(self.datasets.train), 1)
+        state = create_state(config, self.model, self.mesh)
+        seen = deque([state.params], maxlen=tau + 1)
+        for samples in range(0, plan.total_samples, BATCH):
+            batch = feed.train_batch(self.datasets.train, config.seed, samples, BATCH)
+            gradient, report = self.gradient(seen[0], state.batch_stats, 1.0, batch)
+            state = self.update(state, gradient, report["moments"], np.float32(plan.learning_rate(samples)))
+            seen.append(state.params)
+        return self.accuracy(state)
+
+    def together(self, config: Config, workers: int) -> float:
+        """One update for the mean of all workers' gradients."""
+        plan = make_plan(config, len(self.datasets.train), 1)
+        (phase,) = plan.phases
+        if workers not in self.synchronous:
+            self.synchronous[workers] = make_train_step(config, self.model, self.pixels, self.mesh, phase.accumulation)
+        state = create_state(config, self.model, self.mesh)
+        for samples in range(0, plan.total_samples, phase.global_batch):
+            batch = feed.put(feed.train_batch(self.datasets.train, config.seed, samples, phase.global_batch), self.mesh)
+            hyperparameters = {"learning_rate": np.float32(plan.learning_rate(samples)), "momentum": np.float32(MOMENTUM)}
+            state, _ = self.synchronous[workers](state, batch, hyperparameters)
+        return self.accuracy(state)
+
+
+def measured(seeds) -> dict:
+    tuner, trainer = Trainer(config_for(0.1, tuning=True)), Trainer(config_for(0.1))
+    best = {}
+    for tau in TAUS:
+        scores = {rate: tuner.asynchronous(config_for(rate, tuning=True), tau) for rate in RATES}
+        best[tau] = max(scores, key=scores.get)
+        print("tau", tau, "rates", scores, flush=True)
+    rows = []
+    for tau in TAUS:
+        runs = {
+            "asynchronous": [trainer.asynchronous(config_for(best[0], seed=seed), tau) for seed in seeds],
+            "tuned": [trainer.asynchronous(config_for(best[tau], seed=seed), tau) for seed in seeds],
+            "synchronous": [trainer.together(config_for(best[0], tau + 1, seed), tau + 1) for seed in seeds],
+        }
+        rows += [{"tau": tau, "kind": kind, "accuracies": scores} for kind, scores in runs.items()]
+        print(tau, runs, flush=True)
+    return {"provenance": provenance(), "rates": {str(tau): rate for tau, rate in best.items()}, "rows": rows}
+
+
+def scores_of(record, tau, kind) -> list[float]:
+    return [100 * a for r in record["rows"] if (r["tau"], r["kind"]) == (tau, kind) for a in r["accuracies"]]
+
+
+def table(record) -> str:
+    lines = ["| tau | workers | " + " | ".join(KINDS.values()) + " |", "|---" * (len(KINDS) + 2) + "|"]
+    for tau in TAUS:
+        cells = []
+        for kind in KINDS:
+            scores = scores_of(record, tau, kind)
+            rate = f" (rate {record['rates'][str(tau)]:g})" if kind == "tuned" else ""
+            cells.append(f"{mean(scores):.2f}{f' +- {stdev(scores):.2f}' if len(scores) > 1 else ''}{rate}")
+        lines.append(f"| {tau} | {tau + 1} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(record, path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for (kind, label), colour, shift in zip(KINDS.items(), ("#D55E00", "#E69F00", "#0072B2"), (-0.06, 0.0, 0.06), strict=True):
+        scores = [scores_of(record, tau, kind) for tau in TAUS]
+        spread = [stdev(s) if len(s) > 1 else 0.0 for s in scores]
+        places = [place + shift for place in range(len(TAUS))]
+        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, color=colour, label=label)
+    start = mean(scores_of(record, 0, "asynchronous"))
+    axes.axhline(start, color="#999999", linestyle="--", label=f"synchronous, {BATCH} images shared by the workers")
+    axes.set(xlabel="tau: updates between a gradient's parameters and its use", ylabel="held-out accuracy (%)")
+    axes.set_xticks(range(len(TAUS)), [str(tau) for tau in TAUS])
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def page(record) -> str:
+    made, last = record["provenance"], TAUS[-1]
+    held, tuned, together = (mean(scores_of(record, last, kind)) for kind in KINDS)
+    start = mean(scores_of(record, 0, "asynchronous"))
+    return f"""# Why synchronous
+
+Asynchronous SGD with a parameter server never waits: a worker fetches parameters, computes a gradient, pushes it, and the
+others have changed the parameters meanwhile. With N workers that push in turn every gradient is tau = N - 1 updates old. Here
+that is simulated deterministically on the digits, {BATCH} images a gradient, SGD with momentum {MOMENTUM:g}, {EPOCHS:g} epochs.
+Beside it two synchronous runs of N workers: one that shares the {BATCH} images of an update among them, which is the row of
+tau = 0 for any N; and one with {BATCH} images on each, one update for all, the rate scaled linearly and warmed up over
+{WARM_UP:g} epochs. A narrow ResNet-18 (8 channels in its first stage): the mechanism on a small problem, not ImageNet's figures.
+
+Held-out accuracy in %, mean and standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run whose parameters
+ceased to be finite counts as 0:
+
+{table(record)}
+
+![Accuracy against staleness](staleness.png)
+
+At tau = {last} the asynchronous run has {held:.1f} % with the rate that is best without staleness and {tuned:.1f} % with its
+own best, chosen from {", ".join(f"{rate:g}" for rate in RATES)} on a split of the training digits. Synchronously, with as
+many images an update, {last + 1} workers have the {start:.1f} % of tau = 0. With {BATCH} images on each of them they have
+{together:.1f} %: {last + 1} times fewer updates are too few for so small a data set, which is the problem of
+[large batches](large_batch.md) and not of waiting. What waiting costs is what `jaxdp bench scaling` measures.
+
+Made by `benchmarks/staleness.py` on {made["cores"]} cores of an {made["processor"]}, Python {made["python"]},
+JAX {made["versions"]["jax"]}.
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--page", action="store_true", help="only write the page and the picture again from the results")
+    arguments = parser.parse_args()
+    results = ROOT / "benchmarks/results/staleness.json"
+    if not arguments.page:
+        distributed.start(Mesh(cpu_devices=1))
+        results.write_text(json.dumps(measured(arguments.seeds), indent=1) + "\n")
+    record = json.loads(results.read_text())
+    draw(record, ROOT / "docs/staleness.png")
+    (ROOT / "docs/staleness.md").write_text(page(record))
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()
