@@ -4,8 +4,8 @@
 
 Asynchronous SGD with a parameter server (Downpour; Dean et al., NIPS 2012), simulated deterministically in one process: tau + 1
 workers push in turn, so that every gradient is that of the parameters as they were tau updates ago. Beside it synchronous runs
-of as many workers: with the same images an update, shared by the workers (tau = 0, whatever their number), and with as many images
-on each worker, the rate scaled linearly with the batch. A narrow ResNet-18 (8 channels in its first stage). Writes
+of as many workers: with the same images an update, shared by the workers (tau = 0, whatever their number), and with as many
+images on each worker, the rate scaled linearly with the batch. A narrow ResNet-18 (8 channels in its first stage). Writes
 benchmarks/results/staleness.json, docs/staleness.md and .png.
 """
 
@@ -150,7 +150,7 @@ def table(record) -> str:
 def draw(record, path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for (kind, label), colour, shift in zip(KINDS.items(), ("#D55E00", "#E69F00", "#0072B2"), (-0.06, 0.0, 0.06), strict=True):
         scores = [scores_of(record, tau, kind) for tau in TAUS]
@@ -161,7 +161,7 @@ def draw(record, path) -> None:
     axes.axhline(start, color="#999999", linestyle="--", label=f"synchronous, {BATCH} images shared by the workers")
     axes.set(xlabel="tau: updates between a gradient's parameters and its use", ylabel="held-out accuracy (%)")
     axes.set_xticks(range(len(TAUS)), [str(tau) for tau in TAUS])
-    axes.legend(frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
@@ -178,7 +178,8 @@ others have changed the parameters meanwhile. With N workers that push in turn e
 that is simulated deterministically on the digits, {BATCH} images a gradient, SGD with momentum {MOMENTUM:g}, {EPOCHS:g} epochs.
 Beside it two synchronous runs of N workers: one that shares the {BATCH} images of an update among them, which is the row of
 tau = 0 for any N; and one with {BATCH} images on each, one update for all, the rate scaled linearly and warmed up over
-{WARM_UP:g} epochs. A narrow ResNet-18 (8 channels in its first stage): the mechanism on a small problem, not ImageNet's figures.
+{WARM_UP:g} epochs. A narrow ResNet-18 (8 channels in its first stage): the mechanism on a small problem, not ImageNet's
+figures.
 
 Held-out accuracy in %, mean and standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run whose parameters
 ceased to be finite counts as 0:
@@ -188,8 +189,8 @@ ceased to be finite counts as 0:
 ![Accuracy against staleness](staleness.png)
 
 At tau = {last} the asynchronous run has {held:.1f} % with the rate that is best without staleness and {tuned:.1f} % with its
-own best, chosen from {", ".join(f"{rate:g}" for rate in RATES)} on a split of the training digits. Synchronously, with as
-many images an update, {last + 1} workers have the {start:.1f} % of tau = 0. With {BATCH} images on each of them they have
+own best, chosen from {len(RATES)} rates down to {RATES[-1]:g} on a split of the training digits. Synchronously, with as many
+images an update, {last + 1} workers have the {start:.1f} % of tau = 0. With {BATCH} images on each of them they have
 {together:.1f} %: {last + 1} times fewer updates are too few for so small a data set, which is the problem of
 [large batches](large_batch.md) and not of waiting. What waiting costs is what `jaxdp bench scaling` measures.
 

@@ -80,7 +80,30 @@ def scaling() -> str:
     )
 
 
-TABLES = {"README.md": {"digits": digits}, "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling}}
+def compiled() -> str:
+    results = json.loads((RESULTS / "compiled.json").read_text())
+    lines = [
+        "| strategy | GPUs | images a GPU | collectives | beside computation | kernels | GB moved | memory a GPU |",
+        "|---" * 8 + "|",
+    ]
+    for name, told in results.items():
+        count, beside = (sum(one[key] for one in told["collectives"]) for key in ("count", "beside_something"))
+        flags = told["flags"]
+        images = flags[flags.index("--batch.0.per-worker-batch") + 1] if "--batch.0.per-worker-batch" in flags else 16
+        lines.append(
+            f"| {name} | {told['hosts']}x{told['gpus_per_host']} | {images} | {count} | {beside} | {told['kernels']:,} "
+            f"| {told['kernel_bytes'] / 1e9:.1f} | {told['memory_bytes'] / 1e9:.1f} GB |"
+        )
+    version = next(iter(results.values()))["jax"]
+    return "\n".join(
+        [*lines, "", f"ResNet-50 in bfloat16, compiled by `benchmarks/compiled.py` with JAX {version}; nothing was run."]
+    )
+
+
+TABLES = {
+    "README.md": {"digits": digits},
+    "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled},
+}
 
 
 def filled(text: str, tables: dict) -> str:

@@ -232,8 +232,10 @@ def draw(record: dict, path) -> None:
         axes.bar(places, exposed, bottom=own, color="#D55E00", label="exposed communication")
         axes.set(title=f"{mode} scaling: a step", xlabel="devices", ylabel="ms")
         axes.set_xticks(list(places), [str(row["devices"]) for row in rows])
-        axes.legend(frameon=False, fontsize="small")
+        axes.set_ylim(top=1.25 * max(row["step_seconds"] for row in rows) * 1e3)
+        axes.legend(frameon=False, fontsize="small", loc="upper left")
     panels[0].set_xticks(counts, [str(count) for count in counts])
+    panels[0].set_yticks(counts, [str(count) for count in counts])
     panels[0].minorticks_off()
     figure.suptitle(
         f"{record['model']}, {record['strategy']}, {record['device']}"
