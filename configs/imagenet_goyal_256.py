@@ -11,7 +11,8 @@ Our choices, where the source is silent, and the flags for the other reading:
     precision      float32, as published in 2017; `--model.dtype bfloat16` for today's choice
     weight decay   not on batch normalisation, as published, and not on the last layer's bias either
     statistics     moving averages with a decay of 0.9 a step: `--model.norm-momentum`
-    augmentation   random resized crop of 8 to 100 % and mirroring, without their colour changes; stored images of 256 pixels
+    augmentation   random resized crop of 8 to 100 % and mirroring, without their colour changes, of the
+                   images as they are stored
 """
 
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule
@@ -21,7 +22,7 @@ def config() -> Config:
     return Config(
         name="imagenet_goyal_256",
         epochs=90.0,
-        data=Data(source="imagenet2012", image_size=224, stored_size=256, augmentation="random_resized_crop"),
+        data=Data(source="imagenet2012", image_size=224, augmentation="random_resized_crop"),
         model=Model(depth=50, classes=1000, norm="per_worker"),
         batch=(Phase(global_batch=256, per_worker_batch=32),),
         optimizer=Optimizer(name="sgd", momentum=0.9, nesterov=True, weight_decay=1e-4),

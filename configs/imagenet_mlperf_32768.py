@@ -10,7 +10,7 @@ Our choices, where the source is silent, and the flags for the other reading:
     length         57 epochs, so that the decay ends after the mean: `--epochs`
     per worker     batch normalisation over 64 images; the reference leaves it to the hardware: `--batch.0.per-worker-batch`
     precision      bfloat16 compute, float32 gradients on the wire: `--model.dtype float32`
-    augmentation   random resized crop of 8 to 100 % and mirroring, stored images of 256 pixels
+    augmentation   random resized crop of 8 to 100 % and mirroring, of the images as they are stored
 """
 
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule
@@ -20,7 +20,7 @@ def config() -> Config:
     return Config(
         name="imagenet_mlperf_32768",
         epochs=57.0,
-        data=Data(source="imagenet2012", image_size=224, stored_size=256, augmentation="random_resized_crop"),
+        data=Data(source="imagenet2012", image_size=224, augmentation="random_resized_crop"),
         model=Model(depth=50, classes=1000, dtype="bfloat16"),
         batch=(Phase(global_batch=32768, per_worker_batch=64),),
         optimizer=Optimizer(name="lars", momentum=0.94, weight_decay=2.5e-05, label_smoothing=0.1),

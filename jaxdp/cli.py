@@ -41,6 +41,7 @@ def main(arguments=None) -> None:
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
     from jaxdp.config import ConfigError
+    from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError
 
     try:
@@ -59,7 +60,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror}", EXIT_FAILURE)
-    except TrainingError as error:
+    except (TrainingError, DataError) as error:
         _fail(str(error), EXIT_FAILURE)
 
 

@@ -25,17 +25,26 @@ class _Strict:
 class Data(_Strict):
     """Where the images come from."""
 
-    source: Literal["digits", "synthetic", "imagenet2012", "cifar10"] = "digits"
-    """digits: scikit-learn's handwritten digits (1,797 real images); synthetic: seeded images of any size and number;
-    imagenet2012, cifar10: can be planned, and not be read yet"""
+    source: Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:-]+$")] = "digits"
+    """digits: scikit-learn's handwritten digits (1,797 real images); synthetic: seeded images of any size and number; folder:
+    images in `directory`/SPLIT/CLASS/; else a data set that tensorflow-datasets has prepared, as imagenet2012, imagenette,
+    cifar10, or name/config:version"""
+    directory: str | None = None
+    """of a folder of images, or where tensorflow-datasets keeps its data; None: its default, ~/tensorflow_datasets"""
     train_split: str = "train"
-    """digits: train, or fit to keep the part `validation` of the training images for choosing hyperparameters"""
-    eval_split: str = "test"
-    """digits: test or validation"""
+    """of a prepared data set slices too, as train[:10%]; digits: train, or fit to keep the part `validation` of the training
+    images for choosing hyperparameters"""
+    eval_split: str | None = None
+    """None: the usual one of the source (val, validation or test); digits: test or validation"""
+    on_bad_image: Literal["stop", "skip"] = "stop"
+    """an image that cannot be read: stop and name it, or put the next one in its place, count it and list it at the end"""
+    threads: Count | None = None
+    """that decode images; None: one for each core"""
     image_size: Annotated[int, Field(ge=8, le=4096)] = 32
     """height and width of the images that the network sees, in pixels"""
     stored_size: Annotated[int, Field(ge=8, le=4096)] | None = None
-    """height and width of the images as they come to the device, from which training crops; None: `image_size`"""
+    """height and width of the images as they come to the device, from which the transform of the paper crops; None:
+    `image_size`. Random resized crops are taken from encoded images as they are decoded"""
     augmentation: Literal["none", "digits", "paper", "random_resized_crop", "pad_and_crop"] = "none"
     """on the device: digits (small rotations, scales, shears, shifts), paper (Mikami et al., see `augment`),
     random_resized_crop and pad_and_crop (each with a left-right flip)"""
@@ -262,5 +271,13 @@ class Config(_Strict):
     logging: Logging = field(default_factory=Logging)
 
 
+# Sources whose images are made here, of one size.
+IN_MEMORY = ("digits", "synthetic")
+
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce", "logging", "name")
+HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads")
+
+
+def crops_while_loading(config: Config) -> bool:
+    """Whether images are cropped at random as they are decoded, and not on the device."""
+    return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY

@@ -6,7 +6,7 @@ import json
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.config import HARMLESS, Config, ConfigError
+from jaxdp.config import HARMLESS, IN_MEMORY, Config, ConfigError, Data
 
 # Fields that mean something only where another field has one of these values; elsewhere they must keep their defaults.
 USED_ONLY_WITH = (
@@ -26,7 +26,6 @@ USED_ONLY_WITH = (
     ("data.augmentation", ("random_resized_crop",), "augment", "min_area"),
     ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
     ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
-    ("data.source", ("digits",), "data", "train_split eval_split"),
 )
 
 
@@ -136,19 +135,42 @@ def _check_relations(config: Config) -> None:
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; it must end by the first of "
             f"schedule.boundaries ({config.schedule.boundaries[0]:g})"
         )
+    _check_data(config.data)
     needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
     if config.model.classes < needed:
         raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
-    if config.data.source == "digits":
-        for name, allowed in (("train_split", ("train", "fit")), ("eval_split", ("test", "validation"))):
-            value = getattr(config.data, name)
+
+
+def _check_data(data: Data) -> None:
+    """What a source needs and what it does not know."""
+    if data.source in IN_MEMORY:
+        for name in ("directory", "threads"):
+            if getattr(data, name) is not None:
+                raise ConfigError(
+                    f"data.{name}: {getattr(data, name)!r} is not allowed; {data.source} needs none; leave it out"
+                )
+    if data.source == "folder" and data.directory is None:
+        raise ConfigError("data.directory: None is not allowed with data.source 'folder'; give the folder of SPLIT/CLASS/IMAGE")
+    if data.source == "digits":
+        for name, allowed in (("train_split", ("train", "fit")), ("eval_split", (None, "test", "validation"))):
+            value = getattr(data, name)
             if value not in allowed:
-                raise ConfigError(f"data.{name}: {value!r} is not allowed; the digits have {' and '.join(allowed)}")
-        if config.data.train_split == "train" and config.data.eval_split == "validation":
+                there = " and ".join(part for part in allowed if part)
+                raise ConfigError(f"data.{name}: {value!r} is not allowed; the digits have {there}")
+        if data.train_split == "train" and data.eval_split == "validation":
             raise ConfigError(
                 "data.eval_split: 'validation' is not allowed; it is part of the training images "
                 "unless data.train_split is 'fit'"
             )
+    if data.source == "synthetic" and (data.train_split != "train" or data.eval_split is not None):
+        raise ConfigError(
+            "data.train_split, data.eval_split: not allowed with data.source 'synthetic', which has none; leave them out"
+        )
+    if data.source not in IN_MEMORY and data.augmentation == "random_resized_crop" and data.stored_size is not None:
+        raise ConfigError(
+            f"data.stored_size: {data.stored_size} is not allowed with random_resized_crop, which crops images of "
+            f"{data.source} as they are decoded; leave it out"
+        )
 
 
 def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
@@ -157,7 +179,7 @@ def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
     return [
         f"{name}: {flat_old.get(name)!r} -> {flat_new.get(name)!r}"
         for name in sorted(flat_old.keys() | flat_new.keys())
-        if flat_old.get(name) != flat_new.get(name) and name.split(".")[0] not in ignore
+        if flat_old.get(name) != flat_new.get(name) and not any(f"{name}.".startswith(f"{part}.") for part in ignore)
     ]
 
 

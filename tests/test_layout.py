@@ -15,6 +15,8 @@ LAYERS = [
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"parallel.chips", "parallel.hlo", "parallel.wire"}
     | {"data.order", "data.augment", "training.picture", "training.loss_scale"},
+    {"data.decode"},
+    {"data.folder", "data.prepared", "data.loader"},
     {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
     | {"training.workdir", "training.metrics", "training.console"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},

@@ -143,10 +143,13 @@ def test_as_printed_momentum_is_refused_where_it_would_be_negative():
         plan_of("imagenet_sony_exp3", 8, *flags)
 
 
-def test_a_data_set_that_cannot_be_read_yet_is_refused_with_the_way_to_rehearse(tmp_path):
+def test_a_data_set_that_is_not_there_is_refused_with_the_ways_to_get_and_to_rehearse_it(tmp_path):
     from jaxdp import train
 
-    with pytest.raises(ConfigError, match=r"data.source: 'cifar10' is not allowed in training yet; .*--data.source synthetic"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data.source: 'cifar10' .* it is not prepared in .*`jaxdp data prepare cifar10`.* --data.source synthetic",
+    ):
         train(load_config("cifar10_resnet50"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -9,14 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
-from jaxdp.config import Augment, Config
+from jaxdp.config import Augment, Config, crops_while_loading
 
 ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `jiggle`: radians, ratio, ratio, share of the image's size
 ATTEMPTS = 10  # of `random_resized_crop`, as torchvision has it
 
 
-def normalise(images, mean: float, std: float):
-    """uint8 (or float) images on the 0-255 scale to float32 with about zero mean and unit spread."""
+def normalise(images, mean, std):
+    """uint8 (or float) images on the 0-255 scale to float32 with about zero mean and unit spread.
+
+    mean, std: a number, or one for each channel.
+    """
+    mean, std = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
     return (images.astype(jnp.float32) - mean) * (1.0 / std)
 
 
@@ -148,7 +152,7 @@ def pad_and_crop(image, ranges: Augment, key):
 def augment(config: Config, images, positions):
     """The training transform of a config, before normalisation: [B, S, S, 3] to [B, image_size, image_size, 3]."""
     name, out, ranges = config.data.augmentation, config.data.image_size, config.augment
-    if name == "none":
+    if name == "none" or crops_while_loading(config):
         return images
     one = {
         "digits": jiggle,

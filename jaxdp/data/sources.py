@@ -1,12 +1,16 @@
-"""Where images come from: random-access sources of uint8 images and integer labels."""
+"""Where images come from: what a config names, opened as training and evaluation sources of uint8 images and labels."""
 
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxdp.config import Config, ConfigError
+from jaxdp.config import Config, ConfigError, crops_while_loading
 from jaxdp.config import Data as DataConfig
+from jaxdp.data.decode import centre_crop, random_for, random_resized_crop
+from jaxdp.data.folder import EVALUATION_NAMES, ImageFolder, evaluation_split
+from jaxdp.data.loader import Loader
 
 
 class ArraySource:
@@ -22,8 +26,8 @@ class ArraySource:
     def __getitem__(self, index):
         return self.images[index], self.labels[index]
 
-    def batch(self, indices):
-        """(images [B, H, W, 3] uint8, labels [B] int32) at these indices, freshly allocated."""
+    def batch(self, indices, positions=None):
+        """(images [B, H, W, 3] uint8, labels [B] int32) at these indices, freshly allocated; positions do not matter here."""
         return self.images[indices], self.labels[indices]
 
 
@@ -49,7 +53,7 @@ class SyntheticSource:
         noise = random.integers(0, 128, (self.image_size, self.image_size, 3), np.uint8)
         return noise + self.colours[label], label
 
-    def batch(self, indices):
+    def batch(self, indices, positions=None):
         """(images [B, H, W, 3] uint8, labels [B] int32) at these indices."""
         images = np.empty((len(indices), self.image_size, self.image_size, 3), np.uint8)
         labels = np.empty(len(indices), np.int32)
@@ -59,12 +63,20 @@ class SyntheticSource:
 
 
 class Datasets(NamedTuple):
-    """What a run reads. mean and std, on the 0-255 scale, are those by which the device normalises the pixels."""
+    """What a run reads: `__len__` and `batch(indices, positions)` -> (images uint8 [B, S, S, 3], labels int32 [B]).
 
-    train: ArraySource | SyntheticSource
-    evaluation: ArraySource | SyntheticSource
-    mean: float
-    std: float
+    mean and std, on the 0-255 scale, are those by which the device normalises the pixels: a number, or one for each channel.
+    """
+
+    train: ArraySource | SyntheticSource | Loader
+    evaluation: ArraySource | SyntheticSource | Loader
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+
+    @property
+    def bad_images(self) -> dict[str, str]:
+        """Name -> reason of the images that were replaced."""
+        return {name: reason for part in (self.train, self.evaluation) for name, reason in getattr(part, "bad", {}).items()}
 
 
 DIGITS, HELD_OUT, VALIDATION = 1797, 360, 288  # held out of all; for validation out of those that remain
@@ -96,31 +108,104 @@ def _digits(image_size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (images[rows], labels[rows]) for name, rows in parts.items()}
 
 
-PUBLISHED = {"imagenet2012": 1_281_167, "cifar10": 50_000}  # training images of data sets that cannot be read yet
+PUBLISHED = {"imagenet2012": 1_281_167, "cifar10": 50_000}  # training images, for plans made where the data are not
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # data sets of small images up to so many bytes are decoded once
 
 
 def training_examples(config: Config) -> int:
-    """How many images an epoch has, without reading any."""
+    """How many images an epoch has, without reading any. Raises ConfigError for a data set that is not there."""
     data = config.data
     if data.source == "digits":
         return {"train": DIGITS - HELD_OUT, "fit": DIGITS - HELD_OUT - VALIDATION}[data.train_split]
-    return PUBLISHED.get(data.source, data.train_examples)
-
-
-def open_datasets(config: Config) -> Datasets:
-    """The training and evaluation sources of a config. Raises ConfigError for a data set that cannot be read yet."""
-    data: DataConfig = config.data
-    if data.source in PUBLISHED:
-        raise ConfigError(
-            f"data.source: {data.source!r} is not allowed in training yet; it can be planned, and rehearsed with "
-            f"--data.source synthetic --data.train-examples {PUBLISHED[data.source]}"
-        )
-    size = data.stored_size or data.image_size
     if data.source == "synthetic":
+        return data.train_examples
+    if data.source in PUBLISHED and data.train_split == "train" and data.directory is None:
+        return PUBLISHED[data.source]
+    return len(_open_split(data, data.train_split))
+
+
+def open_datasets(config: Config, given=None) -> Datasets:
+    """The training and evaluation sources of a config. Raises ConfigError for a data set that cannot be trained on.
+
+    given: (training, evaluation), any objects with `__len__` and `__getitem__` -> (encoded bytes or uint8 pixels, label), in
+    place of the config's source.
+    """
+    data = config.data
+    if given is None and data.source == "synthetic":
+        size = data.stored_size or data.image_size
         train, held_out = (
             SyntheticSource(n, size, config.model.classes, config.seed, split)
             for split, n in enumerate((data.train_examples, data.eval_examples))
         )
         return Datasets(train, held_out, mean=127.5, std=52.0)
-    parts = _digits(size)
-    return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*parts[data.eval_split]), mean=78.0, std=89.0)
+    if given is None and data.source == "digits":
+        parts = _digits(data.stored_size or data.image_size)
+        held_out = parts[data.eval_split or "test"]
+        return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*held_out), mean=78.0, std=89.0)
+    train, evaluation = given or _open_pair(data)
+    for part, name in ((train, "training"), (evaluation, "evaluation")):
+        if len(part) == 0:
+            raise ConfigError(f"data.source: the {name} data are empty")
+        classes = getattr(part, "classes", None)
+        count = classes if isinstance(classes, int) else len(classes or ())
+        if count > config.model.classes:
+            raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {data.source} needs at least {count}")
+    return Datasets(
+        _loaded(train, *_training_shape(config), config),
+        _loaded(evaluation, *_evaluation_shape(config), config),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _open_split(data: DataConfig, split: str, classes=None):
+    if data.source == "folder":
+        return ImageFolder(Path(data.directory) / split, classes)
+    from jaxdp.data.prepared import Prepared
+
+    return Prepared(data.source, data.directory, split)
+
+
+def _open_pair(data: DataConfig):
+    train = _open_split(data, data.train_split)
+    if data.source == "folder":
+        return train, _open_split(data, evaluation_split(Path(data.directory), data.eval_split), train.classes)
+    known = train.info.splits
+    split = data.eval_split or next((name for name in EVALUATION_NAMES if name in known), None)
+    if split is None:
+        raise ConfigError(
+            f"data.eval_split: None is not allowed; {data.source} has only {', '.join(known)}; name one, as train[90%:]"
+        )
+    return train, _open_split(data, split)
+
+
+def _training_shape(config: Config):
+    """(function that fills a row, its size): a random crop here, or the whole for a transform on the device."""
+    if crops_while_loading(config):
+        ranges, seed = config.augment, config.seed
+        return lambda pixels, out, position: random_resized_crop(
+            pixels, out, ranges, random_for(seed, position)
+        ), config.data.image_size
+    size = config.data.stored_size or config.data.image_size
+    return lambda pixels, out, position: centre_crop(pixels, out, size), size
+
+
+def _evaluation_shape(config: Config):
+    """As ImageNet is evaluated (short side 256, centre 224) after random crops; else the stored size, or all of the image."""
+    if crops_while_loading(config):
+        short, size = round(config.data.image_size * 8 / 7), config.data.image_size
+    else:
+        short = size = config.data.stored_size or config.data.image_size
+    return lambda pixels, out, position: centre_crop(pixels, out, short), size
+
+
+def _loaded(source, shape, size: int, config: Config):
+    """A Loader, or an ArraySource of all its images where they are small and few, and loaded in the same way every time."""
+    loader = Loader(source, shape, size, config.data.threads, config.data.on_bad_image)
+    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
+        return loader
+    everything = np.arange(len(source))
+    arrays = ArraySource(*loader.batch(everything, everything))
+    arrays.bad = loader.bad
+    return arrays

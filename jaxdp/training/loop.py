@@ -56,17 +56,22 @@ class TrainResult:
     workdir: str
     skipped_steps: int = 0
     strategy: str = ""
+    input_seconds: float = 0.0
+    bad_images: dict = dataclasses.field(default_factory=dict)
 
 
-def train(config: Config, workdir=None, resume="auto", screen=None, started=None) -> TrainResult:
+def train(config: Config, workdir=None, resume="auto", screen=None, started=None, datasets=None) -> TrainResult:
     """Train as `config` says, into `workdir` (default runs/NAME); a finished run there is returned as it is.
 
     resume: "auto", or "never" for a new directory beside one that holds a run. started: `time.monotonic()` at the start of the
-    command, for the times reported. Raises ConfigError where the run cannot be begun, or does not fit into memory, and
-    TrainingError where it cannot go on.
+    command, for the times reported. datasets: (training, evaluation), objects with `__len__` and `__getitem__` -> (uint8
+    pixels or encoded bytes, label), in place of the config's source. Raises ConfigError where the run cannot be begun, or does
+    not fit into memory, and TrainingError where it cannot go on.
     """
     started = time.monotonic() if started is None else started
     screen = screen or Quiet()
+    if datasets is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config = validate(config)
     path = Path("runs") / config.name if workdir is None else Path(workdir)
     if workdir == "":
@@ -75,7 +80,7 @@ def train(config: Config, workdir=None, resume="auto", screen=None, started=None
         raise ConfigError(f"--resume: {resume!r} is not allowed; give auto or never")
     if resume == "never":
         path = directories.next_free(path)
-    prepared = Prepared.of(config)
+    prepared = Prepared.of(config, datasets)
     with directories.claimed(path):
         finished, remarks = directories.settle(path, config)
         if finished is not None:
@@ -113,9 +118,9 @@ class Prepared:
     model_summary: dict
 
     @classmethod
-    def of(cls, config: Config) -> "Prepared":
+    def of(cls, config: Config, given=None) -> "Prepared":
         devices = distributed.start(config.mesh)
-        datasets = open_datasets(config)
+        datasets = open_datasets(config, given)
         plan = make_plan(config, len(datasets.train), len(devices), jax.process_count())
         return cls(config, devices, datasets, plan, model_summary(config))
 
@@ -133,7 +138,7 @@ class Run:
         self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation), strategies)
         self.model = model
         self.samples, self.steps = 0, 0
-        self.training_seconds = self.evaluation_seconds = 0.0
+        self.training_seconds = self.evaluation_seconds = self.input_seconds = 0.0
         self.first_step_seconds = None
         self.since_log = [0, 0.0]  # images, seconds
         self.pending = None
@@ -196,25 +201,29 @@ class Run:
         self._steps(phase, step, mesh)
 
     def _steps(self, phase, step, mesh) -> None:
-        self.clock = time.perf_counter()
-        batch = self._next_batch(phase, mesh)
         end = phase.first_sample + phase.steps * phase.global_batch
+        feeder = feed.Feeder(self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch)
+        try:
+            self._steps_of(phase, step, feeder, end)
+        finally:
+            self.input_seconds += feeder.waited
+            feeder.close()
+
+    def _steps_of(self, phase, step, feeder, end: int) -> None:
+        self.clock = time.perf_counter()
+        batch = feeder.next()
         while self.samples < end:
             before = self.samples
             self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
             self.samples += phase.global_batch
             self.steps += 1
-            batch = self._next_batch(phase, mesh) if self.samples < end else None
+            batch = feeder.next()
             self._fetch()
             self.pending = (self._record(phase, before), metrics, before == phase.first_sample)
             if self._evaluation_due(before):
                 self._fetch()
                 self._evaluate(phase)
         self._fetch()
-
-    def _next_batch(self, phase, mesh) -> dict:
-        host = feed.train_batch(self.datasets.train, self.config.seed, self.samples, phase.global_batch)
-        return feed.put(host, mesh)
 
     def _record(self, phase, before: int) -> dict:
         """What is known of a step when it is dispatched; before: samples seen before it."""
@@ -299,6 +308,8 @@ class Run:
             | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
             workdir=str(self.workdir),
             skipped_steps=self.skipped_steps,
+            input_seconds=self.input_seconds,
+            bad_images=self.datasets.bad_images,
             strategy=self.programs.strategies.get((phase.vertical, phase.horizontal), self.config.reduce.strategy),
         )
 
@@ -313,6 +324,9 @@ def show_result(screen, result: TrainResult) -> None:
         f"time {clock(result.wall_seconds)}, first step after {result.seconds_to_first_step:.0f} s, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
+    if result.bad_images:
+        first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
+        screen.say(f"{len(result.bad_images)} images could not be used and were replaced, all listed in result.json: {first}")
     files = [
         name
         for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard")

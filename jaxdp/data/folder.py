@@ -1,0 +1,61 @@
+"""A folder of images: ROOT/SPLIT/CLASS/IMAGE, classes being the names of the folders in alphabetical order."""
+
+import os
+from pathlib import Path
+
+from jaxdp.config import ConfigError
+from jaxdp.data.decode import ImageError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+EVALUATION_NAMES = ("val", "validation", "valid", "test")
+
+
+class ImageFolder:
+    """The encoded images of one split and their labels, in the order of class and file name."""
+
+    def __init__(self, split: Path, classes: list[str] | None = None):
+        """classes: those of the training split, where this is another. Raises ConfigError for what cannot be trained on."""
+        if not split.is_dir():
+            raise ConfigError(f"data.directory: {str(split.parent)!r} is not allowed; it has no folder {split.name!r}")
+        found = sorted(entry.name for entry in os.scandir(split) if entry.is_dir())
+        if not found:
+            raise ConfigError(f"data.directory: {str(split)!r} has no class folders; put images into SPLIT/CLASS/IMAGE")
+        self.classes = found if classes is None else classes
+        if strangers := sorted(set(found) - set(self.classes)):
+            raise ConfigError(f"data.directory: {str(split)!r} has the class {strangers[0]!r}, which training has not")
+        if missing := sorted(set(self.classes) - set(found)):
+            raise ConfigError(
+                f"data.directory: {str(split)!r} lacks {len(missing)} of {len(self.classes)} classes, {missing[0]!r} first; "
+                "an accuracy over the others would say too much"
+            )
+        self.paths, self.labels = [], []
+        for label, name in enumerate(self.classes):
+            here = sorted(entry.path for entry in os.scandir(split / name) if entry.name.lower().endswith(ENDINGS))
+            if not here:
+                raise ConfigError(f"data.directory: the class folder {str(split / name)!r} has no image ({', '.join(ENDINGS)})")
+            self.paths += here
+            self.labels += [label] * len(here)
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index) -> tuple[bytes, int]:
+        try:
+            return Path(self.paths[index]).read_bytes(), self.labels[index]
+        except OSError as error:
+            raise ImageError(error.strerror) from None
+
+    def name(self, index) -> str:
+        return self.paths[index]
+
+
+def evaluation_split(root: Path, asked: str | None) -> str:
+    """The name of the evaluation split: as asked for, or the first of val, validation, valid, test that is there."""
+    if asked is not None:
+        return asked
+    found = [name for name in EVALUATION_NAMES if (root / name).is_dir()]
+    if not found:
+        raise ConfigError(
+            f"data.eval_split: None is not allowed; {str(root)!r} has none of {', '.join(EVALUATION_NAMES)}; name the folder"
+        )
+    return found[0]

@@ -1,0 +1,85 @@
+"""Encoded images to batches of one size, by a pool of threads that write into freshly allocated memory."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from jaxdp.data.decode import ImageError, decode
+
+ROWS_A_TASK = 4  # images that a thread takes at a time
+
+
+class DataError(RuntimeError):
+    """An image that cannot be used, in a run that stops at such: one line with its name, the reason and what to do."""
+
+
+def default_threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class Loader:
+    """Batches from a source of (encoded bytes or uint8 pixels, label), each image shaped by `shape(pixels, out, position)`.
+
+    source: `__len__`, `__getitem__`; `name(index)` where it can name an image. size: height and width of the rows.
+    on_bad_image: "stop", or "skip" to put the next good image in place of one that cannot be read. `bad`: name -> reason of
+    those replaced so far.
+    """
+
+    def __init__(self, source, shape, size: int, threads: int | None = None, on_bad_image: str = "stop"):
+        self.source, self.shape, self.size, self.on_bad_image = source, shape, size, on_bad_image
+        self.threads = threads or default_threads()
+        self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        self.bad: dict[str, str] = {}
+
+    def __len__(self):
+        return len(self.source)
+
+    def __getitem__(self, index):
+        images, labels = self.batch(np.array([index]), np.array([index]))
+        return images[0], labels[0]
+
+    def batch(self, indices, positions):
+        """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B], where the run is at each image."""
+        images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
+        labels = np.empty(len(indices), np.int32)
+
+        def fill(first):
+            for row in range(first, min(first + ROWS_A_TASK, len(indices))):
+                labels[row] = self._one(int(indices[row]), images[row], int(positions[row]))
+
+        for _ in self.pool.map(fill, range(0, len(indices), ROWS_A_TASK)):
+            pass
+        return images, labels
+
+    def _one(self, index: int, out, position: int) -> int:
+        """Fill `out`; the label. An image that cannot be used is replaced by the one after it, if it may be."""
+        for step in range(len(self.source)):
+            here = (index + step) % len(self.source)
+            try:
+                data, label = self.source[here]
+                self.shape(decode(data) if isinstance(data, bytes) else _checked(data), out, position)
+                return label
+            except ImageError as error:
+                name = self._name(here)
+                if self.on_bad_image == "stop":
+                    raise DataError(
+                        f"{name} cannot be used: {error}; mend or remove it, or give --data.on-bad-image skip"
+                    ) from None
+                self.bad[name] = str(error)
+        raise DataError("no image of the data set can be used; the first reasons: " + "; ".join(list(self.bad.values())[:3]))
+
+    def _name(self, index: int) -> str:
+        return self.source.name(index) if hasattr(self.source, "name") else f"image {index}"
+
+
+def _checked(pixels):
+    """Pixels that a source gives itself: uint8 [H, W, 3], or [H, W] and [H, W, 1] for grey."""
+    pixels = np.asarray(pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
+        raise ImageError(f"it is {pixels.dtype} of shape {pixels.shape}, and uint8 of [H, W, 3] or [H, W] is needed")
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
+    if min(pixels.shape[:2]) < 2:
+        raise ImageError(f"it has {pixels.shape[1]}x{pixels.shape[0]} pixels, and 2x2 are the least")
+    return np.ascontiguousarray(pixels)

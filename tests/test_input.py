@@ -1,0 +1,405 @@
+"""Real images from folders and prepared data sets: decoding, crops, batches, and what is wrong with them."""
+
+import dataclasses
+import io
+import itertools
+import json
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import jaxdp
+from jaxdp.config import Augment, Config, ConfigError, Data, Model
+from jaxdp.data import decode, folder, loader, prepared, sources
+from jaxdp.data.decode import ImageError
+from jaxdp.data.loader import DataError, Loader
+
+
+def picture(height=60, width=80, seed=0) -> np.ndarray:
+    """A smooth picture, so that what JPEG loses is little."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (6, 8, 3)).astype(np.uint8)
+    return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def encoded(pixels, form="JPEG", mode="RGB", **options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, form, **({"quality": 95} if form == "JPEG" else {}) | options)
+    return file.getvalue()
+
+
+# decoding
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"optimize": True}])
+def test_a_jpeg_is_decoded_as_pillow_does(options):
+    data = encoded(picture(), **options)
+    ours, pillow = decode.decode(data).astype(int), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(ours - pillow).max() <= 2
+
+
+def test_grey_cmyk_and_png_are_decoded_to_three_channels():
+    whole = picture()
+    grey = decode.decode(encoded(whole, mode="L"))
+    assert grey.shape == (60, 80, 3)
+    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+    cmyk = encoded(whole, mode="CMYK")
+    expected = np.asarray(Image.open(io.BytesIO(cmyk)).convert("RGB")).astype(int)
+    assert np.abs(decode.decode(cmyk) - expected).max() <= 2
+    np.testing.assert_array_equal(decode.decode(encoded(whole, "PNG")), whole)  # ImageNet has one, named .JPEG
+    np.testing.assert_array_equal(decode.decode(encoded(whole, "PNG", mode="RGBA")), whole)
+    palette = encoded(whole, "GIF", mode="P")
+    np.testing.assert_array_equal(decode.decode(palette), np.asarray(Image.open(io.BytesIO(palette)).convert("RGB")))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_what_exif_says_of_turning_is_left_alone(form):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    assert decode.decode(encoded(picture(), form, exif=exif)).shape == (60, 80, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no image", b"\xff\xd8\xff", encoded(picture())[:-400], encoded(picture(), "PNG")[:-300]]
+)
+def test_what_is_damaged_is_refused(data):
+    with pytest.raises(ImageError):
+        decode.decode(data)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 50), (50, 1)])
+def test_one_pixel_is_no_picture(shape):
+    with pytest.raises(ImageError, match=f"it has {shape[1]}x{shape[0]} pixels, and 2x2 are the least"):
+        decode.decode(encoded(np.zeros((*shape, 3), np.uint8), "PNG"))
+
+
+# crops
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (256, 256), (300, 1000)])
+def test_evaluation_is_pillows_resize_to_256_and_centre_of_224(height, width):
+    """torchvision's Resize(256) and CenterCrop(224) of a PIL image: at most 1/255 apart in the mean, 4/255 anywhere."""
+    image = picture(height, width)
+    short, long = min(height, width), max(height, width)
+    size = (256, int(256 * long / short)) if width <= height else (int(256 * long / short), 256)
+    resized = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR)
+    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
+    expected = np.asarray(resized.crop((left, top, left + 224, top + 224))).astype(int)
+    out = np.empty((224, 224, 3), np.uint8)
+    decode.centre_crop(image, out, 256)
+    difference = np.abs(out.astype(int) - expected)
+    assert difference.mean() <= 1
+    assert difference.max() <= 4
+
+
+def test_an_image_of_the_right_size_is_not_resampled():
+    out = np.empty((32, 32, 3), np.uint8)
+    decode.centre_crop(picture(32, 32), out, 32)
+    np.testing.assert_array_equal(out, picture(32, 32))
+
+
+def test_random_boxes_lie_inside_and_have_the_promised_areas_and_ratios():
+    boxes = np.array([decode.random_crop_box(300, 400, 0.2, decode.random_for(0, n)) for n in range(2000)])
+    top, left, height, width = boxes.T
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 300).all()
+    assert (left + width <= 400).all()
+    share, ratio = height * width / 120_000, width / height
+    assert share.min() > 0.195
+    assert share.max() <= 1
+    assert 0.73 < ratio.min() < 0.78
+    assert 1.28 < ratio.max() < 1.36
+    assert decode.random_crop_box(10, 100, 0.9, decode.random_for(0, 0)) == (0, 43, 10, 13)  # no draw fits
+
+
+def test_a_random_crop_is_opencvs_resize_of_its_box_mirrored_in_half_of_the_cases():
+    image, mirrored = picture(90, 120), 0
+    for position in range(200):
+        out = np.empty((32, 32, 3), np.uint8)
+        decode.random_resized_crop(image, out, Augment(), decode.random_for(5, position))
+        top, left, height, width = decode.random_crop_box(90, 120, 0.08, decode.random_for(5, position))
+        expected = cv2.resize(np.ascontiguousarray(image[top : top + height, left : left + width]), (32, 32))
+        if not np.array_equal(out, expected):
+            np.testing.assert_array_equal(out[:, ::-1], expected)
+            mirrored += 1
+    assert 70 < mirrored < 130
+
+
+# folders
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of three classes with 7, 8, 9 training and 3, 4, 5 evaluation images of several sizes and forms."""
+    for split, first in (("train", 7), ("val", 3)):
+        for label, name in enumerate(("cat", "dog", "eel")):
+            (tmp_path / "pics" / split / name).mkdir(parents=True)
+            for n in range(first + label):
+                form = "PNG" if n == 2 else "JPEG"
+                data = encoded(picture(50 + 3 * n, 60 - 2 * n, seed=100 * label + n), form, mode="L" if n == 1 else "RGB")
+                (tmp_path / "pics" / split / name / f"{n}.JPEG").write_bytes(data)
+    return tmp_path / "pics"
+
+
+def test_a_folder_has_its_classes_in_order_and_its_images_as_bytes(pictures):
+    source = folder.ImageFolder(pictures / "train")
+    assert source.classes == ["cat", "dog", "eel"]
+    assert (len(source), source.labels) == (24, [0] * 7 + [1] * 8 + [2] * 9)
+    assert source[8] == ((pictures / "train/dog/1.JPEG").read_bytes(), 1)
+    assert source.name(8).endswith("train/dog/1.JPEG")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "val").rename(root / "valley"), "data.eval_split: None is not allowed; .* has none of val"),
+        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'"),
+        (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "the class folder .*train/dog' has no image"),
+        (lambda root: (root / "val/cat").rename(root / "val/cow"), "has the class 'cow', which training has not"),
+        (lambda root: [f.unlink() for f in (root / "val/cat").iterdir()], "the class folder .*val/cat' has no image"),
+        (
+            lambda root: [[f.unlink() for f in (root / "val/cat").iterdir()], (root / "val/cat").rmdir()],
+            "lacks 1 of 3 classes, 'cat'",
+        ),
+        (lambda root: root.rename(root.with_name("elsewhere")), "it has no folder 'train'"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_on_is_one_line(pictures, change, message):
+    change(pictures)
+    with pytest.raises(ConfigError, match=message) as caught:
+        sources.open_datasets(config_for(pictures))
+    assert "\n" not in str(caught.value)
+
+
+def config_for(directory, **data) -> Config:
+    return Config(
+        data=Data(source="folder", directory=str(directory), image_size=32, **{"augmentation": "random_resized_crop"} | data),
+        model=Model(classes=3),
+    )
+
+
+def test_fewer_classes_in_the_model_than_in_the_data_is_an_error(pictures):
+    with pytest.raises(ConfigError, match=r"model.classes: 2 is not allowed; folder needs at least 3"):
+        sources.open_datasets(dataclasses.replace(config_for(pictures), model=Model(classes=2)))
+
+
+# batches
+
+
+def test_a_batch_depends_on_seed_and_positions_alone_not_on_threads_or_cuts(pictures):
+    one = sources.open_datasets(config_for(pictures, threads=1)).train
+    many = sources.open_datasets(config_for(pictures, threads=5)).train
+    ids, positions = np.array([3, 20, 3, 11, 0, 9]), np.arange(70, 76)
+    images, labels = one.batch(ids, positions)
+    again, _ = many.batch(ids[2:], positions[2:])
+    np.testing.assert_array_equal(images[2:], again)
+    np.testing.assert_array_equal(labels, [0, 2, 0, 1, 0, 1])
+    assert not np.array_equal(images[0], images[2])  # the same picture at another position
+    assert not np.shares_memory(images, one.batch(ids, positions)[0])
+
+
+def test_evaluation_is_the_centre_whatever_the_position(pictures):
+    source = sources.open_datasets(config_for(pictures)).evaluation
+    first, second = source.batch(np.array([4]), np.array([0])), source.batch(np.array([4]), np.array([9]))
+    np.testing.assert_array_equal(first[0], second[0])
+    out = np.empty((32, 32, 3), np.uint8)
+    decode.centre_crop(decode.decode((pictures / "val/dog/1.JPEG").read_bytes()), out, 37)  # 256 / 224 of 32
+    np.testing.assert_array_equal(first[0][0], out)
+
+
+def test_small_images_for_a_transform_on_the_device_are_decoded_once(pictures):
+    source = sources.open_datasets(config_for(pictures, augmentation="pad_and_crop")).train
+    assert isinstance(source, sources.ArraySource)
+    assert source.images.shape == (24, 32, 32, 3)
+
+
+def test_a_damaged_image_stops_the_run_by_name(pictures):
+    victim = pictures / "train/dog/4.JPEG"
+    victim.write_bytes(victim.read_bytes()[:-300])
+    source = sources.open_datasets(config_for(pictures)).train
+    with pytest.raises(
+        DataError, match=r"train/dog/4.JPEG cannot be used: .*; mend or remove it, or give --data.on-bad-image skip"
+    ):
+        source.batch(np.array([0, 11]), np.array([0, 1]))
+
+
+def test_damaged_images_are_replaced_by_the_next_good_one_counted_and_named(pictures):
+    for name in ("3", "4"):
+        (pictures / f"train/dog/{name}.JPEG").write_bytes(b"broken")
+    source = sources.open_datasets(config_for(pictures, on_bad_image="skip")).train
+    images, labels = source.batch(np.array([10, 11, 12]), np.array([5, 5, 5]))
+    np.testing.assert_array_equal(images[0], images[2])
+    np.testing.assert_array_equal(images[1], images[2])
+    assert labels.tolist() == [1, 1, 1]
+    assert sorted(name[-10:] for name in source.bad) == ["dog/3.JPEG", "dog/4.JPEG"]
+
+
+def test_when_no_image_can_be_used_the_run_stops_even_if_it_may_skip():
+    source = Loader([(b"broken", 0)] * 3, lambda *_: None, 8, on_bad_image="skip")
+    with pytest.raises(DataError, match="no image of the data set can be used"):
+        source.batch(np.array([1]), np.array([0]))
+
+
+def test_a_file_that_vanishes_is_named(pictures):
+    source = sources.open_datasets(config_for(pictures)).train
+    (pictures / "train/cat/0.JPEG").unlink()
+    with pytest.raises(DataError, match=r"train/cat/0.JPEG cannot be used: No such file or directory"):
+        source.batch(np.array([0]), np.array([0]))
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 2), np.uint8), np.zeros(5, np.uint8)])
+def test_pixels_of_another_kind_than_images_are_refused(pixels):
+    with pytest.raises(ImageError, match=r"uint8 of \[H, W, 3\] or \[H, W\] is needed"):
+        loader._checked(pixels)
+
+
+# training on them
+
+
+def small(tiny, **changes):
+    return dataclasses.replace(tiny, epochs=1.0, batch=(dataclasses.replace(tiny.batch[1], global_batch=8),), **changes)
+
+
+def test_a_run_on_a_folder_with_damaged_images_ends_with_their_list(tiny, pictures, tmp_path):
+    (pictures / "train/eel/5.JPEG").write_bytes(b"broken")
+    (pictures / "val/eel/1.JPEG").write_bytes(b"broken")
+    data = Data(
+        source="folder", directory=str(pictures), image_size=16, augmentation="random_resized_crop", on_bad_image="skip"
+    )
+    config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    result = jaxdp.train(config, tmp_path / "run")
+    assert sorted(name[-10:] for name in result.bad_images) == ["eel/1.JPEG", "eel/5.JPEG"]
+    assert len(json.loads((tmp_path / "run/result.json").read_text())["bad_images"]) == 2
+    assert result.eval_examples == 12
+
+
+class Own:
+    """A source of one's own: grey squares, brighter by class."""
+
+    def __init__(self, examples):
+        self.examples = examples
+
+    def __len__(self):
+        return self.examples
+
+    def __getitem__(self, index):
+        label = index % 3
+        return np.full((20, 24), 80 * label, np.uint8), label
+
+
+def test_any_object_with_a_length_and_items_can_be_trained_on(tiny, tmp_path):
+    data = Data(image_size=16, augmentation="pad_and_crop")
+    config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    result = jaxdp.train(config, tmp_path / "run", datasets=(Own(24), Own(9)))
+    assert result.eval_examples == 9
+    assert json.loads((tmp_path / "run/config.json").read_text())["data"]["source"] == "given"
+
+
+# prepared by tensorflow-datasets
+
+
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory):
+    """A miniature under ImageNet's own name, version and features, prepared as array_record."""
+    import tensorflow_datasets as tfds
+
+    directory = tmp_path_factory.mktemp("tfds")
+    features = {"image": tfds.features.Image(encoding_format="jpeg"), "label": tfds.features.ClassLabel(num_classes=1000)}
+    features["file_name"] = tfds.features.Text()
+
+    with tfds.core.registered.skip_registration():
+
+        class Imagenet2012(tfds.core.GeneratorBasedBuilder):
+            pkg_dir_path = directory
+            VERSION = tfds.core.Version("5.1.0")
+
+            def _info(self):
+                return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+            def _split_generators(self, manager):
+                return {"train": self._generate_examples(20, 0), "validation": self._generate_examples(7, 50)}
+
+            def _generate_examples(self, count, seed):
+                for n in range(count):
+                    data = io.BytesIO(encoded(picture(40, 50, seed=seed + n)))
+                    yield n, {"image": data, "label": (37 * n) % 1000, "file_name": f"{n}.JPEG"}
+
+    builder = Imagenet2012(data_dir=directory, file_format="array_record")
+    builder.download_and_prepare()
+    return directory
+
+
+def test_a_prepared_data_set_is_read_without_tensorflow(imagenet):
+    source = prepared.Prepared("imagenet2012", str(imagenet), "train")
+    assert (len(source), source.classes) == (20, 1000)
+    seen = sorted(source[n] for n in range(20))
+    expected = sorted((encoded(picture(40, 50, seed=n)), 37 * n % 1000) for n in range(20))
+    assert seen == expected
+    half = prepared.Prepared("imagenet2012", str(imagenet), "train[:50%]")
+    assert [half[n] for n in range(10)] == [source[n] for n in range(10)]
+    assert source.name(3) == "record 3 of imagenet2012, train"
+
+
+@pytest.fixture
+def imagenet_tfrecord(imagenet, tmp_path):
+    """The same records in two TFRecord files, framed as TensorFlow frames them: length, its checksum, data, its checksum."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    old, new = imagenet / "imagenet2012/5.1.0", tmp_path / "tfds/imagenet2012/5.1.0"
+    new.mkdir(parents=True)
+    told = json.loads((old / "dataset_info.json").read_text())
+    told["fileFormat"] = "tfrecord"
+    told["splits"][0]["shardLengths"] = ["13", "7"]
+    (new / "dataset_info.json").write_text(json.dumps(told))
+    (new / "features.json").write_text((old / "features.json").read_text())
+    for split, cuts in (("train", [0, 13, 20]), ("validation", [0, 7])):
+        reader = ArrayRecordReader(str(old / f"imagenet2012-{split}.array_record-00000-of-00001"))
+        records = reader.read_all()
+        for shard, (first, last) in enumerate(itertools.pairwise(cuts)):
+            framed = [struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records[first:last]]
+            (new / f"imagenet2012-{split}.tfrecord-{shard:05}-of-{len(cuts) - 1:05}").write_bytes(b"".join(framed))
+    return tmp_path / "tfds"
+
+
+@pytest.mark.parametrize("split", ["train", "train[:10]", "train[25%:75%]", "train[-8:]", "validation"])
+def test_tfrecord_and_array_record_give_the_same_examples(imagenet, imagenet_tfrecord, split):
+    one = prepared.Prepared("imagenet2012", str(imagenet), split)
+    other = prepared.Prepared("imagenet2012", str(imagenet_tfrecord), split)
+    assert type(other.records).__name__ == "_TFRecords"
+    assert len(one) == len(other) > 0
+    assert [other[n] for n in range(len(other))] == [one[n] for n in range(len(one))]
+    with pytest.raises(IndexError):
+        other[len(other)]
+
+
+def test_a_tfrecord_file_that_is_cut_off_is_named(imagenet_tfrecord):
+    file = imagenet_tfrecord / "imagenet2012/5.1.0/imagenet2012-train.tfrecord-00001-of-00002"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=r"train.tfrecord-00001-of-00002 is damaged: its record at byte \d+ is cut off"):
+        prepared.Prepared("imagenet2012", str(imagenet_tfrecord), "train")
+
+
+def test_imagenet_is_trained_on_by_its_name(tiny, imagenet, tmp_path):
+    data = Data(source="imagenet2012", directory=str(imagenet), image_size=16, augmentation="random_resized_crop")
+    config = small(tiny, data=data, model=dataclasses.replace(tiny.model, classes=1000))
+    config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    assert sources.training_examples(config) == 20
+    assert jaxdp.train(config, tmp_path).eval_examples == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("imagenet2012", "trian", r"data split 'trian' of imagenet2012 is not allowed; there are train, validation"),
+        ("imagenette", "train", r"data.source: 'imagenette' .* it is not prepared in .*`jaxdp data prepare imagenette`"),
+        ("imagnet", "train", r"data.source: 'imagnet' is not allowed; give digits, synthetic, folder, or a data set of"),
+    ],
+)
+def test_a_prepared_data_set_that_is_not_there_is_one_line(imagenet, name, split, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        prepared.Prepared(name, str(imagenet), split)
+    assert "\n" not in str(caught.value)
