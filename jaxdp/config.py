@@ -40,6 +40,8 @@ class Data(_Strict):
     """an image that cannot be read: stop and name it, or put the next one in its place, count it and list it at the end"""
     threads: Count | None = None
     """that decode images; None: one for each core"""
+    ahead_bytes: Count = 2**31
+    """of host memory for images on their way to the devices; larger batches travel in groups"""
     image_size: Annotated[int, Field(ge=8, le=4096)] = 32
     """height and width of the images that the network sees, in pixels"""
     stored_size: Annotated[int, Field(ge=8, le=4096)] | None = None
@@ -56,6 +58,11 @@ class Data(_Strict):
     """number of training images (synthetic only)"""
     eval_examples: Count = 1000
     """number of evaluation images (synthetic only)"""
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of an image as it travels to the devices."""
+        return 3 * (self.stored_size or self.image_size) ** 2
 
 
 @dataclass(frozen=True)
@@ -275,7 +282,7 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads")
+HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads", "data.ahead_bytes")
 
 
 def crops_while_loading(config: Config) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from jaxdp import schedules
 from jaxdp.config import Config, ConfigError, Optimizer
+from jaxdp.data.groups import AHEAD, rows_a_group
 from jaxdp.parallel.mesh import choose_shape, unfit
 
 
@@ -186,6 +187,7 @@ def as_dict(plan: Plan, model_summary: dict) -> dict:
         "total_samples": plan.total_samples,
         "optimizer": dataclasses.asdict(config.optimizer),
         "config": dataclasses.asdict(config),
+        "input_bytes": input_bytes(plan),
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
         "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
@@ -208,6 +210,10 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
     )
     size = config.data.image_size
     table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
+    held = input_bytes(plan)
+    table.add_row(
+        "input", f"up to {held['host'] / 1e6:,.0f} MB on the host, {held['device'] / 1e6:,.0f} MB on a device for two batches"
+    )
     table.add_row("devices", devices)
     table.add_row(
         "gradient",
@@ -236,6 +242,17 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
             f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
         )
     return table
+
+
+def input_bytes(plan: Plan) -> dict:
+    """Bytes of images: on the host on their way to the devices, and on each device in two batches. The largest phase's."""
+    data = plan.config.data
+    host = device = 0
+    for phase in plan.phases:
+        group = rows_a_group(phase.per_device_batch, phase.devices, data.image_bytes, data.ahead_bytes)
+        host = max(host, (AHEAD + 1) * group * phase.devices * data.image_bytes)
+        device = max(device, 2 * phase.per_device_batch * data.image_bytes)
+    return {"host": host, "device": device}
 
 
 def _optimizer_in_words(optimizer: Optimizer) -> str:

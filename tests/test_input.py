@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import struct
+import time
 
 import cv2
 import numpy as np
@@ -13,9 +14,14 @@ from PIL import Image
 
 import jaxdp
 from jaxdp.config import Augment, Config, ConfigError, Data, Model
-from jaxdp.data import decode, folder, loader, prepared, sources
+from jaxdp.data import decode, feed, folder, groups, loader, prepared, sources
 from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import DataError, Loader
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import input_bytes, make_plan
+from jaxdp.recipes import load_config
+from jaxdp.training import guard
+from jaxdp.training.console import Quiet
 
 
 def picture(height=60, width=80, seed=0) -> np.ndarray:
@@ -403,3 +409,94 @@ def test_a_prepared_data_set_that_is_not_there_is_one_line(imagenet, name, split
     with pytest.raises(ConfigError, match=message) as caught:
         prepared.Prepared(name, str(imagenet), split)
     assert "\n" not in str(caught.value)
+
+
+# on their way to the devices
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize("group", [1, 2, 3, 6])
+def test_a_batch_in_groups_is_the_batch_in_one(mesh_shape, group):
+    random = np.random.default_rng(0)
+    source = sources.ArraySource(random.integers(0, 256, (50, 4, 4, 3)), np.arange(50))
+    mesh, size = make_mesh(*mesh_shape), 6 * mesh_shape[0] * mesh_shape[1]
+    whole = feed.Feeder(source, 3, mesh, 0, 3 * size, size)
+    parts = feed.Feeder(source, 3, mesh, 0, 3 * size, size, group)
+    for step in range(3):
+        one, other, expected = whole.next(), parts.next(), feed.train_batch(source, 3, step * size, size)
+        for name in expected:
+            np.testing.assert_array_equal(one[name], expected[name])
+            np.testing.assert_array_equal(other[name], expected[name])
+            assert other[name].sharding == one[name].sharding
+    assert whole.next() is None
+    assert parts.next() is None
+
+
+def test_groups_fit_the_bound_and_divide_what_a_device_gets():
+    """Three groups of images on the host; 55,296 of 320x320 on 8 devices are 17 GB at once."""
+    assert groups.rows_a_group(6912, 8, 3 * 320**2, 2**31) == 288
+    assert (groups.AHEAD + 1) * 288 * 8 * 3 * 320**2 <= 2**31
+    assert groups.rows_a_group(64, 4, 3072, 2**31) == 64
+    assert groups.rows_a_group(64, 4, 3072, 1) == 1
+
+
+def test_a_run_in_groups_gives_the_same_parameters(tiny, tmp_path):
+    one = jaxdp.train(tiny, tmp_path / "whole")
+    image = 3 * 16 * 16
+    data = dataclasses.replace(tiny.data, ahead_bytes=3 * 4 * image)  # one image a device at a time
+    other = jaxdp.train(dataclasses.replace(tiny, data=data), tmp_path / "groups")
+    assert (one.accuracy, one.loss) == (other.accuracy, other.loss)
+
+
+def test_the_plan_tells_what_input_takes():
+    plan = make_plan(load_config("imagenet_sony_exp2"), 1_281_167, 8)
+    held = input_bytes(plan)
+    assert held["host"] <= 2**31
+    assert held["device"] == 2 * 6912 * 3 * 320**2
+
+
+class Threads:
+    threads = 4
+
+
+@pytest.mark.parametrize(
+    ("waited", "source", "told"),
+    [
+        (0.9, Threads, None),
+        (
+            5.0,
+            Threads,
+            "50 % of the time was spent waiting for images; 100 images/s come, 200 are needed: 4 more cores beside the 4",
+        ),
+        (
+            2.0,
+            Threads,
+            "20 % of the time was spent waiting for images; 100 images/s come, 125 are needed: 1 more core beside the 4",
+        ),
+        (5.0, object, "100 images/s come, 200 are needed"),
+    ],
+)
+def test_a_run_that_waits_for_its_images_says_what_is_missing(waited, source, told):
+    remark = guard.input_remark(1000, 10.0, waited, source())
+    assert remark is None if told is None else told in remark
+
+
+class Slow(Own):
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_an_input_bound_run_says_so_once_and_counts_the_seconds(tiny, tmp_path):
+    told = []
+
+    class Listener(Quiet):
+        def say(self, text):
+            told.append(text)
+
+    config = dataclasses.replace(tiny, epochs=3.0, data=Data(image_size=80, augmentation="none"))
+    result = jaxdp.train(config, tmp_path, screen=Listener(), datasets=(Slow(48), Own(9)))
+    assert len([text for text in told if text.startswith("input-bound")]) == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)
+    assert result.input_seconds > 0.5

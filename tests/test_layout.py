@@ -14,7 +14,7 @@ LAYERS = [
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"parallel.chips", "parallel.hlo", "parallel.wire"}
-    | {"data.order", "data.augment", "training.picture", "training.loss_scale"},
+    | {"data.order", "data.groups", "data.augment", "training.picture", "training.loss_scale"},
     {"data.decode"},
     {"data.folder", "data.prepared", "data.loader"},
     {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}

@@ -3,11 +3,15 @@
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxdp.data.groups import AHEAD
 from jaxdp.data.order import sample_ids
 from jaxdp.parallel.mesh import AXES
 
@@ -23,11 +27,15 @@ def put(batch: dict, mesh) -> dict:
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
 
 
-def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict:
-    """The images that the step at `first_sample` samples seen trains on, with their positions in the run."""
-    positions = np.arange(first_sample, first_sample + global_batch)
+def load(source, seed: int, positions) -> dict:
+    """The images at these positions of the run, with their labels. positions: int64 [B]."""
     images, labels = source.batch(sample_ids(seed, positions, len(source)), positions)
     return {"images": images, "labels": labels, "positions": positions.astype(np.uint32)}
+
+
+def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict:
+    """The images that the step at `first_sample` samples seen trains on, with their positions in the run."""
+    return load(source, seed, np.arange(first_sample, first_sample + global_batch))
 
 
 def evaluation_batches(source, batch: int, rows: int):
@@ -48,32 +56,64 @@ def evaluation_batches(source, batch: int, rows: int):
 class Feeder:
     """The batches of the steps from `first` to `end` samples seen, loaded by a thread ahead of the step that needs them.
 
-    `waited`: seconds for which `next` had to wait. Close it when done.
+    The host holds no more than AHEAD + 1 groups of images, of `group` images a device each; a batch of several groups is put
+    together on the devices. `waited`: seconds for which `next` had to wait for images. Close it when done.
     """
 
-    AHEAD = 2  # batches on the host beside the one on its way to the devices
-
-    def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int):
+    def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int, group: int | None = None):
         self.source, self.seed, self.mesh, self.global_batch, self.end = source, seed, mesh, global_batch, end
-        self.position, self.waited = first, 0.0
+        self.rows = global_batch // mesh.size
+        self.group = group or self.rows
+        self.position, self.place, self.waited = first, 0, 0.0
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self.loading = deque()
         self._load_ahead()
 
     def _load_ahead(self):
-        while len(self.loading) < self.AHEAD and self.position < self.end:
-            self.loading.append(self.thread.submit(train_batch, self.source, self.seed, self.position, self.global_batch))
-            self.position += self.global_batch
+        while len(self.loading) < AHEAD and self.position < self.end:
+            starts = self.position + np.arange(self.mesh.size) * self.rows + self.place
+            positions = (starts[:, None] + np.arange(self.group)).ravel()
+            self.loading.append(self.thread.submit(load, self.source, self.seed, positions))
+            self.place += self.group
+            if self.place == self.rows:
+                self.position, self.place = self.position + self.global_batch, 0
 
-    def next(self) -> dict | None:
-        """The next batch on the mesh; None after the last."""
-        if not self.loading:
-            return None
+    def _loaded(self) -> dict:
         began = time.perf_counter()
         host = self.loading.popleft().result()
         self.waited += time.perf_counter() - began
         self._load_ahead()
         return put(host, self.mesh)
 
+    def next(self) -> dict | None:
+        """The next batch on the mesh; None after the last."""
+        if not self.loading:
+            return None
+        batch = self._loaded()
+        if self.group == self.rows:
+            return batch
+        whole = _empty(self.mesh, self.global_batch, batch)
+        for place in range(0, self.rows, self.group):
+            whole = _placed(self.mesh)(whole, batch if place == 0 else self._loaded(), place)
+        return whole
+
     def close(self):
         self.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _empty(mesh, rows: int, like: dict) -> dict:
+    shapes = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in like.items()}
+    make = jax.jit(lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}, out_shardings=batch_sharding(mesh))
+    return make()
+
+
+@cache
+def _placed(mesh):
+    """A program that writes a group into every device's part of a batch, from a row of that part on."""
+    rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+
+    def write(whole, group, place):
+        return jax.tree.map(lambda part, new: lax.dynamic_update_slice_in_dim(part, new, place, 0), whole, group)
+
+    mapped = jax.shard_map(write, mesh=mesh, in_specs=(rows, rows, everywhere), out_specs=rows)
+    return jax.jit(mapped, out_shardings=batch_sharding(mesh), donate_argnums=0)

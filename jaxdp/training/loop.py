@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp import __version__, models
 from jaxdp.config import Config, ConfigError
 from jaxdp.data import feed
+from jaxdp.data.groups import rows_a_group
 from jaxdp.data.sources import open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary, summary_table
@@ -28,6 +29,8 @@ from jaxdp.training.programs import Programs
 from jaxdp.training.state import create_state, replicated
 from jaxdp.training.strategy import chosen_strategies
 from jaxdp.validation import validate
+
+SETTLED_STEPS = 10  # after which it can be told whether input keeps up
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ class Run:
         self.samples, self.steps = 0, 0
         self.training_seconds = self.evaluation_seconds = self.input_seconds = 0.0
         self.first_step_seconds = None
-        self.since_log = [0, 0.0]  # images, seconds
+        self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
+        self.told_input = False
         self.pending = None
         self.evaluated = None
         self.skipped_steps = 0
@@ -202,28 +206,36 @@ class Run:
 
     def _steps(self, phase, step, mesh) -> None:
         end = phase.first_sample + phase.steps * phase.global_batch
-        feeder = feed.Feeder(self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch)
+        data = self.config.data
+        group = rows_a_group(phase.per_device_batch, mesh.size, data.image_bytes, data.ahead_bytes)
+        feeder = feed.Feeder(self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch, group)
         try:
             self._steps_of(phase, step, feeder, end)
         finally:
-            self.input_seconds += feeder.waited
             feeder.close()
 
     def _steps_of(self, phase, step, feeder, end: int) -> None:
         self.clock = time.perf_counter()
-        batch = feeder.next()
+        batch = self._fed(feeder)
         while self.samples < end:
             before = self.samples
             self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
             self.samples += phase.global_batch
             self.steps += 1
-            batch = feeder.next()
+            batch = self._fed(feeder)
             self._fetch()
             self.pending = (self._record(phase, before), metrics, before == phase.first_sample)
             if self._evaluation_due(before):
                 self._fetch()
                 self._evaluate(phase)
         self._fetch()
+
+    def _fed(self, feeder):
+        before = feeder.waited
+        batch = feeder.next()
+        self.input_seconds += feeder.waited - before
+        self.since_log[2] += feeder.waited - before
+        return batch
 
     def _record(self, phase, before: int) -> dict:
         """What is known of a step when it is dispatched; before: samples seen before it."""
@@ -252,12 +264,18 @@ class Run:
             self.first_step_seconds = time.monotonic() - self.started
         self.skipped_steps = record.get("skipped_steps", 0)
         guard.check_step(record, self.config.loss_scale)
-        record["images_per_second"] = self.since_log[0] / self.since_log[1]
+        images, seconds, waited = self.since_log
+        record |= {"images_per_second": images / seconds, "input_seconds": waited}
+        if not self.told_input and record["step"] > SETTLED_STEPS:
+            remark = guard.input_remark(self.samples, self.training_seconds, self.input_seconds, self.datasets.train)
+            self.told_input = remark is not None
+            if remark:
+                self.screen.say(remark)
         self.screen.step(record)
         last = record["step"] == self.plan.total_steps
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
             self._write(record)
-            self.since_log = [0, 0.0]
+            self.since_log = [0, 0.0, 0.0]
 
     def _write(self, record: dict) -> None:
         for writer in self.writers:
