@@ -13,7 +13,8 @@ STARTED = time.monotonic()
 COMMANDS = {
     "train": "train a model as a recipe says",
     "plan": "print what a run will do, without running it",
-    "bench": "measure this machine: allreduce, scaling",
+    "bench": "measure this machine: allreduce, input, scaling",
+    "data": "prepare a data set of tensorflow-datasets",
     "report": "print what a finished or running run has reached",
 }
 EXIT_CONFIG, EXIT_FAILURE = 2, 1
@@ -45,7 +46,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.training.guard import TrainingError
 
     try:
-        {"train": _train, "plan": _plan, "bench": _bench, "report": _report}[command](arguments, program)
+        {"train": _train, "plan": _plan, "bench": _bench, "data": _data, "report": _report}[command](arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
@@ -256,7 +257,7 @@ def _compiled(chosen, config, plan, summary):
     return aot.as_dict(compiled), [aot.table(compiled)]
 
 
-BENCHES = ("allreduce", "scaling")
+BENCHES = ("allreduce", "input", "scaling")
 
 
 def _bench(arguments, program):
@@ -267,9 +268,9 @@ def _bench(arguments, program):
         return
     if not arguments or arguments[0] not in BENCHES:
         given = arguments[0] if arguments else ""
-        raise ConfigError(f"bench: {given!r} is not allowed; give {' or '.join(BENCHES)}")
+        raise ConfigError(f"bench: {given!r} is not allowed; give {', '.join(BENCHES)}")
     name, rest = arguments[0], arguments[1:]
-    {"allreduce": _bench_allreduce, "scaling": _bench_scaling}[name](rest, f"{program} {name}")
+    {"allreduce": _bench_allreduce, "input": _bench_input, "scaling": _bench_scaling}[name](rest, f"{program} {name}")
 
 
 def _bench_allreduce(arguments, program):
@@ -319,6 +320,47 @@ def _bench_allreduce(arguments, program):
     gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
     record = allreduce.run(config, mesh, gradient, chosen.sizes, chosen.dtypes, chosen.repeats)
     _bench_result(chosen, "allreduce", record, allreduce)
+
+
+def _bench_input(arguments, program):
+    import tyro
+
+    from jaxdp.config import Config, ConfigError
+
+    recipe = _load(arguments, default="imagenet_goyal_8k")
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchInput:
+        """Time the way of images to the devices: read, decode, crop, batch, transfer, each in images a second.
+
+        Examples:
+          jaxdp bench input
+          jaxdp bench input --data.source folder --data.directory ~/pictures --batch-size 128
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "imagenet_goyal_8k"
+        """the recipe whose crop is taken"""
+        batch_size: int = 64
+        """images of a batch"""
+        repeats: int = 5
+        """timed calls of each stage"""
+        output: str = "bench/input"
+        """directory for input.json and input.png"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print the record as one JSON document on stdout"""
+
+    chosen = tyro.cli(BenchInput, args=arguments, prog=program)
+    if chosen.batch_size < 1:
+        raise ConfigError(f"--batch-size: {chosen.batch_size} is not allowed; give 1 or more")
+    config, devices = _bench_devices(chosen)
+    from jaxdp.bench import input as bench
+    from jaxdp.data.sources import open_split
+    from jaxdp.parallel.mesh import make_mesh
+
+    source = open_split(config.data, config.data.train_split) if config.data.directory else None
+    count = max(n for n in range(1, len(devices) + 1) if chosen.batch_size % n == 0)
+    _bench_result(chosen, "input", bench.run(config, make_mesh(1, count), chosen.batch_size, chosen.repeats, source), bench)
 
 
 def _bench_scaling(arguments, program):
@@ -389,6 +431,38 @@ def _bench_result(chosen, name, record, bench):
     for one in [*bench.shown(record), f"written to {folder}: {name}.json, {name}.png"]:
         (screen.say if isinstance(one, str) else screen.table)(one)
         screen.say("")
+
+
+def _data(arguments, program):
+    import tyro
+
+    from jaxdp.config import ConfigError
+
+    @dataclasses.dataclass(frozen=True)
+    class Prepare:
+        """Download a data set and prepare it as array_record, which training reads without TensorFlow (extra prepare).
+
+        Examples:
+          jaxdp data prepare imagenette
+          jaxdp data prepare imagenet2012 --directory ~/tensorflow_datasets --manual-directory ~/downloads
+        """
+
+        name: tyro.conf.Positional[str]
+        """of the data set, with its config and version where they matter: name/config:version"""
+        directory: str | None = None
+        """where prepared data sets are kept; default: ~/tensorflow_datasets"""
+        manual_directory: str | None = None
+        """where archives lie that cannot be downloaded, as ImageNet's"""
+
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"usage: {program} prepare NAME [options]; `{program} prepare --help` lists the options")
+        return
+    if not arguments or arguments[0] != "prepare":
+        raise ConfigError(f"data: {arguments[0] if arguments else ''!r} is not allowed; give prepare")
+    chosen = tyro.cli(Prepare, args=arguments[1:], prog=f"{program} prepare")
+    from jaxdp.data.prepared import prepare
+
+    print(prepare(chosen.name, chosen.directory, chosen.manual_directory))
 
 
 def _report(arguments, program):

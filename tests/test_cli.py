@@ -73,7 +73,7 @@ def test_an_unknown_field_or_wrong_type_ends_with_code_2_and_names_it(capsys, ar
 
 def test_an_unknown_command_suggests_the_nearest(capsys):
     assert "unknown command 'trian'; did you mean train?" in failing(capsys, "trian")
-    assert "known are train, plan, bench, report" in failing(capsys, "qqq")
+    assert "known are train, plan, bench, data, report" in failing(capsys, "qqq")
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
@@ -219,8 +219,13 @@ def test_output_cut_short_by_its_reader_is_no_error():
             ["plan", "--devices", "128", "--reduce.strategy", "parameter_server"],
             "reduce.strategy: 'parameter_server' is not allowed with batch.0 on 128 devices; one server takes at most 64",
         ),
-        (["bench"], "bench: '' is not allowed; give allreduce or scaling"),
-        (["bench", "speed"], "bench: 'speed' is not allowed; give allreduce or scaling"),
+        (["data"], "data: '' is not allowed; give prepare"),
+        (
+            ["data", "prepare", "imagnet"],
+            "data.source: 'imagnet' is not allowed; give digits, synthetic, folder, or a data set",
+        ),
+        (["bench"], "bench: '' is not allowed; give allreduce, input, scaling"),
+        (["bench", "speed"], "bench: 'speed' is not allowed; give allreduce, input, scaling"),
         (["bench", "allreduce", "--sizes", "1"], "--sizes: (1,) is not allowed; give numbers of bytes, 4 or more"),
         (["bench", "allreduce", "--mesh.cpu-devices", "1"], "mesh: one device has nobody to exchange with"),
         (["bench", "scaling", "--repeats", "0"], "--repeats: 0 is not allowed; give 1 or more"),

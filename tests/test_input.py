@@ -411,6 +411,23 @@ def test_a_prepared_data_set_that_is_not_there_is_one_line(imagenet, name, split
     assert "\n" not in str(caught.value)
 
 
+def test_preparing_what_is_prepared_leaves_it_alone(imagenet):
+    assert prepared.prepare("imagenet2012", str(imagenet)) == str(imagenet / "imagenet2012/5.1.0")
+
+
+def test_preparing_without_tensorflow_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"cifar10 cannot be prepared; TensorFlow is missing.*pip install -e '.\[prepare\]'"):
+        prepared.prepare("cifar10", str(tmp_path))
+
+
+def test_preparing_imagenet_names_the_archives_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    (tmp_path / "ILSVRC2012_img_val.tar").touch()
+    with pytest.raises(ConfigError, match=r"needs .*image-net.org.*; ILSVRC2012_img_train.tar not in .*--manual-directory"):
+        prepared.prepare("imagenet2012", str(tmp_path), str(tmp_path))
+
+
 # on their way to the devices
 
 

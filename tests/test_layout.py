@@ -21,7 +21,7 @@ LAYERS = [
     | {"training.workdir", "training.metrics", "training.console"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},
     {"training.state", "training.guard", "prediction"},
-    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce"},
+    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input"},
     {"training.programs", "bench.scaling"},
     {"training.loop", "report", "aot"},
     {"cli"},

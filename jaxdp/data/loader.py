@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jaxdp.data.decode import ImageError, decode
+from jaxdp.data.decode import ImageError, Scratch, decode
 
 ROWS_A_TASK = 4  # images that a thread takes at a time
 
@@ -30,6 +30,7 @@ class Loader:
         self.source, self.shape, self.size, self.on_bad_image = source, shape, size, on_bad_image
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        self.scratch = Scratch()
         self.bad: dict[str, str] = {}
 
     def __len__(self):
@@ -58,7 +59,7 @@ class Loader:
             here = (index + step) % len(self.source)
             try:
                 data, label = self.source[here]
-                self.shape(decode(data) if isinstance(data, bytes) else _checked(data), out, position)
+                self.shape(decode(data, self.scratch) if isinstance(data, bytes) else _checked(data), out, position)
                 return label
             except ImageError as error:
                 name = self._name(here)

@@ -134,3 +134,48 @@ def _record_offsets(path: str) -> list[tuple[int, int]]:
             found.append((offset, length))
             offset = after
     return found
+
+
+MANUAL = {
+    "imagenet2012": (
+        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org gives to those who register",
+        ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"),
+    ),
+}
+
+
+def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:
+    """Download a data set and prepare it as array_record; the directory of its files. What is prepared already is left alone.
+
+    manual_directory: where archives lie that cannot be downloaded. Raises ConfigError, saying what is missing, where it cannot.
+    """
+    import importlib.util
+
+    import tensorflow_datasets as tfds
+
+    try:
+        return str(_builder(name, directory).data_dir)
+    except ConfigError as error:
+        if "is not prepared" not in str(error):
+            raise
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ConfigError(
+            f"data prepare: {name} cannot be prepared; TensorFlow is missing, which preparing needs and training does not: "
+            "pip install -e '.[prepare]', here or on another machine, and copy the prepared directory"
+        )
+    builder = tfds.builder(name, file_format="array_record", **({"data_dir": directory} if directory else {}))
+    base = name.split("/")[0].split(":")[0]
+    if base in MANUAL:
+        told, files = MANUAL[base]
+        place = Path(manual_directory or Path(builder.data_dir).parents[1] / "downloads/manual")
+        missing = [file for file in files if not (place / file).exists()]
+        if missing:
+            raise ConfigError(
+                f"data prepare: {name} needs {told}; {', '.join(missing)} not in {place}; give --manual-directory"
+            )
+    options = tfds.download.DownloadConfig(manual_dir=manual_directory)
+    try:
+        builder.download_and_prepare(download_config=options)
+    except Exception as error:  # by data set and release: no network, no space, a changed checksum
+        raise ConfigError(f"data prepare: {name} cannot be prepared; {type(error).__name__}: {_line(error)}") from None
+    return str(builder.data_dir)

@@ -122,7 +122,7 @@ def training_examples(config: Config) -> int:
         return data.train_examples
     if data.source in PUBLISHED and data.train_split == "train" and data.directory is None:
         return PUBLISHED[data.source]
-    return len(_open_split(data, data.train_split))
+    return len(open_split(data, data.train_split))
 
 
 def open_datasets(config: Config, given=None) -> Datasets:
@@ -152,14 +152,14 @@ def open_datasets(config: Config, given=None) -> Datasets:
         if count > config.model.classes:
             raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {data.source} needs at least {count}")
     return Datasets(
-        _loaded(train, *_training_shape(config), config),
+        _loaded(train, *training_shape(config), config),
         _loaded(evaluation, *_evaluation_shape(config), config),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )
 
 
-def _open_split(data: DataConfig, split: str, classes=None):
+def open_split(data: DataConfig, split: str, classes=None):
     if data.source == "folder":
         return ImageFolder(Path(data.directory) / split, classes)
     from jaxdp.data.prepared import Prepared
@@ -168,19 +168,19 @@ def _open_split(data: DataConfig, split: str, classes=None):
 
 
 def _open_pair(data: DataConfig):
-    train = _open_split(data, data.train_split)
+    train = open_split(data, data.train_split)
     if data.source == "folder":
-        return train, _open_split(data, evaluation_split(Path(data.directory), data.eval_split), train.classes)
+        return train, open_split(data, evaluation_split(Path(data.directory), data.eval_split), train.classes)
     known = train.info.splits
     split = data.eval_split or next((name for name in EVALUATION_NAMES if name in known), None)
     if split is None:
         raise ConfigError(
             f"data.eval_split: None is not allowed; {data.source} has only {', '.join(known)}; name one, as train[90%:]"
         )
-    return train, _open_split(data, split)
+    return train, open_split(data, split)
 
 
-def _training_shape(config: Config):
+def training_shape(config: Config):
     """(function that fills a row, its size): a random crop here, or the whole for a transform on the device."""
     if crops_while_loading(config):
         ranges, seed = config.augment, config.seed
