@@ -40,6 +40,9 @@ class Data(_Strict):
     """an image that cannot be read: stop and name it, or put the next one in its place, count it and list it at the end"""
     threads: Count | None = None
     """that decode images; None: one for each core"""
+    resident: Literal["auto", "on", "off"] = "auto"
+    """keep all training images on every device, so that only their numbers travel; auto: where they are in memory, small enough
+    (512 MiB), and the devices are no CPUs"""
     ahead_bytes: Count = 2**31
     """of host memory for images on their way to the devices; larger batches travel in groups"""
     image_size: Annotated[int, Field(ge=8, le=4096)] = 32
@@ -282,7 +285,7 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads", "data.ahead_bytes")
+HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads", "data.ahead_bytes", "data.resident")
 
 
 def crops_while_loading(config: Config) -> bool:

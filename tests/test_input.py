@@ -517,3 +517,27 @@ def test_an_input_bound_run_says_so_once_and_counts_the_seconds(tiny, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)
     assert result.input_seconds > 0.5
+
+
+@pytest.mark.parametrize("per_worker", [None, 2])
+def test_with_its_images_on_the_devices_a_run_is_bitwise_the_same(tiny, tmp_path, per_worker):
+    config = small(tiny, data=Data(image_size=16, augmentation="pad_and_crop"))
+    config = dataclasses.replace(config, epochs=2.0, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    config = dataclasses.replace(config, batch=(dataclasses.replace(config.batch[0], per_worker_batch=per_worker),))
+    logs = []
+    for resident in ("off", "on"):
+        data = dataclasses.replace(config.data, resident=resident)
+        jaxdp.train(dataclasses.replace(config, data=data), tmp_path / resident, datasets=(Own(26), Own(9)))
+        lines = [json.loads(line) for line in (tmp_path / resident / "metrics.jsonl").read_text().splitlines()]
+        logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])
+    assert logs[0] == logs[1]
+
+
+def test_only_images_in_memory_can_be_kept_on_the_devices(pictures):
+    arrays = sources.ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
+    assert sources.keeps_images(Data(), arrays, "gpu")
+    assert not sources.keeps_images(Data(), arrays, "cpu")
+    assert not sources.keeps_images(Data(resident="off"), arrays, "gpu")
+    folder_of = config_for(pictures, resident="on")
+    with pytest.raises(ConfigError, match=r"data.resident: 'on' is not allowed with folder; its images are made as they are"):
+        sources.keeps_images(folder_of.data, sources.open_datasets(folder_of).train, "gpu")

@@ -33,6 +33,12 @@ def load(source, seed: int, positions) -> dict:
     return {"images": images, "labels": labels, "positions": positions.astype(np.uint32)}
 
 
+def load_numbers(source, seed: int, positions) -> dict:
+    """What `load` gives for an `ArraySource` whose images are on the devices already: their numbers in their place."""
+    numbers = sample_ids(seed, positions, len(source))
+    return {"numbers": numbers.astype(np.int32), "labels": source.labels[numbers], "positions": positions.astype(np.uint32)}
+
+
 def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict:
     """The images that the step at `first_sample` samples seen trains on, with their positions in the run."""
     return load(source, seed, np.arange(first_sample, first_sample + global_batch))
@@ -57,10 +63,12 @@ class Feeder:
     """The batches of the steps from `first` to `end` samples seen, loaded by a thread ahead of the step that needs them.
 
     The host holds no more than AHEAD + 1 groups of images, of `group` images a device each; a batch of several groups is put
-    together on the devices. `waited`: seconds for which `next` had to wait for images. Close it when done.
+    together on the devices. resident: the images are there already (see `load_numbers`). `waited`: seconds for which `next` had
+    to wait for images. Close it when done.
     """
 
-    def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int, group: int | None = None):
+    def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int, group=None, resident=False):
+        self.load = load_numbers if resident else load
         self.source, self.seed, self.mesh, self.global_batch, self.end = source, seed, mesh, global_batch, end
         self.rows = global_batch // mesh.size
         self.group = group or self.rows
@@ -73,7 +81,7 @@ class Feeder:
         while len(self.loading) < AHEAD and self.position < self.end:
             starts = self.position + np.arange(self.mesh.size) * self.rows + self.place
             positions = (starts[:, None] + np.arange(self.group)).ravel()
-            self.loading.append(self.thread.submit(load, self.source, self.seed, positions))
+            self.loading.append(self.thread.submit(self.load, self.source, self.seed, positions))
             self.place += self.group
             if self.place == self.rows:
                 self.position, self.place = self.position + self.global_batch, 0

@@ -209,3 +209,14 @@ def _loaded(source, shape, size: int, config: Config):
     arrays = ArraySource(*loader.batch(everything, everything))
     arrays.bad = loader.bad
     return arrays
+
+
+def keeps_images(data: DataConfig, train, platform: str) -> bool:
+    """Whether all training images are kept on the devices. Raises ConfigError where they should be and are not in memory."""
+    in_memory = isinstance(train, ArraySource)
+    if data.resident == "on" and not in_memory:
+        raise ConfigError(
+            f"data.resident: 'on' is not allowed with {data.source}; its images are made as they are needed; give auto or off"
+        )
+    small = in_memory and train.images.nbytes <= IN_MEMORY_BYTES
+    return data.resident == "on" or (data.resident == "auto" and small and platform != "cpu")

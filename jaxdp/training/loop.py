@@ -17,7 +17,7 @@ from jaxdp import __version__, models
 from jaxdp.config import Config, ConfigError
 from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
-from jaxdp.data.sources import open_datasets
+from jaxdp.data.sources import keeps_images, open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary, summary_table
 from jaxdp.training import guard
@@ -124,6 +124,7 @@ class Prepared:
     def of(cls, config: Config, given=None) -> "Prepared":
         devices = distributed.start(config.mesh)
         datasets = open_datasets(config, given)
+        keeps_images(config.data, datasets.train, devices[0].platform)  # says here what cannot be
         plan = make_plan(config, len(datasets.train), len(devices), jax.process_count())
         return cls(config, devices, datasets, plan, model_summary(config))
 
@@ -138,7 +139,9 @@ class Run:
         pixels = (self.datasets.mean, self.datasets.std)
         model = models.create(self.config.model)
         strategies = chosen_strategies(self.plan, model, workdir, screen)
-        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation), strategies)
+        self.resident = keeps_images(self.config.data, self.datasets.train, prepared.devices[0].platform)
+        images = self.datasets.train.images if self.resident else None
+        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation), strategies, images)
         self.model = model
         self.samples, self.steps = 0, 0
         self.training_seconds = self.evaluation_seconds = self.input_seconds = 0.0
@@ -207,8 +210,10 @@ class Run:
     def _steps(self, phase, step, mesh) -> None:
         end = phase.first_sample + phase.steps * phase.global_batch
         data = self.config.data
-        group = rows_a_group(phase.per_device_batch, mesh.size, data.image_bytes, data.ahead_bytes)
-        feeder = feed.Feeder(self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch, group)
+        group = None if self.resident else rows_a_group(phase.per_device_batch, mesh.size, data.image_bytes, data.ahead_bytes)
+        feeder = feed.Feeder(
+            self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch, group, self.resident
+        )
         try:
             self._steps_of(phase, step, feeder, end)
         finally:

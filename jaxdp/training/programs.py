@@ -24,13 +24,21 @@ def _abstract_batch(config: Config, mesh, rows: int, names: dict) -> dict:
     return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in names.items()}
 
 
-def trace_train_step(config: Config, model, pixels, phase: PlannedPhase, mesh):
-    """The training step of a phase, traced for `mesh`, which may be an AbstractMesh: to be looked at, lowered, compiled."""
-    step = make_train_step(config, model, pixels, mesh, phase.accumulation)
+def trace_train_step(config: Config, model, pixels, phase: PlannedPhase, mesh, images=None):
+    """The training step of a phase, traced for `mesh`, which may be an AbstractMesh: to be looked at, lowered, compiled.
+
+    images: all training images (or their shape), where they are kept on the devices.
+    """
+    step = make_train_step(config, model, pixels, mesh, phase.accumulation, images is not None)
     state = abstract_state(config, model, mesh)
     batch = _abstract_batch(config, mesh, phase.global_batch, {"labels": jnp.int32, "positions": jnp.uint32})
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
-    return step.trace(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar))
+    kept = ()
+    if images is not None:
+        del batch["images"]
+        batch["numbers"] = batch["labels"]
+        kept = (jax.ShapeDtypeStruct(images.shape, images.dtype, sharding=replicated(mesh)),)
+    return step.trace(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar), *kept)
 
 
 def wire_account(config: Config, phase: PlannedPhase) -> wire.Account:
@@ -47,8 +55,10 @@ class Programs:
     `prepare_*` starts a compilation and returns at once; `train_step` and `evaluation_step` wait for it if they must.
     """
 
-    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int, strategies: dict | None = None):
-        """strategies: all-reduce strategy by mesh shape, where the config leaves it to be chosen."""
+    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int, strategies: dict | None = None, images=None):
+        """strategies: all-reduce strategy by mesh shape, where the config leaves it to be chosen. images: all training images,
+        uint8 [N, H, W, 3], where they are to be kept on the devices."""
+        self.images = images
         self.plan, self.model, self.pixels, self.strategies = plan, model, pixels, strategies or {}
         self.evaluation_examples = evaluation_examples
         self.meshes = {}
@@ -88,7 +98,11 @@ class Programs:
         config = self.plan.config
         strategy = self.strategies.get((phase.vertical, phase.horizontal), config.reduce.strategy)
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=strategy))
-        return trace_train_step(config, self.model, self.pixels, phase, mesh).lower().compile()
+        compiled = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images).lower().compile()
+        if self.images is None:
+            return compiled
+        kept = jax.device_put(self.images, replicated(mesh))
+        return lambda state, batch, hyperparameters: compiled(state, batch, hyperparameters, kept)
 
     def _compile_evaluation(self, mesh, rows: int):
         config = self.plan.config

@@ -65,12 +65,19 @@ def accumulated(gradient_of, batch, count: int):
     return jax.tree.map(lambda x: x / count, total)
 
 
-def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch, scale=1.0):
+def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch, scale=1.0, images=None):
     """The mean gradient and report over all workers, the same on every device. Call inside `shard_map`.
 
-    The loss is multiplied by `scale` before differentiation and the gradient divided by it after it has travelled.
+    The loss is multiplied by `scale` before differentiation and the gradient divided by it after it has travelled. images: all
+    training images, where the batch has their numbers in place of them.
     """
-    gradient_of = partial(local_gradient, config, model, pixels, _varying(params), batch_stats, scale)
+    varying = _varying(params)
+
+    def gradient_of(batch):
+        if images is not None:
+            batch = batch | {"images": jnp.take(images, batch["numbers"], axis=0)}
+        return local_gradient(config, model, pixels, varying, batch_stats, scale, batch)
+
     gradient, report = accumulated(gradient_of, batch, accumulation)
     wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
     gradient = allreduce.mean(gradient, config.reduce.strategy, wire, config.reduce.bucket_bytes)
@@ -94,11 +101,12 @@ def update_statistics(batch_stats, moments, decay: float):
     return update(batch_stats, moments)
 
 
-def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
+def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resident: bool = False):
     """step(state, batch, hyperparameters) -> (state, metrics), compiled once for a batch size; the state is donated.
 
     pixels: (mean, std) of the pixels, for normalisation. batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32,
-    "positions" [B] uint32}, rows over all devices. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
+    "positions" [B] uint32}, rows over all devices; with `resident` "numbers" [B] int32 in place of the images, and all images,
+    uint8 [N, H, W, 3], as a fourth argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
     metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update, and with loss
     scaling {"loss_scale", "skipped_steps", "skipped_in_a_row"}; a step whose gradient is not finite then changes nothing.
     """
@@ -115,10 +123,10 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
             average = average.include(params, statistics, config.optimizer.average_decay)
         return TrainState(params, statistics, opt_state, average, state.loss_scale)
 
-    def step(state: TrainState, batch, hyperparameters):
+    def step(state: TrainState, batch, hyperparameters, images=None):
         scale = state.loss_scale.scale if scaling else 1.0
         gradient, report = gradient_and_report(
-            config, model, pixels, accumulation, state.params, state.batch_stats, batch, scale
+            config, model, pixels, accumulation, state.params, state.batch_stats, batch, scale, images
         )
         norm = optax.tree.norm(gradient)
         metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
@@ -136,5 +144,6 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int):
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     proven = allreduce.proves_replication(config.reduce.strategy)
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, rows, everywhere), out_specs=everywhere, check_vma=proven)
+    specs = (everywhere, rows, everywhere) + (everywhere,) * resident
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped, donate_argnums=0)
