@@ -83,16 +83,16 @@ def scaling() -> str:
 def compiled() -> str:
     results = json.loads((RESULTS / "compiled.json").read_text())
     lines = [
-        "| strategy | GPUs | images a GPU | collectives | beside computation | kernels | GB moved | memory a GPU |",
+        "| strategy | GPUs | images a GPU | collectives | kernels | GB moved | of them beside a collective | memory a GPU |",
         "|---" * 8 + "|",
     ]
     for name, told in results.items():
-        count, beside = (sum(one[key] for one in told["collectives"]) for key in ("count", "beside_something"))
+        count, beside = (sum(one[key] for one in told["collectives"]) for key in ("count", "kernel_bytes_beside"))
         flags = told["flags"]
         images = flags[flags.index("--batch.0.per-worker-batch") + 1] if "--batch.0.per-worker-batch" in flags else 16
         lines.append(
-            f"| {name} | {told['hosts']}x{told['gpus_per_host']} | {images} | {count} | {beside} | {told['kernels']:,} "
-            f"| {told['kernel_bytes'] / 1e9:.1f} | {told['memory_bytes'] / 1e9:.1f} GB |"
+            f"| {name} | {told['hosts']}x{told['gpus_per_host']} | {images} | {count} | {told['kernels']:,} "
+            f"| {told['kernel_bytes'] / 1e9:.1f} | {beside / 1e9:.2f} | {told['memory_bytes'] / 1e9:.1f} GB |"
         )
     version = next(iter(results.values()))["jax"]
     return "\n".join(

@@ -11,6 +11,7 @@ from jaxdp.parallel.chips import CHIPS, target_config
 from jaxdp.parallel.hlo import Schedule, read_schedule
 from jaxdp.planning import Plan, PlannedPhase
 
+POINT_TO_POINT = "point to point"
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -45,6 +46,10 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     phases = {phase.index: phase for phase in plan.phases}
     if phase_index not in phases:
         raise ConfigError(f"--phase: {phase_index} is not allowed; the plan has {', '.join(map(str, phases))}")
+    if plan.config.reduce.strategy == "auto":
+        raise ConfigError(
+            "reduce.strategy: 'auto' is not allowed with --compile-for; it is chosen by measuring; give one by name"
+        )
     if reason := available():
         raise ConfigError(f"--compile-for: {chip!r} is not allowed; {reason}")
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # it would look for the driver
@@ -65,6 +70,10 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     began = time.perf_counter()
     compiled = traced.lower(lowering_platforms=("cuda",)).compile()
     seconds = time.perf_counter() - began
+    try:
+        schedule = read_schedule(compiled.as_text(), mesh.size)
+    except ValueError as error:
+        raise ConfigError(f"--compile-for: the compiled step cannot be accounted for: {error}") from None
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return Compiled(
@@ -75,7 +84,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
         jax=jax.__version__,
         seconds=seconds,
         memory_bytes=total - memory.alias_size_in_bytes,
-        schedule=read_schedule(compiled.as_text(), mesh.size),
+        schedule=schedule,
     )
 
 
@@ -87,14 +96,16 @@ def axis_of(groups, vertical: int, horizontal: int) -> str:
     told = {tuple(sorted(group)) for group in groups}
     if told == {tuple(devices)}:
         return "vertical x horizontal"
-    return "horizontal" if told == rows else "vertical" if told == columns else "point to point"
+    return "horizontal" if told == rows else "vertical" if told == columns else POINT_TO_POINT
 
 
 def _grouped(compiled: Compiled) -> list[dict]:
     """Collectives of one kind, axis and dtype together, in the order of their first."""
     phase, kinds = compiled.phase, defaultdict(list)
     for one in compiled.schedule.collectives:
-        kinds[one.operation, axis_of(one.groups, phase.vertical, phase.horizontal), len(one.groups[0]), one.dtype].append(one)
+        axis = axis_of(one.groups, phase.vertical, phase.horizontal)
+        devices = len({device for group in one.groups for device in group}) if axis == POINT_TO_POINT else len(one.groups[0])
+        kinds[one.operation, axis, devices, one.dtype].append(one)
     return [
         {
             "operation": operation,
@@ -137,22 +148,21 @@ def table(compiled: Compiled):
 
     told, phase = as_dict(compiled), compiled.phase
     shown = Table(box=None, padding=(0, 2, 0, 0))
+    idle = f", {phase.idle_devices} idle, so that rows are no hosts" if phase.idle_devices else ""
     shown.title = (
         f"phase {phase.index} compiled for {compiled.hosts} x {compiled.gpus_per_host} {told['chip']} "
-        f"({phase.vertical}x{phase.horizontal}) by JAX {compiled.jax} in {compiled.seconds:.0f} s; nothing was run"
+        f"({phase.vertical}x{phase.horizontal}{idle}) by JAX {compiled.jax} in {compiled.seconds:.0f} s; nothing was run"
     )
     fits = "fits" if told["memory_bytes"] <= told["device_memory_bytes"] else "does not fit"
     shown.caption = (
         f"memory a device {told['memory_bytes'] / 1e9:.1f} GB of {told['device_memory_bytes'] / 1e9:.1f} GB: {fits}. "
-        f"{told['kernels']:,} kernels with {told['kernel_bytes'] / 1e9:.1f} GB of operands and results: at least "
+        f"{told['kernels']:,} kernels with {told['kernel_bytes'] / 1e9:.1f} GB of operands and results: about "
         f"{1e3 * told['seconds_to_move_them']:.1f} ms at the chip's {CHIPS[compiled.chip].memory_bandwidth / 1e12:.2f} TB/s."
     )
     for name in ("collective", "axis", "devices", "dtype", "messages", "operand bytes", "asynchronous", "beside kernels"):
         shown.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
     for one in told["collectives"]:
-        beside = (
-            f"{one['beside_something']} beside {one['kernel_bytes_beside'] / 1e9:.3f} GB" if one["beside_something"] else "none"
-        )
+        beside = f"{one['kernel_bytes_beside'] / 1e9:.3f} GB ({one['beside_something']})" if one["beside_something"] else "none"
         shown.add_row(
             one["operation"],
             one["axis"],

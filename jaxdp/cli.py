@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Literal
 
 STARTED = time.monotonic()
@@ -204,19 +205,17 @@ def _devices_of(chosen) -> int | None:
 
 
 def _wire(chosen, config, plan, summary):
-    """(dict, things to show) of --wire: an account for each phase that sends something else than the one before it."""
+    """(dict, things to show) of --wire: an account for phases that send the same."""
     if not chosen.wire:
         return None
     from jaxdp.config import ConfigError
     from jaxdp.parallel import wire
-    from jaxdp.training.programs import wire_account
+    from jaxdp.training.programs import wire_accounts
 
     if config.reduce.strategy == "auto":
         raise ConfigError("reduce.strategy: 'auto' is not allowed with --wire; it is chosen by measuring; give one by name")
-    accounts = {}
-    for phase in plan.phases:
-        accounts.setdefault((phase.vertical, phase.horizontal), wire_account(config, phase))
-    return [wire.as_dict(one) for one in accounts.values()], [wire.table(one) for one in accounts.values()]
+    accounts = wire_accounts(plan)
+    return [wire.as_dict(one) for one in accounts], [wire.table(one) for one in accounts]
 
 
 def _network(chosen, config, plan, summary):
@@ -238,6 +237,7 @@ def _network(chosen, config, plan, summary):
     if chosen.picture is not None:
         if not chosen.picture.endswith(".png"):
             raise ConfigError(f"--picture: {chosen.picture!r} is not allowed; give a file that ends in .png")
+        Path(chosen.picture).parent.mkdir(parents=True, exist_ok=True)
         prediction.draw(told, chosen.picture)
         shown.append(f"picture in {chosen.picture}")
     return told, shown
@@ -247,6 +247,8 @@ def _compiled(chosen, config, plan, summary):
     from jaxdp.config import ConfigError
 
     if chosen.compile_for is None:
+        if chosen.phase:
+            raise ConfigError(f"--phase: {chosen.phase} is not allowed without --compile-for")
         return None
     from jaxdp import aot
 
@@ -416,8 +418,6 @@ def _bench_devices(chosen):
 
 def _bench_result(chosen, name, record, bench):
     """Write a bench's JSON and picture, and show what it has to tell."""
-    from pathlib import Path
-
     from jaxdp.training.console import Screen
 
     folder = Path(chosen.output)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxdp import schedules
 from jaxdp.config import Config, ConfigError, Optimizer
 from jaxdp.data.groups import AHEAD, rows_a_group
+from jaxdp.parallel.buckets import pack
 from jaxdp.parallel.mesh import choose_shape, unfit
 
 
@@ -165,13 +166,22 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
 
 
 def model_summary(config: Config) -> dict:
-    """Parameters, multiply-adds of one image, and bytes on the wire (gradient, float32 statistics), from the traced model."""
+    """Parameters, multiply-adds of one image, bytes on the wire (gradient, float32 statistics) and of each message, from the
+    traced model."""
     from jaxdp import models
 
     size = config.data.image_size
     counted = models.summary(config.model, (size, size, 3))
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.reduce.wire_dtype]
-    return counted | {"gradient_bytes": counted["parameters"] * width, "statistics_bytes": 4 * counted["statistics"]}
+    sizes = counted.pop("sizes")
+    packed = pack([(size * width, "gradient") for size in sizes], config.reduce.bucket_bytes)
+    messages = [sum(sizes[place] for place in places) * width for places in packed]
+    statistics = 4 * counted["statistics"]
+    return counted | {
+        "gradient_bytes": counted["parameters"] * width,
+        "statistics_bytes": statistics,
+        "messages": [*messages, statistics],
+    }
 
 
 def as_dict(plan: Plan, model_summary: dict) -> dict:

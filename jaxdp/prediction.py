@@ -6,6 +6,9 @@ from jaxdp.planning import Plan, PlannedPhase
 
 RESNET50_MACS = 4_089_184_256  # of the model that Table 6 timed, at 224 pixels
 MOST_DEVICES = 16_384
+COLUMNS = ("strategy", "all-reduce", "in one message", "step", "efficiency", "images/s")
+COLUMNS += ("a doubling pays to", "shortest step at")
+POWERS = [2**power for power in range(MOST_DEVICES.bit_length())]
 
 
 def images_per_second(model_summary: dict) -> float:
@@ -13,9 +16,9 @@ def images_per_second(model_summary: dict) -> float:
     return cost_model.TABLE_6_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
 
 
-def message_bytes(model_summary: dict) -> int:
-    """Bytes of the gradient on the wire and of the float32 statistics that travel with it."""
-    return model_summary["gradient_bytes"] + model_summary["statistics_bytes"]
+def _seconds(strategy: str, mesh: tuple[int, int], messages: list[int], latency: float, bandwidth: float) -> float:
+    """Of all messages of a step, one after the other."""
+    return sum(cost_model.allreduce_seconds(strategy, *mesh, size, latency, bandwidth) for size in messages)
 
 
 def mesh_of_workers(phase: PlannedPhase) -> tuple[int, int]:
@@ -29,7 +32,7 @@ def predict(plan: Plan, model_summary: dict, latency: float, bandwidth: float, r
     latency: seconds; bandwidth: bytes a second; rate: images/s that a device computes alone, None for `images_per_second`.
     """
     rate = rate or images_per_second(model_summary)
-    size = message_bytes(model_summary)
+    messages = model_summary["messages"]
     phases = []
     for phase in plan.phases:
         mesh = mesh_of_workers(phase)
@@ -38,18 +41,24 @@ def predict(plan: Plan, model_summary: dict, latency: float, bandwidth: float, r
         for strategy in cost_model.STRATEGIES:
             if unfit(strategy, phase.workers):
                 continue
-            communication = cost_model.allreduce_seconds(strategy, *mesh, size, latency, bandwidth)
-            total = cost_model.step_seconds(computation * phase.workers, phase.workers, communication)
-            diminishing, fastest = cost_model.turning_points(
-                strategy, computation * phase.workers, size, latency, bandwidth, MOST_DEVICES
-            )
+
+            def communication(devices, strategy=strategy, phase=phase, mesh=mesh):
+                shape = mesh if devices == phase.workers else most_square(devices)
+                return _seconds(strategy, shape, messages, latency, bandwidth)
+
+            seconds = communication(phase.workers)
+            total = cost_model.step_seconds(computation * phase.workers, phase.workers, seconds)
+            counts = [n for n in POWERS if n <= phase.global_batch and not unfit(strategy, n)]
+            diminishing, fastest = cost_model.turning_points(computation * phase.workers, communication, counts)
             strategies[strategy] = {
-                "communication_seconds": communication,
+                "communication_seconds": seconds,
+                "one_message_seconds": _seconds(strategy, mesh, [sum(messages)], latency, bandwidth),
                 "step_seconds": total,
                 "efficiency": computation / total,
                 "images_per_second": phase.global_batch / total,
                 "diminishing_from": diminishing,
                 "fastest_at": fastest,
+                "most_devices": counts[-1],
             }
         phases.append(
             {
@@ -64,7 +73,8 @@ def predict(plan: Plan, model_summary: dict, latency: float, bandwidth: float, r
     return {
         "latency": latency,
         "bandwidth": bandwidth,
-        "message_bytes": size,
+        "message_bytes": sum(messages),
+        "messages": messages,
         "device_images_per_second": rate,
         "phases": phases,
         "table_6": {strategy: cost_model.fit_table_6(strategy) for strategy in ("torus", "ring")},
@@ -80,20 +90,23 @@ def tables(told: dict):
         shown = Table(box=None, padding=(0, 2, 0, 0))
         shown.title = (
             f"phase {phase['index']} on a network of {1e6 * told['latency']:g} us and {told['bandwidth'] / 1e9:g} GB/s: "
-            f"{phase['workers']} workers ({phase['mesh'][0]}x{phase['mesh'][1]}), {told['message_bytes']:,} bytes, "
-            f"{1e3 * phase['computation_seconds']:.2f} ms of computation a step"
+            f"{phase['workers']} workers ({phase['mesh'][0]}x{phase['mesh'][1]}), {told['message_bytes']:,} bytes in "
+            f"{len(told['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation a step"
         )
-        for name in ("strategy", "all-reduce", "step", "efficiency", "images/s", "a doubling pays to", "shortest step at"):
+        for name in COLUMNS:
             shown.add_column(name, justify="left" if name == "strategy" else "right")
         for strategy, one in phase["strategies"].items():
             shown.add_row(
                 strategy,
                 f"{1e3 * one['communication_seconds']:.3f} ms",
+                f"{1e3 * one['one_message_seconds']:.3f} ms",
                 f"{1e3 * one['step_seconds']:.3f} ms",
                 f"{100 * one['efficiency']:.1f} %",
                 f"{one['images_per_second']:,.0f}",
-                f"{one['diminishing_from']:,}",
-                f"{one['fastest_at']:,}",
+                *(
+                    f"{one['most_devices']:,} or more" if one[name] is None else f"{one[name]:,}"
+                    for name in ("diminishing_from", "fastest_at")
+                ),
             )
         yield shown
 
@@ -105,7 +118,9 @@ def remarks(told: dict) -> list[str]:
     )
     return [
         f"A device is taken to compute {told['device_images_per_second']:.0f} images/s (--images-per-second), and none of the "
-        "communication to be hidden. The last two columns count devices, in powers of two, that share the phase's batch.",
+        "communication to be hidden. Messages travel one after the other as the step sends them (--reduce.bucket-bytes); XLA "
+        "may combine them, down to the one of the third column. The last two columns count devices that share the phase's "
+        "batch, in powers of two, as far as it has images for them.",
         f"The model on the paper's Table 6: {fits}. {told['table_6_caution']}",
     ]
 
@@ -117,20 +132,21 @@ def draw(told: dict, path) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     weak, strong = figure.subplots(1, 2)
     phase = told["phases"][-1]
-    counts = [2**power for power in range(MOST_DEVICES.bit_length())]
+    counts = POWERS
     styles = {"psum": ("#000000", "-"), "ring": ("#D55E00", "--"), "hierarchical": ("#E69F00", "-.")}
     styles |= {"torus": ("#0072B2", "-"), "parameter_server": ("#CC79A7", ":")}
     for strategy, (colour, line) in styles.items():
-        allowed = [n for n in counts if not unfit(strategy, n)]
-        costs = [
-            cost_model.allreduce_seconds(strategy, *most_square(n), told["message_bytes"], told["latency"], told["bandwidth"])
-            for n in allowed
-        ]
+        costs = {
+            n: _seconds(strategy, most_square(n), told["messages"], told["latency"], told["bandwidth"])
+            for n in counts
+            if not unfit(strategy, n)
+        }
         one = phase["computation_seconds"]
-        weak.plot(allowed, [one / (one + cost) for cost in costs], color=colour, linestyle=line, label=strategy)
+        weak.plot(list(costs), [one / (one + cost) for cost in costs.values()], color=colour, linestyle=line, label=strategy)
         whole = one * phase["workers"]
-        efficiency = [cost_model.speed_up(whole, n, cost) / n for n, cost in zip(allowed, costs, strict=True)]
-        strong.plot(allowed, efficiency, color=colour, linestyle=line, label=strategy)
+        shared = [n for n in costs if n <= phase["global_batch"]]
+        efficiency = [cost_model.speed_up(whole, n, costs[n]) / n for n in shared]
+        strong.plot(shared, efficiency, color=colour, linestyle=line, label=strategy)
     weak.set_title(f"{phase['global_batch'] // phase['workers']} images a device", fontsize="medium")
     strong.set_title(f"{phase['global_batch']:,} images a step in all", fontsize="medium")
     for axes in (weak, strong):
@@ -142,8 +158,8 @@ def draw(told: dict, path) -> None:
     weak.set_ylabel("efficiency")
     weak.legend(fontsize="small", frameon=False)
     figure.suptitle(
-        f"Predicted: {told['message_bytes'] / 1e6:.1f} MB, {1e6 * told['latency']:g} us, {told['bandwidth'] / 1e9:g} GB/s, "
-        f"{told['device_images_per_second']:.0f} images/s a device, nothing hidden",
+        f"Predicted: {told['message_bytes'] / 1e6:.1f} MB in {len(told['messages'])} messages, {1e6 * told['latency']:g} us, "
+        f"{told['bandwidth'] / 1e9:g} GB/s, {told['device_images_per_second']:.0f} images/s a device, nothing hidden",
         fontsize="medium",
     )
     figure.savefig(path, dpi=120)

@@ -105,6 +105,7 @@ def test_buckets_hold_neighbours_up_to_their_size_and_large_tensors_travel_alone
     assert allreduce.buckets(leaves_of(3, 5, 2, 100, 8, 1), bucket_bytes=40) == [[0, 1, 2], [3], [4, 5]]
     assert allreduce.buckets(leaves_of(3, 5, 2, 100, 8, 1), bucket_bytes=None) == [[0, 1, 2, 3, 4, 5]]
     assert allreduce.buckets(leaves_of(3, 5), bucket_bytes=1) == [[0], [1]]
+    assert allreduce.buckets(leaves_of(1, 10, 1), bucket_bytes=40) == [[0, 2], [1]]  # of just that size: alone
 
 
 def test_buckets_count_bytes_on_the_wire_and_do_not_mix_dtypes():
@@ -119,12 +120,26 @@ def test_buckets_count_bytes_on_the_wire_and_do_not_mix_dtypes():
     [
         (("tree",), "strategy: 'tree' is not allowed; give one of psum, ring, hierarchical, torus, parameter_server"),
         (("auto",), "strategy: 'auto' is not allowed"),
+        (("torus", jnp.int8), "wire_dtype: 'int8' is not allowed; give float32, bfloat16, float16"),
         (("torus", None, 0), "bucket_bytes: 0 is not allowed; give 1 or more, or None for one message"),
     ],
 )
 def test_what_cannot_be_done_is_an_error_that_says_what_can(arguments, message):
     with pytest.raises(ValueError, match=message):
         allreduce.mean({}, *arguments)
+
+
+def test_integers_have_no_mean():
+    with pytest.raises(ValueError, match="tree: a leaf of int32 is not allowed; a mean is of floating-point numbers"):
+        allreduce.mean({"count": jnp.zeros(3, jnp.int32)}, "psum")
+
+
+@pytest.mark.parametrize("strategy", list(allreduce.STRATEGIES))
+def test_a_message_of_nothing_is_nothing(strategy):
+    given = random_tree({"empty": (0, 3), "some": (5,)}, 8)
+    out = reduced(given, (2, 4), strategy, bucket_bytes=1)
+    assert out["empty"].shape == (0, 3)
+    assert_mean(out["some"], given["some"], 8)
 
 
 def test_a_parameter_server_takes_no_more_than_64_devices():

@@ -2,18 +2,19 @@
 
 import dataclasses
 import json
+import time
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxdp import train
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.bench import scaling
-from jaxdp.config import ConfigError, Phase, Reduce
-from jaxdp.parallel import allreduce, measure, wire
+from jaxdp.config import ConfigError, Mesh, Phase, Reduce
+from jaxdp.parallel import allreduce, measure
 from jaxdp.parallel.cost_model import allreduce_seconds
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.hlo import read_schedule
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training import programs, strategy
 from jaxdp.training.console import Quiet
@@ -101,22 +102,50 @@ def test_scaling_measures_both_kinds_and_their_ratios(tiny, tmp_path):
     scaling.draw(record, tmp_path / "picture.png")
 
 
-def test_the_step_without_its_reductions_sends_nothing(tiny):
-    config = with_batch(tiny, 8, reduce=Reduce(strategy=allreduce.local))
-    traced = programs.trace_train_step(
-        config,
-        programs.models.create(config.model),
-        (0.0, 1.0),
-        make_plan(with_batch(tiny, 8), 50, 4).phases[0],
-        jax.sharding.AbstractMesh((2, 2), AXES),
-    )
-    assert wire.collectives(traced.jaxpr, {"vertical": 2, "horizontal": 2}) == []
+@pytest.mark.parametrize("norm", ["per_worker", "synchronised"])
+def test_the_step_without_its_reductions_sends_nothing(tiny, norm):
+    config = with_batch(tiny, 8, model=dataclasses.replace(tiny.model, norm=norm))
+    mesh = make_mesh(2, 2)
+    without = scaling.stepper(config, mesh, 8, allreduce.local).step.as_text()
+    assert read_schedule(without, 4).collectives == []
+    assert read_schedule(scaling.stepper(config, mesh, 8, "torus").step.as_text(), 4).collectives
+
+
+def test_both_steps_are_those_that_are_timed(tiny, monkeypatch):
+    made = []
+    monkeypatch.setattr(scaling, "stepper", lambda config, mesh, batch, strategy: made.append(strategy))
+    monkeypatch.setattr(measure, "alternated", lambda calls, repeats: {name: [1.0] for name in calls})
+    monkeypatch.setattr(scaling, "_waiting", lambda stepper, repeats: [0.0])
+    scaling._measured(with_batch(tiny, 8), make_mesh(2, 2), 8, 1)
+    assert made == ["torus", allreduce.local]
+
+
+def test_waiting_is_how_much_longer_the_slowest_device_takes_than_the_mean():
+    class Shard:
+        def __init__(self, seconds):
+            self.data, self.seconds = self, seconds
+
+        def block_until_ready(self):
+            time.sleep(self.seconds)
+
+    class Stepper:
+        state = ()
+
+        def __call__(self):
+            return (), {"loss": Loss()}
+
+    class Loss:
+        addressable_shards = [Shard(0.0), Shard(0.0), Shard(0.0), Shard(0.4)]  # noqa: RUF012
+
+    (waited,) = scaling._waiting(Stepper(), 1)
+    assert waited == pytest.approx(0.3, abs=0.1)
 
 
 @pytest.mark.parametrize(
     ("changes", "counts", "message"),
     [
         ({}, (2, 1), r"--devices: \(2, 1\) is not allowed; give growing numbers of devices"),
+        ({"mesh": Mesh(vertical=1, horizontal=2)}, (1, 4), "mesh: 1x2 is not allowed with --devices 4; it has 2"),
         ({}, (1, 16), "--devices: 16 is not allowed; there are 8; on a CPU give --mesh.cpu-devices 16"),
         ({}, (1, 3), "batch.0.global_batch: 8 is not allowed with --devices 3; it must be a multiple of 3; the nearest is 9"),
         ({"reduce": Reduce(strategy="auto")}, (1, 2), "reduce.strategy: 'auto' is not allowed here; give one by name"),
@@ -136,6 +165,33 @@ def test_auto_takes_the_fastest_writes_it_down_and_keeps_it(tiny, tmp_path, monk
     (tmp_path / "result.json").unlink()
     monkeypatch.setattr(measure, "fastest", lambda *_: pytest.fail("measured again"))
     assert train(config, tmp_path).strategy == "ring"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: dataclasses.replace(config, reduce=Reduce(strategy="auto", wire_dtype="bfloat16")),
+        lambda config: dataclasses.replace(config, reduce=Reduce(strategy="auto", bucket_bytes=7)),
+        lambda config: dataclasses.replace(config, model=dataclasses.replace(config.model, width=5)),
+    ],
+)
+def test_a_choice_holds_for_its_message_alone(tiny, tmp_path, monkeypatch, change):
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
+    chosen = []
+    for one, fastest in ((config, "ring"), (change(config), "torus"), (config, "psum")):
+        monkeypatch.setattr(measure, "fastest", lambda *_, fastest=fastest: (fastest, {fastest: 1.0}))
+        plan = make_plan(one, 50, 4)
+        chosen.append(strategy.chosen_strategies(plan, programs.models.create(one.model), tmp_path, Quiet())[2, 2])
+    assert chosen == ["ring", "torus", "ring"]
+
+
+def test_each_mesh_has_the_strategy_chosen_for_it(tiny):
+    plan = make_plan(with_batch(tiny, 8), 50, 4)
+    one = programs.Programs(plan, None, (0.0, 1.0), 9, {(2, 2): "ring", (1, 2): "torus"})
+    assert one.strategy(plan.phases[0]) == "ring"
+    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1)) == "torus"
+    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1, horizontal=1)) == "torus"  # the config's own
+    one.close()
 
 
 @pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "tree"}]'])

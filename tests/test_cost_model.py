@@ -59,11 +59,16 @@ def test_speed_up():
 def test_turning_points_of_a_ring_bound_by_latency():
     """With T_comm = 2 (N - 1) a alone, T_N = T_1/N + 2(N - 1)a is least at N = sqrt(T_1 / 2a) = 64."""
     latency = 1 / (2 * 64**2)
-    diminishing, fastest = cost_model.turning_points("ring", 1.0, 0, latency, 1e9)
+    counts = [2**power for power in range(12)]
+    diminishing, fastest = cost_model.turning_points(1.0, lambda n: 2 * (n - 1) * latency, counts)
     assert fastest == 64
     seconds = [1 / n + 2 * (n - 1) * latency for n in (16, 32, 64)]
     assert seconds[0] / seconds[1] > 1.5 > seconds[1] / seconds[2]
     assert diminishing == 32
+
+
+def test_turning_points_beyond_the_devices_that_can_share_a_batch_are_open():
+    assert cost_model.turning_points(1.0, lambda n: 0.0, [1, 2, 4]) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ LAYERS = [
     {"validation"},
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
-    | {"parallel.chips", "parallel.hlo", "parallel.wire"}
+    | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
     | {"data.order", "data.groups", "data.augment", "training.picture", "training.loss_scale"},
     {"data.decode"},
     {"data.folder", "data.prepared", "data.loader"},

@@ -36,7 +36,7 @@ def account(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
     proven = allreduce.proves_replication(strategy)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=proven)
     traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32))
-    return wire.Account(*mesh_shape, strategy, tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))
+    return wire.Account(*mesh_shape, strategy, (0,), tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))
 
 
 def test_the_torus_sends_the_three_messages_of_the_paper():
@@ -63,6 +63,36 @@ def test_hierarchical_carries_the_whole_vector_along_both_axes_and_tells_what_ma
     masters = wire.masters_only(told)
     assert masters["vertical_bytes_all_columns"] == 8 * masters["vertical_bytes_masters_only"]
     assert masters["vertical_bytes_masters_only"] == 2 * (4 - 1) * size
+    assert masters["master_sends"] == pytest.approx(2 * 3 / 4 * size + size)  # the ring of masters, then its row
+    assert masters["others_send_at_most"] == 2 * size
+    row = wire.masters_only(account("hierarchical", (1, 8)))
+    assert (row["master_sends"], row["others_send_at_most"]) == (size, 2 * size)
+
+
+def test_hierarchical_is_kept_from_being_folded_into_one():
+    mesh = jax.sharding.AbstractMesh((2, 4), AXES)
+    mapped = jax.shard_map(
+        lambda x: allreduce.mean(x, "hierarchical"), mesh=mesh, in_specs=PartitionSpec(AXES), out_specs=PartitionSpec()
+    )
+    traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((8, 100), jnp.float32))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    order = re.findall(r"stablehlo\.(all_reduce|optimization_barrier)", text)
+    assert order == ["all_reduce", "optimization_barrier", "all_reduce"]
+
+
+def test_phases_that_send_something_else_have_accounts_of_their_own():
+    from jaxdp.training.programs import wire_accounts
+
+    config = Config(
+        data=Data(source="synthetic", image_size=16),
+        model=Model(depth=6, width=8, stem="small", classes=7, norm="synchronised"),
+        batch=(Phase(64, until_epoch=1.0, per_worker_batch=8), Phase(256, until_epoch=2.0, per_worker_batch=8), Phase(64)),
+        epochs=3.0,
+    )
+    config = dataclasses.replace(config, batch=(*config.batch[:2], Phase(64, per_worker_batch=8)))
+    accounts = wire_accounts(make_plan(config, 4096, 8))
+    assert [one.phases for one in accounts] == [(0, 2), (1,)]  # four micro-batches normalise together four times as often
+    assert accounts[1].sent[0] > accounts[0].sent[0]
 
 
 def test_the_server_sends_and_takes_what_all_others_do_together():
@@ -195,7 +225,7 @@ def test_the_real_step_lowered_for_the_papers_grids(vertical, horizontal):
     config, phase = resnet50(vertical, horizontal)
     mesh = jax.sharding.AbstractMesh((vertical, horizontal), AXES)
     traced = traced_on(config, phase, mesh)
-    told = wire.Account(vertical, horizontal, "torus", tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))
+    told = wire.Account(vertical, horizontal, "torus", (0,), tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert_torus_of_resnet50(lowered_groups(text, vertical * horizontal), told, vertical, horizontal)
 

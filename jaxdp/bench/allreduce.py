@@ -44,7 +44,8 @@ def run(config: Config, mesh, gradient, sizes=SIZES, dtypes=DTYPES, repeats: int
     rows = []
     for dtype in dtypes:
         for size in sizes:
-            vector = jax.ShapeDtypeStruct((max(1, size // jnp.dtype(dtype).itemsize),), jnp.dtype(dtype))
+            elements = max(1, size // jnp.dtype(dtype).itemsize)
+            vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
             times = max(1, min(20, 1_048_576 // size))
             calls = {name: measure.reduction(mesh, vector, name, None, None, times) for name in names}
             for name, seconds in measure.alternated(calls, repeats).items():
@@ -53,7 +54,7 @@ def run(config: Config, mesh, gradient, sizes=SIZES, dtypes=DTYPES, repeats: int
                     {
                         "strategy": name,
                         "dtype": dtype,
-                        "bytes": size,
+                        "bytes": elements * jnp.dtype(dtype).itemsize,
                         "seconds": statistics.median(each),
                         "fastest": each[0],
                         "slowest": each[-1],

@@ -39,11 +39,13 @@ class Stepper:
         return self.state.params, metrics
 
 
-def _stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
+def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
+    """A step of the config that combines gradients by `strategy`; with `allreduce.local` it sends nothing at all."""
     per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
     accumulation = global_batch // mesh.size // per_worker
     reduce = dataclasses.replace(config.reduce, strategy=strategy)
-    config = dataclasses.replace(config, reduce=reduce)
+    norm = "per_worker" if strategy is allreduce.local else config.model.norm
+    config = dataclasses.replace(config, reduce=reduce, model=dataclasses.replace(config.model, norm=norm))
     model = models.create(config.model)
     rows = NamedSharding(mesh, PartitionSpec(AXES))
     size = config.data.stored_size or config.data.image_size
@@ -89,8 +91,8 @@ def _waiting(stepper: Stepper, repeats: int) -> list[float]:
 def _measured(config: Config, mesh, global_batch: int, repeats: int) -> dict:
     began = time.perf_counter()
     steppers = {
-        "with": _stepper(config, mesh, global_batch, config.reduce.strategy),
-        "without": _stepper(config, mesh, global_batch, allreduce.local),
+        "with": stepper(config, mesh, global_batch, config.reduce.strategy),
+        "without": stepper(config, mesh, global_batch, allreduce.local),
     }
     compile_seconds = time.perf_counter() - began
     seconds = measure.alternated(steppers, repeats)
@@ -121,6 +123,12 @@ def check(config: Config, counts: tuple[int, ...], available: int) -> None:
             f"--devices: {counts[-1]} is not allowed; there are {available}; on a CPU give --mesh.cpu-devices {counts[-1]}"
         )
     for count in counts:
+        vertical, horizontal = mesh_shape(config, counts, count)
+        if vertical * horizontal != count:
+            raise ConfigError(
+                f"mesh: {vertical}x{horizontal} is not allowed with --devices {count}; it has {vertical * horizontal}; "
+                "give a mesh of as many devices as the last of --devices, or none"
+            )
         unit = count * (per_worker or 1)
         if batch % unit:
             raise ConfigError(
@@ -135,6 +143,12 @@ def check(config: Config, counts: tuple[int, ...], available: int) -> None:
         )
 
 
+def mesh_shape(config: Config, counts: tuple[int, ...], count: int) -> tuple[int, int]:
+    """The sides that the config gives for the last number of devices, the most square shape for those before it."""
+    sides = config.mesh if count == counts[-1] else dataclasses.replace(config.mesh, vertical=None, horizontal=None)
+    return choose_shape(sides, count)
+
+
 def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lambda text: None) -> dict:
     """Strong scaling (the recipe's batch shared by all) and weak scaling (its share on the most devices, on each).
 
@@ -146,8 +160,7 @@ def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lamb
     for mode in MODES:
         for count in counts:
             global_batch = batch if mode == "strong" else batch // most * count
-            sides = config.mesh if count == most else dataclasses.replace(config.mesh, vertical=None, horizontal=None)
-            mesh = make_mesh(*choose_shape(sides, count))
+            mesh = make_mesh(*mesh_shape(config, counts, count))
             key = mesh.devices.shape, global_batch
             if key not in done:
                 progress(f"{mode} scaling on {count} of {most} devices, {global_batch} images a step ...")
@@ -226,8 +239,8 @@ def draw(record: dict, path) -> None:
     for axes, mode in zip(panels[1:], MODES, strict=True):
         rows = [row for row in record["rows"] if row["mode"] == mode]
         places = range(len(rows))
-        own = [1e3 * row["without_reduction_seconds"] for row in rows]
         exposed = [1e3 * max(0.0, row["exposed_communication_seconds"]) for row in rows]
+        own = [1e3 * row["step_seconds"] - one for row, one in zip(rows, exposed, strict=True)]
         axes.bar(places, own, color="#56B4E9", label="computation and waiting")
         axes.bar(places, exposed, bottom=own, color="#D55E00", label="exposed communication")
         axes.set(title=f"{mode} scaling: a step", xlabel="devices", ylabel="ms")

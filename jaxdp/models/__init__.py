@@ -78,6 +78,7 @@ def summary(config: ModelConfig, image_shape) -> dict:
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
         "parameters": sum(sizes),
+        "sizes": sizes,
         "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(stats)),
         "macs": multiply_adds(jaxpr.jaxpr),
         "adapted": counted(True),

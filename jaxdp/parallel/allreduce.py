@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from jaxdp.parallel.buckets import pack
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, unfit
 
 SERVER = 0
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
 BUCKET_BYTES = 65_536
 
 
@@ -102,43 +104,36 @@ def proves_replication(strategy) -> bool:
 
 
 def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]]:
-    """Places of `leaves` that travel in one message: neighbours of one dtype, at most `bucket_bytes` on the wire together.
-
-    A tensor of that size or more travels alone, uncopied. None: one message for each dtype.
-    """
-    packed, open_buckets = [], {}
-    for place, leaf in enumerate(leaves):
-        size = leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize
-        if bucket_bytes is not None and size >= bucket_bytes:
-            packed.append([place])
-            continue
-        bucket, filled = open_buckets.get(leaf.dtype, (None, 0))
-        if bucket is None or (bucket_bytes is not None and filled + size > bucket_bytes):
-            bucket, filled = [], 0
-            packed.append(bucket)
-        bucket.append(place)
-        open_buckets[leaf.dtype] = (bucket, filled + size)
-    return packed
+    """Places of `leaves` that travel in one message, by their bytes on the wire and their dtype: see `pack`."""
+    return pack([(leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize, leaf.dtype) for leaf in leaves], bucket_bytes)
 
 
 def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
     """The mean of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
 
-    tree: arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of `STRATEGIES`, or a
-    function like its values; give `shard_map` check_vma=proves_replication(strategy). wire_dtype: the dtype in which they
-    travel and are added; None keeps each leaf's. bucket_bytes: see `buckets`. Returned leaves have the dtype they came with.
-    Raises ValueError for an unknown strategy, or one that cannot run on so many devices.
+    tree: floating-point arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of
+    `STRATEGIES`, or a function like its values; give `shard_map` check_vma=proves_replication(strategy). wire_dtype: the dtype
+    in which they travel and are added, of `WIRE_DTYPES`; None keeps each leaf's. bucket_bytes: see `buckets.pack`. Returned
+    leaves have the dtype they came with.
+    Raises ValueError for an unknown strategy or dtype, a strategy that cannot run on so many devices, leaves of integers.
     """
     if not callable(strategy) and strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(STRATEGIES)}")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
+    if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_DTYPES:
+        raise ValueError(f"wire_dtype: {jnp.dtype(wire_dtype).name!r} is not allowed; give {', '.join(WIRE_DTYPES)}")
+    for leaf in jax.tree.leaves(tree):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(f"tree: a leaf of {leaf.dtype} is not allowed; a mean is of floating-point numbers")
     reduce = strategy if callable(strategy) else STRATEGIES[strategy]
     devices = lax.axis_size(AXES)
     if reason := unfit(strategy, devices):
         raise ValueError(f"strategy: {strategy!r} is not allowed on {devices} devices; {reason}")
 
     def mean_of(array):
+        if array.size == 0:
+            return jnp.zeros(array.shape, array.dtype)
         wire = wire_dtype or array.dtype
         return reduce((array.ravel() / devices).astype(wire)).astype(array.dtype).reshape(array.shape)
 

@@ -7,7 +7,6 @@ computation (Thakur et al., "Optimization of Collective Communication Operations
 import math
 
 from jaxdp.config import ConfigError
-from jaxdp.parallel.mesh import most_square
 
 STRATEGIES = ("psum", "ring", "hierarchical", "torus", "parameter_server")
 
@@ -72,19 +71,16 @@ def speed_up(one_device_seconds: float, devices: int, communication_seconds: flo
     return one_device_seconds / step_seconds(one_device_seconds, devices, communication_seconds)
 
 
-def turning_points(strategy: str, one_device_seconds: float, num_bytes: float, latency: float, bandwidth: float, most=16_384):
-    """(devices from which a doubling gains less than half of what it should, devices with the shortest step), powers of two.
+def turning_points(one_device_seconds: float, communication, counts: list[int]) -> tuple[int | None, int | None]:
+    """(devices from which a doubling gains less than half of what it should, devices with the shortest step) of `counts`.
 
-    For a batch whose size does not grow with the devices. The first is the smallest N at which T_N / T_2N < 1.5.
+    For a batch whose size does not grow with the devices; counts: powers of two that can share it. communication: devices ->
+    seconds. The first is the smallest N with T_N / T_2N < 1.5; None where that, or the shortest step, lies beyond `counts`.
     """
-
-    def seconds(devices: int) -> float:
-        communication = allreduce_seconds(strategy, *most_square(devices), num_bytes, latency, bandwidth)
-        return step_seconds(one_device_seconds, devices, communication)
-
-    counts = [2**power for power in range(most.bit_length())]
-    diminishing = next((n for n in counts if seconds(n) / seconds(2 * n) < 1.5), counts[-1])
-    return diminishing, min(counts, key=seconds)
+    seconds = {n: step_seconds(one_device_seconds, n, communication(n)) for n in counts}
+    diminishing = next((n for n in counts[:-1] if seconds[n] / seconds[2 * n] < 1.5), None)
+    fastest = min(counts, key=seconds.get)
+    return diminishing, None if fastest == counts[-1] else fastest
 
 
 def parse_network(text: str) -> tuple[float, float]:

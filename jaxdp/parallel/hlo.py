@@ -40,14 +40,12 @@ class Instruction:
         return names + re.findall(r"%([\w.\-]+)", "".join(re.findall(r"branch_computations=\{([^}]*)\}", self.attributes)))
 
     @property
-    def trips(self) -> int:
-        """How often a loop runs; 1 for anything else. Raises ValueError where the compiler does not know."""
+    def trips(self) -> int | None:
+        """How often a loop runs, None where the compiler does not know; 1 for anything else."""
         if self.opcode != "while":
             return 1
         known = re.search(r'known_trip_count":\{"n":"(\d+)"', self.attributes)
-        if not known:
-            raise ValueError(f"the compiler does not know how often the loop {self.name} runs")
-        return int(known[1])
+        return int(known[1]) if known else None
 
 
 @dataclass
@@ -135,7 +133,10 @@ def replica_groups(attributes: str, devices: int) -> tuple[tuple[int, ...], ...]
 
 
 def read_schedule(text: str, devices: int) -> Schedule:
-    """Kernels, bytes and collectives of a scheduled module, loops multiplied out."""
+    """Kernels, bytes and collectives of a scheduled module, loops multiplied out.
+
+    A loop of unknown length counts once. Raises ValueError for one with a collective in it.
+    """
     computations, entry = parse(text)
     schedule = Schedule()
     _read(computations, entry, 1, devices, schedule)
@@ -165,8 +166,13 @@ def _read(computations, name: str, times: int, devices: int, schedule: Schedule)
             running.pop(one.operands[0], None)
             continue
         if one.opcode in ("while", "conditional"):
+            before = len(schedule.collectives)
             for called in one.called:
-                _read(computations, called, times * one.trips, devices, schedule)
+                _read(computations, called, times * (one.trips or 1), devices, schedule)
+            if one.trips is None and len(schedule.collectives) > before:
+                raise ValueError(
+                    f"a collective lies in the loop {one.name}, of which the compiler does not know how often it runs"
+                )
             continue
         operand_bytes = sum(num_bytes(shapes.get(operand, "")) for operand in one.operands)
         if inner := _collective_in(computations, one):

@@ -101,6 +101,7 @@ class Account:
     vertical: int
     horizontal: int
     strategy: str
+    phases: tuple[int, ...]
     found: tuple[Collective, ...]
 
     @property
@@ -120,7 +121,10 @@ def masters_only(account: Account) -> dict | None:
     """
     if account.strategy != "hierarchical":
         return None
-    vector = sum(one.operand_bytes * one.count for one in account.found if one.axes == ("vertical",))
+    vector = max(
+        sum(one.operand_bytes * one.count for one in account.found if one.axes == (axis,))
+        for axis in ("vertical", "horizontal")
+    )
     ring = 2 * (account.vertical - 1) / account.vertical * vector
     return {
         "vertical_bytes_all_columns": ring * account.devices,
@@ -133,6 +137,7 @@ def masters_only(account: Account) -> dict | None:
 def as_dict(account: Account) -> dict:
     sent = account.sent
     return {
+        "phases": list(account.phases),
         "mesh": [account.vertical, account.horizontal],
         "strategy": account.strategy,
         "collectives": [
@@ -162,7 +167,8 @@ def table(account: Account):
     for one in account.found:
         kinds.setdefault((one.operation, one.axes, one.group, one.dtype, one.senders is None), []).append(one)
     shown = Table(box=None, padding=(0, 2, 0, 0))
-    shown.title = f"what a step sends: {account.strategy} on {account.vertical}x{account.horizontal} devices"
+    which = f"phase{'s' * (len(account.phases) > 1)} {', '.join(map(str, account.phases))}"
+    shown.title = f"what a step of {which} sends: {account.strategy} on {account.vertical}x{account.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "messages", "operand bytes", "sent by a device"):
         shown.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
     for (operation, axes, group, dtype, all_send), ones in kinds.items():

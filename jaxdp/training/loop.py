@@ -333,7 +333,7 @@ class Run:
             skipped_steps=self.skipped_steps,
             input_seconds=self.input_seconds,
             bad_images=self.datasets.bad_images,
-            strategy=self.programs.strategies.get((phase.vertical, phase.horizontal), self.config.reduce.strategy),
+            strategy=", ".join(dict.fromkeys(self.programs.strategy(phase) for phase in self.plan.phases)),
         )
 
 

@@ -41,12 +41,23 @@ def trace_train_step(config: Config, model, pixels, phase: PlannedPhase, mesh, i
     return step.trace(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar), *kept)
 
 
+def wire_accounts(plan: Plan) -> list[wire.Account]:
+    """What the steps of a plan send; phases that send the same share an account."""
+    accounts = {}
+    for phase in plan.phases:
+        one = wire_account(plan.config, phase)
+        same = accounts.setdefault(dataclasses.replace(one, phases=()), one)
+        if same is not one:
+            accounts[dataclasses.replace(one, phases=())] = dataclasses.replace(same, phases=(*same.phases, phase.index))
+    return list(accounts.values())
+
+
 def wire_account(config: Config, phase: PlannedPhase) -> wire.Account:
     """What a step of a phase sends, from the step traced for a mesh of that shape; no device is needed."""
     mesh = jax.sharding.AbstractMesh((phase.vertical, phase.horizontal), AXES)
     traced = trace_train_step(config, models.create(config.model, platform="any"), (0.0, 1.0), phase, mesh)
     found = wire.collectives(traced.jaxpr, dict(mesh.shape))
-    return wire.Account(phase.vertical, phase.horizontal, config.reduce.strategy, tuple(found))
+    return wire.Account(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
 
 
 class Programs:
@@ -70,6 +81,9 @@ class Programs:
         if shape not in self.meshes:
             self.meshes[shape] = make_mesh(*shape)
         return self.meshes[shape]
+
+    def strategy(self, phase: PlannedPhase) -> str:
+        return self.strategies.get((phase.vertical, phase.horizontal), self.plan.config.reduce.strategy)
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images an evaluation step counts, rows of its batch: the same rounded up to a multiple of the devices)."""
@@ -96,8 +110,7 @@ class Programs:
 
     def _compile_train(self, mesh, phase: PlannedPhase):
         config = self.plan.config
-        strategy = self.strategies.get((phase.vertical, phase.horizontal), config.reduce.strategy)
-        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=strategy))
+        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
         compiled = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images).lower().compile()
         if self.images is None:
             return compiled

@@ -26,8 +26,10 @@ def chosen_strategies(plan: Plan, model, workdir: Path, screen) -> dict:
     path, size = workdir / FILE, plan.config.data.image_size
     gradient, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
     known, chosen = _read(path), {}
+    sizes = [leaf.size for leaf in jax.tree.leaves(gradient)]
     for shape in dict.fromkeys((phase.vertical, phase.horizontal) for phase in plan.phases):
         asked = {"mesh": list(shape), "wire_dtype": reduce.wire_dtype, "bucket_bytes": reduce.bucket_bytes}
+        asked |= {"tensors": len(sizes), "parameters": sum(sizes)}
         found = next((one for one in known if all(one.get(name) == value for name, value in asked.items())), None)
         if found is None:
             wire = None if reduce.wire_dtype == "float32" else jnp.dtype(reduce.wire_dtype)
