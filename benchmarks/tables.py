@@ -100,9 +100,27 @@ def compiled() -> str:
     )
 
 
+def input_vs_peers() -> str:
+    record = json.loads((RESULTS / "input_vs_peers.json").read_text())
+    lines = ["| loader | images/s | a core | jaxdp is |", "|---|---|---|---|"]
+    for name, rate in record["medians"].items():
+        ratio = record["medians"]["jaxdp"] / rate
+        lines.append(f"| {name} | {rate:,.0f} | {rate / record['workers']:,.0f} | {ratio:.2f} x |")
+    versions = record["provenance"]["versions"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Medians of {len(record['rates']['jaxdp'])} rounds, alternated, {record['workers']} workers each, by "
+            f"`benchmarks/input_vs_peers.py` on {made_on(record)}, PyTorch {versions['torch']}, Grain {versions['grain']}.",
+        ]
+    )
+
+
 TABLES = {
     "README.md": {"digits": digits},
     "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled},
+    "docs/data.md": {"input": input_vs_peers},
 }
 
 

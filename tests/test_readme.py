@@ -10,6 +10,8 @@ import pytest
 
 from jaxdp import aot, cli
 from jaxdp.bench import allreduce, scaling
+from jaxdp.config import IN_MEMORY, Config, Model
+from jaxdp.data import sources
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -58,7 +60,11 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
 
     if "--compile-for" in flags and aot.available():
         pytest.skip(aot.available())
-    planned = []
+    planned, opened = [], sources.open_datasets
+    digits = Config(model=Model(classes=10))  # in place of data that are not here
+    monkeypatch.setattr(
+        loop, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
+    )
     monkeypatch.setattr(loop, "train", lambda config, *_, **__: planned.append(loop.Prepared.of(config)))
     monkeypatch.setattr(scaling, "run", lambda config, counts, *_: planned.append(scaling.check(config, counts, counts[-1])))
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_: planned.append(mesh))
