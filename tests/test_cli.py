@@ -253,7 +253,7 @@ def test_plan_tells_what_a_step_sends_and_what_a_network_makes_of_it(capsys, tmp
     assert (tmp_path / "efficiency.png").stat().st_size > 10_000
     cli.main(["plan", *flags])
     shown = capsys.readouterr().out
-    assert "what a step sends: torus on 2x4 devices" in shown
+    assert "what a step of phases 0, 1 sends: torus on 2x4 devices" in shown
     assert "no proof that the torus is faster" in shown
 
 

@@ -46,9 +46,9 @@ def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
     class Forgetful(SyntheticSource):
         """Says after the first batch that it is longer than it was."""
 
-        def batch(self, indices):
+        def batch(self, indices, positions=None):
             self.examples = 53
-            return super().batch(indices)
+            return super().batch(indices, positions)
 
     mesh = make_mesh(1, 2)
     source = Forgetful(40, 12, 9, seed=0, split=1)

@@ -139,7 +139,7 @@ def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_path):
-    timing = ("images_per_second",)
+    timing = ("images_per_second", "input_seconds")
 
     def log(config, name):
         train(config, tmp_path / name)
