@@ -78,6 +78,11 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
     for index, (phase, (first, steps)) in enumerate(zip(config.batch, spans, strict=True)):
         if steps == 0:
             continue
+        if phase.global_batch > examples:
+            raise ConfigError(
+                f"batch.{index}.global_batch: {phase.global_batch} is not allowed; the training set has only {examples} "
+                f"images; give at most {examples}"
+            )
         vertical, horizontal = _shape_for(config, index, devices, hosts)
         used = vertical * horizontal
         if reason := unfit(config.reduce.strategy, used):

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -41,3 +43,35 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         return listener.getsockname()[1]
+
+
+EIGHT_DEVICES_OF_SEVERAL_PROCESSES = """
+import sys
+rank, processes, port = map(int, sys.argv[1:4])
+import jax
+jax.config.update("jax_num_cpu_devices", 8 // processes)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+if processes > 1:
+    jax.distributed.initialize(f"localhost:{port}", processes, rank)
+"""
+
+
+@pytest.fixture
+def over_processes(free_port):
+    """run(code, processes): the lines that `code` prints in each of them, eight devices being spread over them."""
+
+    def run(code: str, processes: int) -> list[list[str]]:
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", EIGHT_DEVICES_OF_SEVERAL_PROCESSES + code, *map(str, (rank, processes, free_port))],
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parent,
+            )
+            for rank in range(processes)
+        ]
+        printed = [one.communicate(timeout=180)[0].splitlines() for one in running]
+        assert [one.returncode for one in running] == [0] * processes
+        return printed
+
+    return run

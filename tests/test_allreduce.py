@@ -1,8 +1,6 @@
 """Every strategy against the mean in float64, on every mesh of eight devices, for trees of any shapes."""
 
 import hashlib
-import subprocess
-import sys
 
 import hypothesis
 import jax
@@ -13,7 +11,7 @@ from hypothesis import strategies as some
 from jax.sharding import PartitionSpec
 
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
 SHAPES = {"odd": (7,), "scalar": (), "fused": (3, 5), "large": (137, 151), "empty": (0,), "matrix": (130, 128)}
@@ -143,7 +141,7 @@ def test_a_message_of_nothing_is_nothing(strategy):
 
 
 def test_a_parameter_server_takes_no_more_than_64_devices():
-    mesh = jax.sharding.AbstractMesh((5, 13), AXES)
+    mesh = abstract_mesh(5, 13)
     mapped = jax.shard_map(
         lambda x: allreduce.mean(x, "parameter_server"),
         mesh=mesh,
@@ -152,16 +150,10 @@ def test_a_parameter_server_takes_no_more_than_64_devices():
         check_vma=False,
     )
     with pytest.raises(ValueError, match="'parameter_server' is not allowed on 65 devices; one server takes at most 64"):
-        jax.eval_shape(mapped, jax.ShapeDtypeStruct((65, 4), jnp.float32))
+        jax.jit(mapped).trace(jax.ShapeDtypeStruct((65, 4), jnp.float32))
 
 
-ONE_OF_SEVERAL_PROCESSES = """
-import sys
-rank, processes, port = map(int, sys.argv[1:4])
-import jax
-jax.config.update("jax_num_cpu_devices", 8 // processes)
-if processes > 1:
-    jax.distributed.initialize(f"localhost:{port}", processes, rank)
+BITS_OF_A_RING = """
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxdp.parallel import allreduce
@@ -180,18 +172,9 @@ for shard in jax.jit(reduce)(array).addressable_shards:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
-def test_the_ring_gives_the_same_bits_however_devices_are_spread_over_processes(processes, free_port):
+def test_the_ring_gives_the_same_bits_however_devices_are_spread_over_processes(processes, over_processes):
     here = np.asarray(reduced(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", ONE_OF_SEVERAL_PROCESSES, str(rank), str(processes), str(free_port)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    lines = [line for one in running for line in one.communicate(timeout=120)[0].splitlines() if line.startswith("bits")]
-    assert [one.returncode for one in running] == [0] * processes
+    lines = [line for lines in over_processes(BITS_OF_A_RING, processes) for line in lines if line.startswith("bits")]
     assert len(lines) == 8
     digests = {hashlib.sha256(bytes.fromhex(line.split()[1])).hexdigest() for line in lines}
     assert digests == {hashlib.sha256(here.tobytes()).hexdigest()}

@@ -1,3 +1,5 @@
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -38,6 +40,52 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     assert ours["eval_accuracy"] == (logits.argmax(-1) == labels).mean()
     assert ours["eval_top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
     assert ours["eval_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
+
+
+EVALUATION_AND_FEED = """
+import hashlib
+import json
+import numpy as np
+from jaxdp import models
+from jaxdp.data import feed
+from jaxdp.models import resnet
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.state import create_state
+resnet.BLOCKS[6] = (1, 1)
+from test_evaluation import CONFIG, PIXELS, SOURCE
+
+mesh = make_mesh(2, 4)
+model = models.create(CONFIG.model)
+state = create_state(CONFIG, model, mesh)
+step = make_evaluation_step(CONFIG, model, PIXELS, mesh)
+print("evaluation", json.dumps(evaluate(step, state.params, state.batch_stats, SOURCE, (20, 24), mesh)))
+feeder = feed.Feeder(SOURCE, 0, mesh, 0, 64, 32, group=2)
+while (batch := feeder.next()) is not None:
+    for place, shard in enumerate(batch["images"].addressable_shards):
+        row, positions = shard.index[0].start, batch["positions"].addressable_shards[place].data
+        print("rows", row, np.asarray(positions).tolist(), hashlib.sha256(np.asarray(shard.data)).hexdigest())
+feeder.close()
+"""
+
+
+def test_evaluation_and_batches_are_the_same_for_any_number_of_processes(over_processes):
+    """One process, two and four: each loads rows of its own, together they are the batch, and every example counts once."""
+    told, counts = {}, {}
+    for processes in (1, 2, 4):
+        printed = over_processes(EVALUATION_AND_FEED, processes)
+        rows = [[line for line in lines if line.startswith("rows")] for lines in printed]
+        assert [len(lines) for lines in rows] == [2 * 8 // processes] * processes
+        (evaluation,) = {line for lines in printed for line in lines if line.startswith("evaluation")}
+        told[processes] = sorted(line for lines in rows for line in lines)
+        counts[processes] = json.loads(evaluation.removeprefix("evaluation"))
+    assert told[1] == told[2] == told[4]
+    losses = [counted.pop("eval_loss") for counted in counts.values()]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # sums over devices in another order
+    assert counts[1] == counts[2] == counts[4]
+    assert counts[1]["eval_examples"] == 53
+    positions = [position for line in told[1] for position in json.loads(line[line.index("[") : line.index("]") + 1])]
+    assert sorted(positions) == list(range(64))
 
 
 def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):

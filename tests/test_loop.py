@@ -220,10 +220,10 @@ def test_a_last_step_that_breaks_the_parameters_is_no_success(tiny, tmp_path):
 
 
 def test_a_phase_without_a_step_is_passed_over(tiny, tmp_path):
-    config = dataclasses.replace(tiny, batch=(Phase(64, 1.0), Phase(8, 1.2), Phase(32)))
+    config = dataclasses.replace(tiny, batch=(Phase(40, 1.0), Phase(8, 1.2), Phase(32)))
     train(config, tmp_path)
     steps = [r for r in records(tmp_path) if "loss" in r]
-    assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 64), (2, 32), (2, 32), (2, 32)]
+    assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 40), (0, 40), (2, 32), (2, 32), (2, 32)]
 
 
 def test_the_first_step_of_a_phase_and_the_last_are_logged_whatever_the_cadence(tiny, tmp_path):

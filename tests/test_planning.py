@@ -119,6 +119,12 @@ def test_a_16_bit_wire_halves_the_gradient():
     assert model_summary(Config(model=Model()))["gradient_bytes"] == 102_228_128
 
 
+def test_a_batch_larger_than_the_data_set_is_refused():
+    assert make_plan(config_with(Phase(1000)), 1000, 4).phases[0].global_batch == 1000
+    with pytest.raises(ConfigError, match=r"batch.0.global_batch: 1001 is not allowed; the training set has only 1000 images"):
+        make_plan(config_with(Phase(1001)), 1000, 1)
+
+
 @pytest.mark.parametrize("side", ["vertical", "horizontal"])
 def test_a_mesh_side_longer_than_the_devices_names_the_devices(side):
     config = Config(mesh=Mesh(**{side: 16}))

@@ -105,8 +105,15 @@ def assert_replicated(tree):
             np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)
 
 
-@pytest.mark.parametrize("mesh_shape", MESHES)
-@pytest.mark.parametrize("strategy", list(allreduce.STRATEGIES))
+# Every strategy on every mesh; those that take long to compile run with the slow tests, but for one mesh.
+CASES = [
+    pytest.param(name, shape, marks=[] if name in ("psum", "torus") or shape == (2, 4) else pytest.mark.slow)
+    for name in allreduce.STRATEGIES
+    for shape in MESHES
+]
+
+
+@pytest.mark.parametrize(("strategy", "mesh_shape"), CASES)
 def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(mesh_shape, strategy):
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     gradient, report = distributed(config_for(strategy=strategy), mesh_shape, accumulation)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, wire
 from jaxdp.parallel.hlo import replica_groups
-from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.training.programs import wire_account
@@ -28,7 +28,7 @@ ELEMENTS = 100_001
 
 def account(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
     """The collectives of the mean of one vector."""
-    mesh = jax.sharding.AbstractMesh(mesh_shape, AXES)
+    mesh = abstract_mesh(*mesh_shape)
 
     def per_device(x):
         return allreduce.mean(lax.pcast(x, AXES, to="varying"), strategy, wire_dtype, bucket_bytes)
@@ -70,7 +70,7 @@ def test_hierarchical_carries_the_whole_vector_along_both_axes_and_tells_what_ma
 
 
 def test_hierarchical_is_kept_from_being_folded_into_one():
-    mesh = jax.sharding.AbstractMesh((2, 4), AXES)
+    mesh = abstract_mesh(2, 4)
     mapped = jax.shard_map(
         lambda x: allreduce.mean(x, "hierarchical"), mesh=mesh, in_specs=PartitionSpec(AXES), out_specs=PartitionSpec()
     )
@@ -118,7 +118,7 @@ def test_one_device_sends_nothing(strategy):
 
 
 def test_a_collective_in_a_scan_counts_as_often_as_it_runs_and_in_a_while_not_at_all():
-    mesh = jax.sharding.AbstractMesh((1, 4), AXES)
+    mesh = abstract_mesh(1, 4)
 
     def scanned(x):
         return lax.scan(lambda c, _: (lax.pcast(lax.psum(c, AXES), AXES, to="varying"), None), x, None, length=5)[0]
@@ -167,21 +167,32 @@ def test_smaller_buckets_are_more_messages_of_the_same_bytes():
     assert sum(c.count * c.operand_bytes for c in one.found) == sum(c.count * c.operand_bytes for c in many.found)
 
 
-def lowered_groups(text: str, devices: int) -> dict:
+def written_groups(attributes: str, vertical: int, horizontal: int) -> tuple:
+    """The groups of devices that StableHLO names one by one, or from JAX 0.12 on by mesh axes."""
+    if by_axes := re.search(r"replica_group_mesh_axes<mesh = @\w+, axes = \[(.*?)\]>", attributes):
+        (axis,) = re.findall(r'name = "(\w+)"', by_axes[1])
+        rows, columns = rows_and_columns(vertical, horizontal)
+        return {"horizontal": rows, "vertical": columns}[axis]
+    dense = re.search(r"replica_groups = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", attributes, re.DOTALL)
+    if dense[1].startswith('"'):
+        raw = np.frombuffer(bytes.fromhex(dense[1].strip('"').removeprefix("0x")), "<i8")
+    else:
+        raw = np.array([int(n) for n in re.findall(r"\d+", dense[1])])
+    return tuple(map(tuple, raw.reshape(int(dense[2]), int(dense[3])).tolist()))
+
+
+def lowered_groups(text: str, vertical: int, horizontal: int) -> dict:
     """(operation, groups) -> bytes put in, read from StableHLO: independent of the account, which reads the jaxpr."""
+    meshes = set(re.findall(r"sdy\.mesh @\w+ = <\[(.*?)\]>", text))
+    assert meshes <= {f'"vertical"={vertical}, "horizontal"={horizontal}'}
     sizes = {"f16": 2, "bf16": 2, "f32": 4}
     found = {}
     pattern = re.compile(
         r'"stablehlo\.(all_reduce|reduce_scatter|all_gather)"\(.*?\}> .*?\(tensor<([\dx]+)x(f16|bf16|f32)>\) ->', re.DOTALL
     )
     for match in pattern.finditer(text):
-        dense = re.search(r"replica_groups = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", match[0], re.DOTALL)
-        if dense[1].startswith('"'):
-            raw = np.frombuffer(bytes.fromhex(dense[1].strip('"').removeprefix("0x")), "<i8")
-        else:
-            raw = np.array([int(n) for n in re.findall(r"\d+", dense[1])])
-        groups = tuple(map(tuple, raw.reshape(int(dense[2]), int(dense[3])).tolist()))
-        assert sum(map(len, groups)) == devices
+        groups = written_groups(match[0], vertical, horizontal)
+        assert sum(map(len, groups)) == vertical * horizontal
         key = match[1].replace("_", "-"), groups
         found[key] = found.get(key, 0) + math.prod(map(int, match[2].split("x"))) * sizes[match[3]]
     return found
@@ -223,11 +234,11 @@ def assert_torus_of_resnet50(groups_to_bytes, account, vertical, horizontal):
 @pytest.mark.parametrize(("vertical", "horizontal"), [(48, 72), (64, 64)])
 def test_the_real_step_lowered_for_the_papers_grids(vertical, horizontal):
     config, phase = resnet50(vertical, horizontal)
-    mesh = jax.sharding.AbstractMesh((vertical, horizontal), AXES)
+    mesh = abstract_mesh(vertical, horizontal)
     traced = traced_on(config, phase, mesh)
     told = wire.Account(vertical, horizontal, "torus", (0,), tuple(wire.collectives(traced.jaxpr, dict(mesh.shape))))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert_torus_of_resnet50(lowered_groups(text, vertical * horizontal), told, vertical, horizontal)
+    assert_torus_of_resnet50(lowered_groups(text, vertical, horizontal), told, vertical, horizontal)
 
 
 def test_groups_are_read_in_all_their_forms():

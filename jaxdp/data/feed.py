@@ -21,10 +21,22 @@ def batch_sharding(mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
+def places_here(mesh) -> np.ndarray:
+    """The places, among all devices of the mesh in row-major order, of those that belong to this process."""
+    return np.flatnonzero([device.process_index == jax.process_index() for device in mesh.devices.flat])
+
+
+def rows_here(mesh, rows: int) -> np.ndarray:
+    """The rows of a batch of `rows` that this process's devices hold, int64: all of them where there is one process."""
+    per_device = rows // mesh.size
+    return (places_here(mesh)[:, None] * per_device + np.arange(per_device)).ravel()
+
+
 def put(batch: dict, mesh) -> dict:
-    """A process's rows of a batch, as global arrays over the mesh."""
-    sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+    """A process's rows of a batch (see `rows_here`), as global arrays over the mesh."""
+    sharding, here = batch_sharding(mesh), len(places_here(mesh))
+    shapes = {name: (len(rows) // here * mesh.size, *rows.shape[1:]) for name, rows in batch.items()}
+    return {name: jax.make_array_from_process_local_data(sharding, rows, shapes[name]) for name, rows in batch.items()}
 
 
 def load(source, seed: int, positions) -> dict:
@@ -40,14 +52,17 @@ def load_numbers(source, seed: int, positions) -> dict:
 
 
 def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict:
-    """The images that the step at `first_sample` samples seen trains on, with their positions in the run."""
+    """All images that the step at `first_sample` samples seen trains on, whatever process has them, with their positions."""
     return load(source, seed, np.arange(first_sample, first_sample + global_batch))
 
 
-def evaluation_batches(source, batch: int, rows: int):
-    """Every example once, in order, `batch` at a time in arrays of `rows` rows; rows left over have weight 0."""
+def evaluation_batches(source, batch: int, rows):
+    """Every example once, in order, `batch` at a time; rows left over have weight 0.
+
+    rows: int [R], the rows of each batch that are wanted, those of this process's devices (see `rows_here`).
+    """
     for first in range(0, len(source), batch):
-        positions = first + np.arange(rows)
+        positions = first + rows
         real = positions < min(first + batch, len(source))
         positions = np.where(real, positions, 0)
         images, labels = source.batch(positions, positions)
@@ -62,9 +77,9 @@ def evaluation_batches(source, batch: int, rows: int):
 class Feeder:
     """The batches of the steps from `first` to `end` samples seen, loaded by a thread ahead of the step that needs them.
 
-    The host holds no more than AHEAD + 1 groups of images, of `group` images a device each; a batch of several groups is put
-    together on the devices. resident: the images are there already (see `load_numbers`). `waited`: seconds for which `next` had
-    to wait for images. Close it when done.
+    A process loads the rows of its own devices. It holds no more than AHEAD + 1 groups of images, of `group` images a device
+    each; a batch of several groups is put together on the devices. resident: the images are there already (see
+    `load_numbers`). `waited`: seconds for which `next` had to wait for images. Close it when done.
     """
 
     def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int, group=None, resident=False):
@@ -79,7 +94,7 @@ class Feeder:
 
     def _load_ahead(self):
         while len(self.loading) < AHEAD and self.position < self.end:
-            starts = self.position + np.arange(self.mesh.size) * self.rows + self.place
+            starts = self.position + places_here(self.mesh) * self.rows + self.place
             positions = (starts[:, None] + np.arange(self.group)).ravel()
             self.loading.append(self.thread.submit(self.load, self.source, self.seed, positions))
             self.place += self.group

@@ -61,3 +61,10 @@ def make_mesh(vertical: int, horizontal: int, devices=None):
 
     devices = (jax.devices() if devices is None else devices)[: vertical * horizontal]
     return jax.make_mesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
+
+
+def abstract_mesh(vertical: int, horizontal: int):
+    """The same mesh without devices: what is traced for it can be looked at and lowered on any machine."""
+    from jax.sharding import AbstractMesh, AxisType
+
+    return AbstractMesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2)

@@ -55,7 +55,8 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) ->
         for name, value in jax.device_get(pending.popleft()).items():
             totals[name] += value.item()
 
-    for host_batch in feed.evaluation_batches(source, *batch):
+    images, rows = batch
+    for host_batch in feed.evaluation_batches(source, images, feed.rows_here(mesh, rows)):
         pending.append(step(params, batch_stats, feed.put(host_batch, mesh)))
         if len(pending) > 2:  # no more batches than this wait on the devices
             add_oldest()

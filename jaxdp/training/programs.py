@@ -11,7 +11,7 @@ from jaxdp import models
 from jaxdp.config import Config
 from jaxdp.data.feed import batch_sharding
 from jaxdp.parallel import wire
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.mesh import abstract_mesh, make_mesh
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import abstract_state, replicated
@@ -54,7 +54,7 @@ def wire_accounts(plan: Plan) -> list[wire.Account]:
 
 def wire_account(config: Config, phase: PlannedPhase) -> wire.Account:
     """What a step of a phase sends, from the step traced for a mesh of that shape; no device is needed."""
-    mesh = jax.sharding.AbstractMesh((phase.vertical, phase.horizontal), AXES)
+    mesh = abstract_mesh(phase.vertical, phase.horizontal)
     traced = trace_train_step(config, models.create(config.model, platform="any"), (0.0, 1.0), phase, mesh)
     found = wire.collectives(traced.jaxpr, dict(mesh.shape))
     return wire.Account(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
