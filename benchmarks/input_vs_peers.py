@@ -22,6 +22,7 @@ from jaxdp.bench.input import make_images
 from jaxdp.bench.provenance import provenance
 from jaxdp.config import Augment
 from jaxdp.data.decode import Scratch, decode, random_for, random_resized_crop
+from jaxdp.data.feed import Ahead
 from jaxdp.data.folder import ImageFolder
 from jaxdp.data.loader import Loader, default_threads
 
@@ -71,7 +72,7 @@ def usual_pillow(data, position) -> np.ndarray:
         top, left, height, width = random_crop_box(image.height, image.width, 0.08, random)
         box = (left, top, left + width, top + height)
         image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
-        return np.asarray(image if random.random() < 0.5 else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+        return np.asarray(image if random[0] < 0.5 else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
 
 
 def jaxdp_batches(folder, workers):
@@ -79,9 +80,11 @@ def jaxdp_batches(folder, workers):
         random_resized_crop(pixels, out, Augment(), random_for(0, position))
 
     loader = Loader(ImageFolder(folder), shape, SIZE, workers)
-    for step in range(WARM_UP + COUNTED):
-        positions = np.arange(step * BATCH, (step + 1) * BATCH)
-        yield loader.batch(positions % len(loader), positions)
+    positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
+    ahead = Ahead(lambda positions: loader.batch(positions % len(loader), positions), positions)
+    while (batch := ahead.next()) is not None:
+        yield batch
+    ahead.close()
 
 
 def torch_batches(folder, workers, transform):

@@ -117,10 +117,21 @@ def input_vs_peers() -> str:
     )
 
 
+def input_stages() -> str:
+    record = json.loads((RESULTS / "input_cpu.json").read_text())
+    lines = ["| stage | threads | images/s | a thread |", "|---|---|---|---|"]
+    for row in record["rows"]:
+        rate, threads = row["images_per_second"], row["threads"]
+        lines.append(f"| {row['stage']} | {threads} | {rate:,.0f} | {rate / threads:,.0f} |")
+    made = f"JPEGs of {record['file_bytes'] / 1e3:.0f} KB, batches of {record['batch']}; medians of {record['repeats']}"
+    made += f"; the samples of a step in ImageNet's epoch 40 are found in {1e3 * record['seek_seconds']:.0f} ms"
+    return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
+
+
 TABLES = {
     "README.md": {"digits": digits},
     "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled},
-    "docs/data.md": {"input": input_vs_peers},
+    "docs/data.md": {"stages": input_stages, "input": input_vs_peers},
 }
 
 

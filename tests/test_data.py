@@ -32,6 +32,14 @@ def test_the_order_of_an_epoch_is_the_documented_numpy_stream():
     np.testing.assert_array_equal(permutation(9, 4, 1000), expected)
 
 
+def test_any_sample_of_imagenet_is_found_without_those_before_it():
+    examples, position = 1_281_167, 57 * 1_281_167 + 400_000
+    expected = np.random.Generator(np.random.Philox(key=[3, 57])).permutation(examples)[400_000:400_005]
+    permutation.cache_clear()
+    np.testing.assert_array_equal(sample_ids(3, np.arange(position, position + 5), examples), expected)
+    assert permutation.cache_info().misses == 1  # one epoch was shuffled, none of the 57 before
+
+
 def digits(**options):
     return open_datasets(Config(model=Model(classes=10), data=Data(**options)))
 

@@ -308,35 +308,104 @@ def test_any_object_with_a_length_and_items_can_be_trained_on(tiny, tmp_path):
 # prepared by tensorflow-datasets
 
 
+def miniature(directory, name, version, features, splits, configs=()):
+    """A small data set under the name, version and features of a real one, prepared as array_record.
+
+    splits: name -> list of (image, other features by name).
+    """
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():
+
+        class Miniature(tfds.core.GeneratorBasedBuilder):
+            pkg_dir_path = directory
+            VERSION = tfds.core.Version(version)
+            BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config) for config in configs]  # noqa: RUF012
+
+            def _info(self):
+                return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+            def _split_generators(self, manager):
+                return {split: self._generate_examples(examples) for split, examples in splits.items()}
+
+            def _generate_examples(self, examples):
+                for n, (image, others) in enumerate(examples):
+                    yield n, {"image": image} | others
+
+    Miniature.name = name
+    Miniature(data_dir=directory, file_format="array_record").download_and_prepare()
+
+
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """A miniature under ImageNet's own name, version and features, prepared as array_record."""
     import tensorflow_datasets as tfds
 
     directory = tmp_path_factory.mktemp("tfds")
     features = {"image": tfds.features.Image(encoding_format="jpeg"), "label": tfds.features.ClassLabel(num_classes=1000)}
     features["file_name"] = tfds.features.Text()
 
-    with tfds.core.registered.skip_registration():
+    def examples(count, seed):
+        return [
+            (io.BytesIO(encoded(picture(40, 50, seed=seed + n))), {"label": (37 * n) % 1000, "file_name": f"{n}.JPEG"})
+            for n in range(count)
+        ]
 
-        class Imagenet2012(tfds.core.GeneratorBasedBuilder):
-            pkg_dir_path = directory
-            VERSION = tfds.core.Version("5.1.0")
-
-            def _info(self):
-                return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-            def _split_generators(self, manager):
-                return {"train": self._generate_examples(20, 0), "validation": self._generate_examples(7, 50)}
-
-            def _generate_examples(self, count, seed):
-                for n in range(count):
-                    data = io.BytesIO(encoded(picture(40, 50, seed=seed + n)))
-                    yield n, {"image": data, "label": (37 * n) % 1000, "file_name": f"{n}.JPEG"}
-
-    builder = Imagenet2012(data_dir=directory, file_format="array_record")
-    builder.download_and_prepare()
+    splits = {"train": examples(20, 0), "validation": examples(7, 50)}
+    miniature(directory, "imagenet2012", "5.1.0", features, splits)
     return directory
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "shape", "classes", "held_out"),
+    [
+        ("cifar10", "3.0.2", (32, 32, 3), 10, "test"),
+        ("cifar100", "3.0.2", (32, 32, 3), 100, "test"),
+        ("mnist", "3.0.1", (28, 28, 1), 10, "test"),
+        ("imagenette", "1.0.0", (None, None, 3), 10, "validation"),
+    ],
+)
+def test_data_sets_are_read_by_their_names(tmp_path, name, version, shape, classes, held_out):
+    """The features that tensorflow-datasets gives these names, small PNGs and JPEGs, a usual evaluation split of their own."""
+    import tensorflow_datasets as tfds
+
+    large = shape[0] is None
+    form = "JPEG" if large else "PNG"
+    features = {
+        "image": tfds.features.Image(shape=shape, encoding_format=form.lower()),
+        "label": tfds.features.ClassLabel(num_classes=classes),
+    }
+    if name == "cifar100":
+        features["coarse_label"] = tfds.features.ClassLabel(num_classes=20)
+    if name.startswith("cifar"):
+        features["id"] = tfds.features.Text()
+    pixels = [picture(*(shape[:2] if not large else (50, 60)), seed=n) for n in range(13)]
+    mode = "L" if shape[2] == 1 else "RGB"
+    others = {"coarse_label": 3, "id": "x"}
+
+    def examples(numbers):
+        return [
+            (
+                io.BytesIO(encoded(pixels[n], form, mode)),
+                {"label": n % classes} | {key: value for key, value in others.items() if key in features},
+            )
+            for n in numbers
+        ]
+
+    configs = ("full-size-v2",) if large else ()
+    miniature(tmp_path, name, version, features, {"train": examples(range(9)), held_out: examples(range(9, 13))}, configs)
+    config = Config(
+        data=Data(source=name, directory=str(tmp_path), image_size=32, augmentation="none"), model=Model(classes=classes)
+    )
+    opened = sources.open_datasets(config)
+    assert (len(opened.train), len(opened.evaluation)) == (9, 4)
+    assert opened.train.images.shape == (9, 32, 32, 3)
+    assert sorted(opened.train.labels) == list(range(9))
+    assert sorted(opened.evaluation.labels) == sorted(n % classes for n in range(9, 13))
+    first = opened.train.images[list(opened.train.labels).index(4)]
+    if shape == (32, 32, 3):
+        np.testing.assert_array_equal(first, pixels[4])
+    if shape[2] == 1:
+        np.testing.assert_array_equal(first[..., 0], first[..., 2])
 
 
 def test_a_prepared_data_set_is_read_without_tensorflow(imagenet):

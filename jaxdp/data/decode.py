@@ -5,7 +5,9 @@ the usual ImageNet pipelines.
 """
 
 import io
+import math
 import threading
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -15,6 +17,8 @@ from PIL import Image
 from jaxdp.config import Augment
 
 ATTEMPTS = 10  # of the random crop, as torchvision has it
+DRAWS = 3 + 2 * ATTEMPTS  # random numbers of an image: mirrored, down, right, then area and ratio of every attempt
+BLOCK = 256  # images whose random numbers are drawn together
 SMALLEST = 2  # pixels a side: one pixel is no picture
 
 
@@ -82,36 +86,42 @@ def _pillow(data: bytes):
         raise ImageError(str(error).splitlines()[0] or type(error).__name__) from None
 
 
-def random_for(seed: int, position: int) -> np.random.Generator:
-    """The random numbers of the image at a position of the run, the same whoever loads it."""
-    return np.random.Generator(np.random.Philox(key=[seed, position]))
+@lru_cache(maxsize=64)
+def _drawn(seed: int, block: int) -> list[list[float]]:
+    return np.random.Generator(np.random.Philox(key=[seed, block])).random((BLOCK, DRAWS)).tolist()
+
+
+def random_for(seed: int, position: int) -> list[float]:
+    """The random numbers in [0, 1) of the image at a position of the run, the same whoever loads it. float [DRAWS]."""
+    return _drawn(seed, position // BLOCK)[position % BLOCK]
 
 
 def random_crop_box(height: int, width: int, min_area: float, random) -> tuple[int, int, int, int]:
     """(top, left, height, width) of a crop of `min_area` to all of an image with sides in a ratio of 3/4 to 4/3.
 
     Of ten draws the first that fits; else the largest centre crop of an allowed ratio (torchvision's RandomResizedCrop).
+    random: as from `random_for`.
     """
-    areas = height * width * random.uniform(min_area, 1.0, ATTEMPTS)
-    ratios = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3), ATTEMPTS))
-    wide = np.rint(np.sqrt(areas * ratios)).astype(int)
-    tall = np.rint(np.sqrt(areas / ratios)).astype(int)
-    down, right = random.random(2)
-    fits = np.flatnonzero((wide >= 1) & (tall >= 1) & (wide <= width) & (tall <= height))
-    if len(fits):
-        h, w = int(tall[fits[0]]), int(wide[fits[0]])
-        return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
+    down, right = random[1:3]
+    for area, ratio in zip(random[3::2], random[4::2], strict=True):
+        area = height * width * (min_area + (1 - min_area) * area)
+        ratio = (3 / 4) * (16 / 9) ** ratio
+        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
     w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
 def random_resized_crop(image, out, ranges: Augment, random) -> None:
-    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image` resized bilinearly, mirrored half of the time."""
+    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image` resized bilinearly, mirrored half of the time.
+
+    random: as from `random_for`.
+    """
     top, left, height, width = random_crop_box(*image.shape[:2], ranges.min_area, random)
-    mirror = ranges.flip and random.random() < 0.5
     crop = image[top : top + height, left : left + width]
     cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
-    if mirror:
+    if ranges.flip and random[0] < 0.5:
         cv2.flip(out, 1, dst=out)
 
 

@@ -1,5 +1,6 @@
 """Host batches by position, and their way onto the mesh."""
 
+import itertools
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -74,8 +75,33 @@ def evaluation_batches(source, batch: int, rows):
         }
 
 
+class Ahead:
+    """What `load` returns for each of `items`, in their order, AHEAD of them being loaded while the caller works.
+
+    `waited`: seconds for which `next` had to wait. Close it when done.
+    """
+
+    def __init__(self, load, items):
+        self.load, self.items, self.waited = load, iter(items), 0.0
+        self.threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="feed")
+        self.loading = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, AHEAD))
+
+    def next(self):
+        """What comes next; None after the last. Raises what `load` raised for it."""
+        if not self.loading:
+            return None
+        began = time.perf_counter()
+        loaded = self.loading.popleft().result()
+        self.waited += time.perf_counter() - began
+        self.loading.extend(self.threads.submit(self.load, item) for item in itertools.islice(self.items, 1))
+        return loaded
+
+    def close(self):
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
 class Feeder:
-    """The batches of the steps from `first` to `end` samples seen, loaded by a thread ahead of the step that needs them.
+    """The batches of the steps from `first` to `end` samples seen, loaded ahead of the step that needs them.
 
     A process loads the rows of its own devices. It holds no more than AHEAD + 1 groups of images, of `group` images a device
     each; a batch of several groups is put together on the devices. resident: the images are there already (see
@@ -83,45 +109,36 @@ class Feeder:
     """
 
     def __init__(self, source, seed: int, mesh, first: int, end: int, global_batch: int, group=None, resident=False):
-        self.load = load_numbers if resident else load
-        self.source, self.seed, self.mesh, self.global_batch, self.end = source, seed, mesh, global_batch, end
-        self.rows = global_batch // mesh.size
+        self.mesh, self.global_batch, self.rows = mesh, global_batch, global_batch // mesh.size
         self.group = group or self.rows
-        self.position, self.place, self.waited = first, 0, 0.0
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self.loading = deque()
-        self._load_ahead()
+        load_one = load_numbers if resident else load
+        self.ahead = Ahead(lambda positions: load_one(source, seed, positions), self._positions(first, end))
 
-    def _load_ahead(self):
-        while len(self.loading) < AHEAD and self.position < self.end:
-            starts = self.position + places_here(self.mesh) * self.rows + self.place
-            positions = (starts[:, None] + np.arange(self.group)).ravel()
-            self.loading.append(self.thread.submit(self.load, self.source, self.seed, positions))
-            self.place += self.group
-            if self.place == self.rows:
-                self.position, self.place = self.position + self.global_batch, 0
+    def _positions(self, first: int, end: int):
+        """The positions of every group in turn."""
+        starts = places_here(self.mesh) * self.rows
+        for batch in range(first, end, self.global_batch):
+            for place in range(0, self.rows, self.group):
+                yield (batch + starts[:, None] + place + np.arange(self.group)).ravel()
 
-    def _loaded(self) -> dict:
-        began = time.perf_counter()
-        host = self.loading.popleft().result()
-        self.waited += time.perf_counter() - began
-        self._load_ahead()
-        return put(host, self.mesh)
+    @property
+    def waited(self) -> float:
+        return self.ahead.waited
 
     def next(self) -> dict | None:
         """The next batch on the mesh; None after the last."""
-        if not self.loading:
-            return None
-        batch = self._loaded()
-        if self.group == self.rows:
-            return batch
-        whole = _empty(self.mesh, self.global_batch, batch)
+        host = self.ahead.next()
+        if host is None or self.group == self.rows:
+            return host and put(host, self.mesh)
+        whole = None
         for place in range(0, self.rows, self.group):
-            whole = _placed(self.mesh)(whole, batch if place == 0 else self._loaded(), place)
+            batch = put(host if place == 0 else self.ahead.next(), self.mesh)
+            whole = _empty(self.mesh, self.global_batch, batch) if place == 0 else whole
+            whole = _placed(self.mesh)(whole, batch, place)
         return whole
 
     def close(self):
-        self.thread.shutdown(wait=False, cancel_futures=True)
+        self.ahead.close()
 
 
 def _empty(mesh, rows: int, like: dict) -> dict:

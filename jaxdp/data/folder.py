@@ -41,7 +41,8 @@ class ImageFolder:
 
     def __getitem__(self, index) -> tuple[bytes, int]:
         try:
-            return Path(self.paths[index]).read_bytes(), self.labels[index]
+            with open(self.paths[index], "rb") as file:
+                return file.read(), self.labels[index]
         except OSError as error:
             raise ImageError(error.strerror) from None
 

@@ -7,8 +7,6 @@ import numpy as np
 
 from jaxdp.data.decode import ImageError, Scratch, decode
 
-ROWS_A_TASK = 4  # images that a thread takes at a time
-
 
 class DataError(RuntimeError):
     """An image that cannot be used, in a run that stops at such: one line with its name, the reason and what to do."""
@@ -44,12 +42,13 @@ class Loader:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B], where the run is at each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
         labels = np.empty(len(indices), np.int32)
+        rows = iter(range(len(indices)))  # shared: each thread takes the next row when it is done with one
 
-        def fill(first):
-            for row in range(first, min(first + ROWS_A_TASK, len(indices))):
+        def fill(_):
+            for row in rows:
                 labels[row] = self._one(int(indices[row]), images[row], int(positions[row]))
 
-        for _ in self.pool.map(fill, range(0, len(indices), ROWS_A_TASK)):
+        for _ in self.pool.map(fill, range(min(self.threads, len(indices)))):
             pass
         return images, labels
 
