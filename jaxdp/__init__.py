@@ -12,8 +12,10 @@ _WHERE = {
     "ConfigError": "jaxdp.config",
     "load_config": "jaxdp.recipes",
     "TrainingError": "jaxdp.training.guard",
-    "TrainResult": "jaxdp.training.loop",
-    "train": "jaxdp.training.loop",
+    "TrainResult": "jaxdp.training.result",
+    "evaluate": "jaxdp.training.restored",
+    "train": "jaxdp.training.session",
+    "Stopped": "jaxdp.training.stop",
 }
 __all__ = [*_WHERE, "plan"]
 

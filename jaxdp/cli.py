@@ -18,11 +18,12 @@ COMMANDS = {
     "data": "prepare a data set of tensorflow-datasets",
     "report": "print what a finished or running run has reached",
 }
-EXIT_CONFIG, EXIT_FAILURE = 2, 1
+EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED = 2, 1, 75
 
 
 def main(arguments=None) -> None:
-    """`jaxdp COMMAND ...`. Exits with 0 when done, 2 for a wrong command line or configuration, 1 for anything else."""
+    """`jaxdp COMMAND ...`. Exits with 0 when done, 2 for a wrong command line or configuration, 75 where
+    a run was asked to stop and saved, 1 for anything else."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
@@ -89,19 +90,31 @@ def _train(arguments, program):
         """a recipe's name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
         """where everything is written; default: runs/NAME"""
-        resume: Literal["auto", "never"] = "auto"
-        """never: a new directory beside one that holds a run"""
+        resume: str = "auto"
+        """auto: go on from the newest checkpoint in the working directory; never: a new directory beside one that holds a run;
+        PATH: go on from another run's newest checkpoint, or from the one named, in a directory of its own"""
+        accept_changes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """go on although the configuration is not the one with which the run was begun"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the result as one JSON document on stdout, everything else on stderr"""
 
     chosen = tyro.cli(Train, args=arguments, prog=program)
     config = validate(chosen.run)
-    from jaxdp.training.console import Screen
-    from jaxdp.training.loop import train
-    from jaxdp.training.metrics import to_json
+    from jaxdp.training.stop import Signals, Stopped
 
-    screen = Screen(sys.stderr if chosen.json else sys.stdout)
-    result = train(config, chosen.workdir, chosen.resume, screen, started=STARTED)
+    with Signals() as signals:
+        from jaxdp.training.console import Screen
+        from jaxdp.training.metrics import to_json
+        from jaxdp.training.session import train
+
+        screen = Screen(sys.stderr if chosen.json else sys.stdout)
+        asked = {"accept_changes": chosen.accept_changes, "started": STARTED, "signals": signals}
+        try:
+            result = train(config, chosen.workdir, chosen.resume, screen, **asked)
+        except Stopped as stopped:
+            print(f"jaxdp: {stopped}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(EXIT_STOPPED)  # a compilation in a thread would hold up the end for as long as it takes
     if chosen.json:
         print(to_json(dataclasses.asdict(result), indent=2))
 

@@ -248,6 +248,34 @@ class Evaluation(_Strict):
 
 
 @dataclass(frozen=True)
+class Checkpoint(_Strict):
+    """When the run is saved, in addition to changes of phase, its end, and the moment at which it is asked to stop."""
+
+    every_epochs: Positive | None = 1.0
+    """epochs between checkpoints; None: no checkpoint falls due by epochs"""
+    every_samples: Count | None = None
+    """samples between checkpoints"""
+    every_minutes: Positive | None = 30.0
+    """minutes between checkpoints, at most"""
+    keep: Count = 2
+    """how many of the newest are kept, beside the one of the best accuracy"""
+
+
+@dataclass(frozen=True)
+class Guard(_Strict):
+    """What stops a run that cannot go on."""
+
+    non_finite: Literal["stop", "skip"] = "stop"
+    """a loss or gradient that is not finite: stop, or leave the step out (dynamic loss scaling always does)"""
+    skip_at_most: Count = 10
+    """steps left out in all before the run stops (skip)"""
+    exploding: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 4.0
+    """a loss of so many times that of guessing, ln(classes), over twenty steps is reported"""
+    step_minutes: Positive | None = 30.0
+    """a step that takes longer ends the run, after telling where every thread stands; None: never"""
+
+
+@dataclass(frozen=True)
 class Logging(_Strict):
     """What is written down."""
 
@@ -278,6 +306,8 @@ class Config(_Strict):
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    guard: Guard = field(default_factory=Guard)
     logging: Logging = field(default_factory=Logging)
 
 
@@ -285,7 +315,13 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce", "logging", "name", "data.directory", "data.threads", "data.ahead_bytes", "data.resident")
+HARMLESS = ("mesh", "reduce", "logging", "checkpoint", "guard", "name")
+HARMLESS += ("data.directory", "data.threads", "data.ahead_bytes", "data.resident")
+
+
+def skips_steps(config: Config) -> bool:
+    """Whether a step whose gradient is not finite leaves the state as it was."""
+    return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
 
 
 def crops_while_loading(config: Config) -> bool:

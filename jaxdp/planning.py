@@ -34,6 +34,11 @@ class PlannedPhase:
         return self.vertical * self.horizontal
 
     @property
+    def end(self) -> int:
+        """Samples seen after its last step."""
+        return self.first_sample + self.steps * self.global_batch
+
+    @property
     def per_device_batch(self) -> int:
         return self.global_batch // self.devices
 
@@ -52,8 +57,7 @@ class Plan:
 
     @property
     def total_samples(self) -> int:
-        last = self.phases[-1]
-        return last.first_sample + last.steps * last.global_batch
+        return self.phases[-1].end
 
     def phase_at(self, samples: int) -> int:
         """The index of the phase of the step that starts at `samples` samples seen."""

@@ -24,6 +24,7 @@ USED_ONLY_WITH = (
     ("data.augmentation", ("paper", "random_resized_crop", "pad_and_crop"), "augment", "flip"),
     ("data.augmentation", ("paper", "pad_and_crop"), "augment", "padding"),
     ("data.augmentation", ("random_resized_crop",), "augment", "min_area"),
+    ("guard.non_finite", ("skip",), "guard", "skip_at_most"),
     ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
     ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
 )
@@ -41,6 +42,11 @@ def from_json(text: str) -> Config:
         raise ConfigError(_describe(error)) from None
     _check_relations(config)
     return config
+
+
+def from_dict(held: dict) -> Config:
+    """The Config of a dict as `dataclasses.asdict` makes it, perhaps by way of JSON."""
+    return from_json(json.dumps(held))
 
 
 def validate(config: Config) -> Config:

@@ -14,16 +14,27 @@ LAYERS = [
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
-    | {"data.order", "data.groups", "data.augment", "training.picture", "training.loss_scale"},
-    {"data.decode"},
+    | {
+        "data.order",
+        "data.groups",
+        "data.augment",
+        "training.picture",
+        "training.loss_scale",
+        "training.stop",
+        "training.watchdog",
+        "training.digest",
+    },
+    {"data.decode", "training.digest"},
     {"data.folder", "data.prepared", "data.loader"},
     {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
-    | {"training.workdir", "training.metrics", "training.console"},
+    | {"training.metrics", "training.console"},
+    {"training.workdir", "training.result"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},
     {"training.state", "training.guard", "prediction"},
-    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input"},
+    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input", "training.checkpoint"},
     {"training.programs", "bench.scaling"},
-    {"training.loop", "report", "aot"},
+    {"training.loop", "training.restored", "report", "aot"},
+    {"training.session"},
     {"cli"},
     {"__main__"},
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxdp import TrainingError, TrainResult, train
-from jaxdp.config import Config, ConfigError, Phase
+from jaxdp.config import Checkpoint, Config, ConfigError, Phase
 from jaxdp.data import feed
 from jaxdp.data.order import sample_ids
 from jaxdp.data.sources import open_datasets
@@ -27,7 +27,7 @@ def records(workdir):
 def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, tmp_path):
     result = train(tiny, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
-    assert files == {".lock", "config.json", "metrics.jsonl", "result.json", "training.png"}
+    assert files == {".lock", "checkpoints", "config.json", "metrics.jsonl", "result.json", "training.png"}
     assert from_json((tmp_path / "run/config.json").read_text()) == tiny
     saved = json.loads((tmp_path / "run/result.json").read_text())
     assert saved == json.loads(json.dumps(dataclasses.asdict(result)))
@@ -122,6 +122,7 @@ def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path
     monkeypatch.setattr(programs.Programs, "_compile_train", watched)
     monkeypatch.setattr(loop.jax, "device_get", get)
     config = dataclasses.replace(tiny, batch=(Phase(8),), evaluation=dataclasses.replace(tiny.evaluation, every_epochs=None))
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=None))
     train(config, tmp_path)
     assert events == ["dispatch", *["dispatch", "fetch"] * 18, "fetch"]
 
@@ -151,31 +152,10 @@ def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_pat
 
 def test_a_directory_with_a_different_run_is_refused_and_left_as_it_was(tiny, tmp_path):
     train(tiny, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"it holds a different run \(seed: 0 -> 5\)"):
         train(dataclasses.replace(tiny, seed=5), tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_an_unfinished_run_starts_again_and_its_log_is_kept(tiny, tmp_path):
-    class Stop(Quiet):
-        def step(self, record):
-            if record["step"] == 7:
-                raise KeyboardInterrupt
-
-    said = []
-
-    class Listen(Quiet):
-        def say(self, text):
-            said.append(text)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny, tmp_path, screen=Stop())
-    assert (tmp_path / "training.png").exists()
-    train(tiny, tmp_path, screen=Listen())
-    assert any("starts again from its first step; its log is kept as unfinished-1/metrics.jsonl" in s for s in said)
-    assert [r["step"] for r in records(tmp_path) if "loss" in r] == list(range(1, 16))
-    assert len((tmp_path / "unfinished-1/metrics.jsonl").read_text().splitlines()) >= 6
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_second_run_in_a_directory_in_use_is_refused(tiny, tmp_path):
@@ -269,7 +249,7 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, tmp_path,
 def test_a_damaged_result_is_said_to_be_damaged(tiny, tmp_path, text):
     train(tiny, tmp_path)
     (tmp_path / "result.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"its result\.json is damaged; delete that file to train again"):
+    with pytest.raises(ConfigError, match=r"its result\.json is damaged; delete that file to go on"):
         train(tiny, tmp_path)
 
 
@@ -356,7 +336,7 @@ def test_tensorboard_events_hold_the_log(tiny, tmp_path):
 def test_train_takes_a_config_and_nothing_else(tmp_path):
     with pytest.raises(ConfigError, match=r"give a jaxdp.Config"):
         train("digits", tmp_path)
-    with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; give auto or never"):
+    with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; it holds no checkpoint"):
         train(Config(), tmp_path, resume="maybe")
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from jaxdp.config import Augment
 
@@ -82,8 +82,10 @@ def _pillow(data: bytes):
     try:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))
+    except UnidentifiedImageError:
+        raise ImageError("it is no image of a known kind") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(str(error).splitlines()[0] or type(error).__name__) from None
+        raise ImageError((str(error).splitlines() or [type(error).__name__])[0]) from None
 
 
 @lru_cache(maxsize=64)

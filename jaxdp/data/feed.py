@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
 import jax
@@ -86,12 +86,12 @@ class Ahead:
         self.threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="feed")
         self.loading = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, AHEAD))
 
-    def next(self):
-        """What comes next; None after the last. Raises what `load` raised for it."""
+    def next(self, result=Future.result):
+        """What comes next; None after the last. Raises what `load` raised for it. result: how to wait for a future."""
         if not self.loading:
             return None
         began = time.perf_counter()
-        loaded = self.loading.popleft().result()
+        loaded = result(self.loading.popleft())
         self.waited += time.perf_counter() - began
         self.loading.extend(self.threads.submit(self.load, item) for item in itertools.islice(self.items, 1))
         return loaded
@@ -125,14 +125,14 @@ class Feeder:
     def waited(self) -> float:
         return self.ahead.waited
 
-    def next(self) -> dict | None:
-        """The next batch on the mesh; None after the last."""
-        host = self.ahead.next()
+    def next(self, result=Future.result) -> dict | None:
+        """The next batch on the mesh; None after the last. result: how to wait for a future."""
+        host = self.ahead.next(result)
         if host is None or self.group == self.rows:
             return host and put(host, self.mesh)
         whole = None
         for place in range(0, self.rows, self.group):
-            batch = put(host if place == 0 else self.ahead.next(), self.mesh)
+            batch = put(host if place == 0 else self.ahead.next(result), self.mesh)
             whole = _empty(self.mesh, self.global_batch, batch) if place == 0 else whole
             whole = _placed(self.mesh)(whole, batch, place)
         return whole

@@ -73,6 +73,10 @@ class Datasets(NamedTuple):
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
 
+    def add_bad_images(self, found: dict[str, str]) -> None:
+        """Take over what a session before this one has found."""
+        getattr(self.train, "bad", {}).update(found)
+
     @property
     def bad_images(self) -> dict[str, str]:
         """Name -> reason of the images that were replaced."""

@@ -26,7 +26,7 @@ class Quiet:
     def table(self, table):
         pass
 
-    def begin(self, total_steps):
+    def begin(self, total_steps, done=0):
         pass
 
     def busy(self, what):
@@ -67,7 +67,7 @@ class Screen:
         if caption:
             self.say(caption)
 
-    def begin(self, total_steps):
+    def begin(self, total_steps, done=0):
         self.total_steps = total_steps
         if self.live:
             bar = [BarColumn(bar_width=20)] if self.console.width >= 110 else []
@@ -83,7 +83,7 @@ class Screen:
                 expand=True,
                 speed_estimate_period=120,
             )
-            self.task = self.progress.add_task("starting", total=total_steps)
+            self.task = self.progress.add_task("starting", total=total_steps, completed=done)
             self.progress.start()
 
     def busy(self, what):

@@ -42,10 +42,11 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
     return jax.jit(mapped)
 
 
-def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) -> dict:
+def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh, between=lambda: None) -> dict:
     """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over the whole source, accuracies in [0, 1].
 
-    batch: (images a step counts, rows of its batch, which the devices divide). Raises TrainingError if the examples counted
+    batch: (images a step counts, rows of its batch, which the devices divide). between: called before every batch.
+    Raises TrainingError if the examples counted
     on the devices are not those of the source, by their number and by the sum of their positions.
     """
     totals = {"top1": 0, "top5": 0, "examples": 0, "positions": 0, "loss": 0.0}
@@ -57,6 +58,7 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh) ->
 
     images, rows = batch
     for host_batch in feed.evaluation_batches(source, images, feed.rows_here(mesh, rows)):
+        between()
         pending.append(step(params, batch_stats, feed.put(host_batch, mesh)))
         if len(pending) > 2:  # no more batches than this wait on the devices
             add_oldest()

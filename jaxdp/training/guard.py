@@ -2,8 +2,9 @@
 
 import math
 import re
+from collections import deque
 
-from jaxdp.config import LossScale
+from jaxdp.config import Config, LossScale
 from jaxdp.planning import PlannedPhase
 
 
@@ -14,18 +15,24 @@ class TrainingError(RuntimeError):
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
-def check_step(record: dict, scaling: LossScale) -> None:
+def check_step(record: dict, config: Config) -> None:
     """Raise TrainingError, naming step, samples and learning rate, if a step's loss or gradient is not finite.
 
-    With dynamic loss scaling such a step was skipped; the run stops when too many have been skipped in a row.
+    Where such steps are left out (dynamic loss scaling, or the guard's skip), when too many of them have been.
     """
-    if scaling.name == "dynamic":
-        if record["skipped_in_a_row"] >= scaling.give_up_after:
-            raise TrainingError(
-                f"{record['skipped_in_a_row']} steps in a row were skipped, up to step {record['step']} (samples "
-                f"{record['samples']}, learning rate {record['learning_rate']:.6g}, loss scale {record['loss_scale']:g}): "
-                f"the gradient is not finite whatever the scale; use --model.dtype bfloat16, or {LOWER_THE_RATE}"
-            )
+    scaling, limits = config.loss_scale, config.guard
+    where = f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
+    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.give_up_after:
+        raise TrainingError(
+            f"{record['skipped_in_a_row']} steps in a row were skipped, up to {where}, loss scale {record['loss_scale']:g}): "
+            f"the gradient is not finite whatever the scale; use --model.dtype bfloat16, or {LOWER_THE_RATE}"
+        )
+    if limits.non_finite == "skip" and record["skipped_steps"] > limits.skip_at_most:
+        raise TrainingError(
+            f"{record['skipped_steps']} steps were skipped, their gradients not finite, up to {where}), and guard.skip_at_most "
+            f"is {limits.skip_at_most}: {LOWER_THE_RATE}"
+        )
+    if scaling.name == "dynamic" or limits.non_finite == "skip":
         return
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
@@ -35,18 +42,41 @@ def check_step(record: dict, scaling: LossScale) -> None:
                     f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or give "
                     f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
                 )
-            raise TrainingError(
-                f"{name} is {record[name]} at step {record['step']} (samples {record['samples']}, "
-                f"learning rate {record['learning_rate']:.6g}): {advice}"
-            )
+            raise TrainingError(f"{name} is {record[name]} at {where}): {advice}")
 
 
 def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
     """Raise TrainingError if a run has come to its end without one step that changed the parameters."""
     if skipped == steps:
-        raise TrainingError(
-            f"all {steps} steps were skipped, no gradient being finite at a loss scale of {scaling.minimum:g} to "
-            f"{scaling.initial:g}: lower loss_scale.initial and loss_scale.minimum, or use --model.dtype bfloat16"
+        scales = f" at a loss scale of {scaling.minimum:g} to {scaling.initial:g}" if scaling.name != "none" else ""
+        advice = "lower loss_scale.initial and loss_scale.minimum, or use --model.dtype bfloat16" if scales else LOWER_THE_RATE
+        raise TrainingError(f"all {steps} steps were skipped, no gradient being finite{scales}: {advice}")
+
+
+class LossWatch:
+    """Says once that the loss has exploded: a mean over WINDOW steps above `factor` times ln(classes), that of guessing."""
+
+    WINDOW = 20
+
+    def __init__(self, classes: int, factor: float):
+        self.limit, self.factor = factor * math.log(classes), factor
+        self.recent, self.told = deque(maxlen=self.WINDOW), False
+
+    def exploded(self, record: dict) -> int | None:
+        """The samples seen when the loss was last good, when it is found to have exploded; None at other times."""
+        if math.isfinite(record["loss"]):
+            self.recent.append((record["samples"] - record["global_batch"], record["loss"]))
+        mean = sum(loss for _, loss in self.recent) / max(1, len(self.recent))
+        if self.told or len(self.recent) < self.WINDOW or mean <= self.limit:
+            return None
+        self.told = True
+        return self.recent[0][0]
+
+    def remark(self, record: dict, good: str) -> str:
+        return (
+            f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
+            f"learning rate {record['learning_rate']:.6g}) "
+            f"have a mean above {self.limit:.4g}, {self.factor:g} times that of guessing; {good}"
         )
 
 

@@ -1,9 +1,10 @@
-"""The loop: the only place with effects. It feeds, steps, logs and evaluates."""
+"""The loop: the only place with effects. It feeds, steps, logs, evaluates and saves."""
 
 import dataclasses
 import math
 import platform
 import time
+from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import jax
-from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__, models
 from jaxdp.config import Config, ConfigError
@@ -19,95 +19,20 @@ from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
 from jaxdp.data.sources import keeps_images, open_datasets
 from jaxdp.parallel import distributed
-from jaxdp.planning import Plan, make_plan, model_summary, summary_table
-from jaxdp.training import guard
+from jaxdp.planning import Plan, make_plan, model_summary
+from jaxdp.training import checkpoint, guard
 from jaxdp.training import workdir as directories
-from jaxdp.training.console import Quiet, clock
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import to_json, writers_for
 from jaxdp.training.programs import Programs
-from jaxdp.training.state import create_state, replicated
+from jaxdp.training.result import Progress, TrainResult
+from jaxdp.training.state import abstract_state, create_state, replicated
+from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.training.strategy import chosen_strategies
-from jaxdp.validation import validate
+from jaxdp.training.watchdog import Watchdog
+from jaxdp.validation import changes, from_dict
 
 SETTLED_STEPS = 10  # after which it can be told whether input keeps up
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock.
-
-    images_per_second leaves out compilation and evaluation; seconds_to_first_step counts from the start of the command.
-    """
-
-    accuracy: float
-    top5: float
-    loss: float
-    eval_examples: int
-    steps: int
-    samples: int
-    epochs: float
-    wall_seconds: float
-    seconds_to_first_step: float
-    training_seconds: float
-    evaluation_seconds: float
-    images_per_second: float
-    devices: int
-    device_kind: str
-    mesh: tuple[int, int]
-    versions: dict
-    workdir: str
-    skipped_steps: int = 0
-    strategy: str = ""
-    input_seconds: float = 0.0
-    bad_images: dict = dataclasses.field(default_factory=dict)
-
-
-def train(config: Config, workdir=None, resume="auto", screen=None, started=None, datasets=None) -> TrainResult:
-    """Train as `config` says, into `workdir` (default runs/NAME); a finished run there is returned as it is.
-
-    resume: "auto", or "never" for a new directory beside one that holds a run. started: `time.monotonic()` at the start of the
-    command, for the times reported. datasets: (training, evaluation), objects with `__len__` and `__getitem__` -> (uint8
-    pixels or encoded bytes, label), in place of the config's source. Raises ConfigError where the run cannot be begun, or does
-    not fit into memory, and TrainingError where it cannot go on.
-    """
-    started = time.monotonic() if started is None else started
-    screen = screen or Quiet()
-    if datasets is not None:
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
-    config = validate(config)
-    path = Path("runs") / config.name if workdir is None else Path(workdir)
-    if workdir == "":
-        raise ConfigError("--workdir: '' is not allowed; give a directory")
-    if resume not in ("auto", "never"):
-        raise ConfigError(f"--resume: {resume!r} is not allowed; give auto or never")
-    if resume == "never":
-        path = directories.next_free(path)
-    prepared = Prepared.of(config, datasets)
-    with directories.claimed(path):
-        finished, remarks = directories.settle(path, config)
-        if finished is not None:
-            result = _read_result(path, finished)
-            for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
-                screen.say(remark)
-            show_result(screen, result)
-            return result
-        screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices), prepared.model_summary))
-        for remark in remarks:
-            screen.say(remark)
-        result = Run(prepared, path, screen, started).to_the_end()
-        show_result(screen, result)
-        return result
-
-
-def _read_result(path: Path, text: str) -> TrainResult:
-    try:
-        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
-    except ValidationError:
-        raise ConfigError(
-            f"--workdir: {str(path)!r} is not allowed; its result.json is damaged; "
-            "delete that file to train again, or give another directory"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -130,48 +55,144 @@ class Prepared:
 
 
 class Run:
-    """One training run from its first step to its result."""
+    """One training run, from its first step or its newest checkpoint to its result."""
 
-    def __init__(self, prepared: Prepared, workdir: Path, screen, started: float):
+    def __init__(self, prepared: Prepared, workdir: Path, screen, started: float, signals: Signals, origin, accept_changes):
         self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
-        self.workdir, self.screen, self.started = workdir, screen, started
+        self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
+        self.origin, self.accept_changes = origin, accept_changes
         self.device_kind = prepared.devices[0].device_kind
         pixels = (self.datasets.mean, self.datasets.std)
-        model = models.create(self.config.model)
-        strategies = chosen_strategies(self.plan, model, workdir, screen)
+        self.model = models.create(self.config.model)
+        strategies = chosen_strategies(self.plan, self.model, workdir, screen)
         self.resident = keeps_images(self.config.data, self.datasets.train, prepared.devices[0].platform)
         images = self.datasets.train.images if self.resident else None
-        self.programs = Programs(self.plan, model, pixels, len(self.datasets.evaluation), strategies, images)
-        self.model = model
-        self.samples, self.steps = 0, 0
-        self.training_seconds = self.evaluation_seconds = self.input_seconds = 0.0
-        self.first_step_seconds = None
+        self.programs = Programs(self.plan, self.model, pixels, len(self.datasets.evaluation), strategies, images)
+        folder = workdir / directories.CHECKPOINTS
+        self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say, self.programs.digests)
+        minutes = self.config.guard.step_minutes
+        self.watchdog = Watchdog(minutes and 60 * minutes, "the same command goes on from the last checkpoint")
+        self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
+        self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
         self.told_input = False
-        self.pending = None
-        self.evaluated = None
-        self.skipped_steps = 0
+        self.pending = deque()  # steps dispatched whose metrics have not been read
 
     def to_the_end(self) -> TrainResult:
         with ExitStack() as stack:
             stack.callback(self.programs.close)
-            self.writers = writers_for(self.workdir, self.config.logging.tensorboard)
-            for writer in self.writers:
-                stack.callback(self._close, writer)
-            self.screen.begin(self.plan.total_steps)
-            stack.callback(self.screen.end)
-            for index, phase in enumerate(self.plan.phases):
-                try:
-                    self._phase(index)
-                    if index + 1 == len(self.plan.phases):
-                        self._finish(phase)
-                except Exception as error:
-                    if not guard.is_out_of_memory(error):
-                        raise
-                    raise ConfigError(guard.out_of_memory_message(phase, error)) from None
+            stack.callback(self.checkpoints.close)
+            stack.enter_context(self.watchdog)
+            try:
+                self.signals.look()
+                self._begin()
+                self.writers = writers_for(self.workdir, self.config.logging.tensorboard, self.progress.samples)
+                for writer in self.writers:
+                    stack.callback(self._close, writer)
+                self.screen.begin(self.progress.steps + self._steps_left(), self.progress.steps)
+                stack.callback(self.screen.end)
+                self._phases()
+                self.checkpoints.wait()
+                self.checkpoints.check()
+            except StopAsked:
+                raise self._stopped() from None
+            except guard.TrainingError as error:
+                raise guard.TrainingError(f"{error}; {self._good_checkpoint()}") from None
             result = self._result()
             directories.write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
         return result
+
+    def _begin(self) -> None:
+        """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""
+        self.saved_at, self.saved_samples, self.wall_before = time.monotonic(), None, 0.0
+        try:
+            found = self.checkpoints.restore(self._abstract)
+        except checkpoint.Unfit as error:
+            raise ConfigError(f"--workdir: {str(self.workdir)!r} is not allowed; {error}; give another one") from None
+        if found is None and self.origin is not None:
+            found = self._restored_from_origin()
+        if found is None:
+            self.screen.busy("compiling")
+            first = self.plan.phases[0]
+            self.programs.prepare_train(first)
+            mesh = self.programs.mesh(first)
+            self.state = self.signals.result(self.programs.submit(create_state, self.config, self.model, mesh))
+            directories.cut_log(self.workdir, self.workdir, 0, False)
+            return
+        self.state, sealed = found
+        self.progress = Progress(**sealed.told["progress"])
+        self.progress.sessions += 1
+        self.saved_samples, self.wall_before = self.progress.samples, self.progress.wall_seconds
+        self.datasets.add_bad_images(self.progress.bad_images)
+        source = sealed.path.parent.parent
+        directories.cut_log(source, self.workdir, self.progress.samples, not self.progress.evaluation_due)
+        self.screen.say(
+            f"going on from {sealed.path}: epoch {self.progress.samples / self.plan.examples:.2f}, {self.progress.steps} steps"
+        )
+
+    def _restored_from_origin(self):
+        difference = changes(from_dict(self.origin.told["config"]), self.config)
+        if difference and not self.accept_changes:
+            raise ConfigError(
+                f"--resume: {str(self.origin.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); "
+                "give --accept-changes to go on with them"
+            )
+        try:
+            return checkpoint.load(self.origin, self._abstract(self.origin.samples)), self.origin
+        except (checkpoint.Damaged, checkpoint.Unfit) as error:
+            raise ConfigError(f"--resume: {str(self.origin.path)!r} is not allowed; {error}") from None
+
+    def _abstract(self, samples: int):
+        return abstract_state(self.config, self.model, self.programs.mesh(self._phase_before(samples)))
+
+    def _phase_before(self, samples: int):
+        """The phase of the step that brought the run to so many samples."""
+        return self.plan.phases[self.plan.phase_at(max(0, samples - 1))]
+
+    def _steps_left(self) -> int:
+        seen = self.progress.samples
+        return sum(-(-max(0, phase.end - max(seen, phase.first_sample)) // phase.global_batch) for phase in self.plan.phases)
+
+    def _stopped(self) -> Stopped:
+        """Save where the run stands, and say how it goes on."""
+        signal, progress = self.signals.asked, self.progress
+        if not hasattr(self, "writers") or progress.steps == 0:
+            return Stopped(f"stopped by {signal} before the first step; the same command begins again")
+        self.watchdog.rest()
+        self._fetch_all()
+        if self.saved_samples != progress.samples:
+            self._save()
+        self.checkpoints.wait()
+        self.checkpoints.check()
+        return Stopped(
+            f"stopped by {signal} after step {progress.steps} (epoch {progress.samples / self.plan.examples:.2f}); "
+            f"{self._good_checkpoint()}"
+        )
+
+    def _good_checkpoint(self) -> str:
+        """What a person is to know of the newest checkpoint, for an error or at the end of a session."""
+        self.checkpoints.wait()
+        good = checkpoint.newest_good(self.checkpoints.folder)
+        if good is None:
+            return "there is no checkpoint yet"
+        accuracy = "" if good.accuracy is None else f", accuracy {100 * good.accuracy:.2f} %"
+        epoch = good.samples / self.plan.examples
+        return f"the last good checkpoint is {good.path} (epoch {epoch:.2f}{accuracy}); the same command goes on from it"
+
+    def _phases(self) -> None:
+        for index, phase in enumerate(self.plan.phases):
+            try:
+                if self.progress.evaluation_due and phase is self._phase_before(self.progress.samples):
+                    self._evaluate(phase)
+                    self._save()
+                if self.progress.samples < phase.end:
+                    self._phase(index)
+                if index + 1 == len(self.plan.phases):
+                    self._finish(phase)
+            except Exception as error:
+                if not guard.is_out_of_memory(error):
+                    raise
+                raise ConfigError(guard.out_of_memory_message(phase, error)) from None
 
     def _close(self, writer) -> None:
         """A picture or an event file that cannot be finished is worth a remark, not the run."""
@@ -181,15 +202,19 @@ class Run:
             self.screen.say(f"{type(writer).__name__} could not be finished: {error}")
 
     def _finish(self, phase) -> None:
-        """The evaluation at the end, if the last step was not evaluated already."""
-        guard.check_skipped(self.skipped_steps, self.steps, self.config.loss_scale)
-        if self.evaluated is None or self.evaluated["samples"] != self.samples:
+        """The evaluation at the end, if the last step was not evaluated already, and the last checkpoint."""
+        progress = self.progress
+        guard.check_skipped(progress.skipped_steps, progress.steps, self.config.loss_scale)
+        if progress.evaluated is None or progress.evaluated["samples"] != progress.samples:
+            progress.evaluation_due = True
             self._evaluate(phase)
-        if not math.isfinite(self.evaluated["eval_loss"]):
+        if not math.isfinite(progress.evaluated["eval_loss"]):
             raise guard.TrainingError(
-                f"the held-out loss is {self.evaluated['eval_loss']} after the last step ({self.steps}, samples "
-                f"{self.samples}): the parameters are no longer finite; {guard.LOWER_THE_RATE}"
+                f"the held-out loss is {progress.evaluated['eval_loss']} after the last step ({progress.steps}, samples "
+                f"{progress.samples}): the parameters are no longer finite; {guard.LOWER_THE_RATE}"
             )
+        if self.saved_samples != progress.samples:
+            self._save()
 
     def _phase(self, index: int) -> None:
         phase = self.plan.phases[index]
@@ -197,87 +222,101 @@ class Run:
         future = self.programs.prepare_train(phase)
         self.programs.prepare_evaluation(phase)
         mesh = self.programs.mesh(phase)
-        if index == 0:
-            self.screen.busy("compiling")
-            self.state = create_state(self.config, self.model, mesh)
-        else:
-            self.state = jax.device_put(self.state, replicated(mesh))
-        step = future.result()
+        self.programs.prepare_digests(mesh)
+        self.state = jax.device_put(self.state, replicated(mesh))
+        step = self.signals.result(future)
         if following:
             self.programs.prepare_train(following)
         self._steps(phase, step, mesh)
 
     def _steps(self, phase, step, mesh) -> None:
-        end = phase.first_sample + phase.steps * phase.global_batch
-        data = self.config.data
+        data, seen = self.config.data, self.progress.samples
         group = None if self.resident else rows_a_group(phase.per_device_batch, mesh.size, data.image_bytes, data.ahead_bytes)
         feeder = feed.Feeder(
-            self.datasets.train, self.config.seed, mesh, self.samples, end, phase.global_batch, group, self.resident
+            self.datasets.train, self.config.seed, mesh, seen, phase.end, phase.global_batch, group, self.resident
         )
         try:
-            self._steps_of(phase, step, feeder, end)
+            self._steps_of(phase, step, feeder)
         finally:
             feeder.close()
 
-    def _steps_of(self, phase, step, feeder, end: int) -> None:
+    def _steps_of(self, phase, step, feeder) -> None:
+        progress = self.progress
         self.clock = time.perf_counter()
         batch = self._fed(feeder)
-        while self.samples < end:
-            before = self.samples
+        while progress.samples < phase.end:
+            self.signals.look()
+            before = progress.samples
+            self.watchdog.busy(f"step {progress.steps + 1} of phase {phase.index}")
             self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
-            self.samples += phase.global_batch
-            self.steps += 1
+            progress.samples += phase.global_batch
+            progress.steps += 1
+            progress.evaluation_due = self._crossed(self.config.evaluation.every_epochs, before, self.plan.examples)
+            self.pending.append((self._record(phase, before), metrics, before == phase.first_sample))
             batch = self._fed(feeder)
-            self._fetch()
-            self.pending = (self._record(phase, before), metrics, before == phase.first_sample)
-            if self._evaluation_due(before):
-                self._fetch()
+            self._fetch_all(but=1)
+            if progress.evaluation_due:
+                self._fetch_all()
                 self._evaluate(phase)
-        self._fetch()
+            if self._save_due(phase, before):
+                self._fetch_all()
+                self._save()
+        self._fetch_all()
+        self.watchdog.rest()
 
     def _fed(self, feeder):
         before = feeder.waited
-        batch = feeder.next()
-        self.input_seconds += feeder.waited - before
+        batch = feeder.next(self.signals.result)
+        self.progress.input_seconds += feeder.waited - before
         self.since_log[2] += feeder.waited - before
         return batch
 
     def _record(self, phase, before: int) -> dict:
         """What is known of a step when it is dispatched; before: samples seen before it."""
         return {
-            "step": self.steps,
-            "samples": self.samples,
-            "epoch": self.samples / self.plan.examples,
+            "step": self.progress.steps,
+            "samples": self.progress.samples,
+            "epoch": self.progress.samples / self.plan.examples,
             "phase": phase.index,
             "learning_rate": self.plan.learning_rate(before),
             "momentum": phase.momentum,
             "global_batch": phase.global_batch,
         }
 
-    def _fetch(self) -> None:
-        """Read the metrics of the step before the one just dispatched, and log them when their turn has come."""
-        if self.pending is None:
-            return
-        (record, metrics, first_of_phase), self.pending = self.pending, None
+    def _fetch_all(self, but: int = 0) -> None:
+        """Read the metrics of the steps dispatched, `but` the last ones, and log them when their turn has come."""
+        while len(self.pending) > but:
+            self._fetch(*self.pending.popleft())
+
+    def _fetch(self, record, metrics, first_of_phase) -> None:
+        progress = self.progress
         record |= {name: value.item() for name, value in jax.device_get(metrics).items()}
+        self.watchdog.busy(f"the step after step {record['step']}")
         now = time.perf_counter()
-        self.training_seconds += now - self.clock
+        progress.training_seconds += now - self.clock
         self.since_log[0] += record["global_batch"]
         self.since_log[1] += now - self.clock
         self.clock = now
-        if self.first_step_seconds is None:
-            self.first_step_seconds = time.monotonic() - self.started
-        self.skipped_steps = record.get("skipped_steps", 0)
-        guard.check_step(record, self.config.loss_scale)
+        if progress.first_step_seconds is None:
+            progress.first_step_seconds = time.monotonic() - self.started
+        progress.skipped_steps = record.get("skipped_steps", 0)
+        guard.check_step(record, self.config)
+        self.checkpoints.check()
+        if (good_until := self.loss_watch.exploded(record)) is not None:
+            good = self.checkpoints.pin(good_until)
+            kept = f"the last checkpoint before is {good.path}, which is kept" if good else "there is no checkpoint before"
+            self.screen.say(self.loss_watch.remark(record, kept))
         images, seconds, waited = self.since_log
         record |= {"images_per_second": images / seconds, "input_seconds": waited}
         if not self.told_input and record["step"] > SETTLED_STEPS:
-            remark = guard.input_remark(self.samples, self.training_seconds, self.input_seconds, self.datasets.train)
+            remark = guard.input_remark(
+                progress.samples, progress.training_seconds, progress.input_seconds, self.datasets.train
+            )
             self.told_input = remark is not None
             if remark:
                 self.screen.say(remark)
         self.screen.step(record)
-        last = record["step"] == self.plan.total_steps
+        last = record["samples"] >= self.plan.total_samples
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
             self._write(record)
             self.since_log = [0, 0.0, 0.0]
@@ -286,73 +325,99 @@ class Run:
         for writer in self.writers:
             writer.write(record)
 
-    def _evaluation_due(self, before: int) -> bool:
-        every = self.config.evaluation.every_epochs
+    def _crossed(self, every, before: int, unit: int) -> bool:
+        """Whether the last step passed a multiple of `every` units of `unit` samples; never, where `every` is None."""
         if every is None:
             return False
-        unit = Fraction(str(every)) * self.plan.examples
-        return math.floor(before / unit) < math.floor(self.samples / unit)
+        interval = Fraction(str(every)) * unit
+        return math.floor(before / interval) < math.floor(self.progress.samples / interval)
 
     def _evaluate(self, phase) -> None:
-        began = time.perf_counter()
+        progress, began = self.progress, time.perf_counter()
         self.screen.busy("evaluating")
-        position = {"step": self.steps, "samples": self.samples, "epoch": self.samples / self.plan.examples}
-        self.evaluated = position | evaluate(
-            self.programs.prepare_evaluation(phase).result(),
+        self.watchdog.rest()
+        program = self.signals.result(self.programs.prepare_evaluation(phase))
+        position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
+        progress.evaluated = position | evaluate(
+            program,
             *self.state.evaluated,
             self.datasets.evaluation,
             self.programs.evaluation_rows(phase),
             self.programs.mesh(phase),
+            self._between_evaluation_batches,
         )
-        self._write(self.evaluated)
-        self.screen.evaluated(self.evaluated)
+        self._write(progress.evaluated)
+        self.screen.evaluated(progress.evaluated)
+        progress.evaluation_due = False
         self.clock = time.perf_counter()
-        self.evaluation_seconds += self.clock - began
+        progress.evaluation_seconds += self.clock - began
+
+    def _between_evaluation_batches(self) -> None:
+        self.signals.look()
+        self.watchdog.busy("a batch of the evaluation")
+
+    def _save_due(self, phase, before: int) -> bool:
+        """At the end of a phase but the last (the end of the run is saved after its evaluation), or when it is time."""
+        due = self.config.checkpoint
+        if self.progress.samples >= phase.end:
+            return phase is not self.plan.phases[-1]
+        minutes = due.every_minutes is not None and time.monotonic() - self.saved_at >= 60 * due.every_minutes
+        epochs = self._crossed(due.every_epochs, before, self.plan.examples)
+        return minutes or epochs or self._crossed(due.every_samples, before, 1)
+
+    def _save(self) -> None:
+        """Begin a checkpoint of the state as it is; all metrics up to here have been read and logged."""
+        progress, began = self.progress, time.perf_counter()
+        self.watchdog.rest()
+        self.saved_at, self.saved_samples = time.monotonic(), progress.samples
+        evaluated = progress.evaluated
+        here = evaluated is not None and evaluated["samples"] == progress.samples
+        told = {
+            "progress": dataclasses.asdict(self._progress_now()),
+            "accuracy": evaluated["eval_accuracy"] if here else None,
+            "epoch": progress.samples / self.plan.examples,
+            "config": dataclasses.asdict(self.config),
+            "versions": _versions(),
+        }
+        self.checkpoints.save(self.state, progress.samples, told)
+        self.clock = time.perf_counter()
+        progress.saving_seconds += self.clock - began
+
+    def _progress_now(self) -> Progress:
+        wall = self.wall_before + time.monotonic() - self.started
+        return dataclasses.replace(self.progress, wall_seconds=wall, bad_images=self.datasets.bad_images)
 
     def _result(self) -> TrainResult:
-        phase, last = self.plan.phases[-1], self.evaluated
+        phase, progress = self.plan.phases[-1], self._progress_now()
+        last = progress.evaluated
         return TrainResult(
             accuracy=last["eval_accuracy"],
             top5=last["eval_top5"],
             loss=last["eval_loss"],
             eval_examples=last["eval_examples"],
-            steps=self.steps,
-            samples=self.samples,
-            epochs=self.samples / self.plan.examples,
-            wall_seconds=time.monotonic() - self.started,
-            seconds_to_first_step=self.first_step_seconds,
-            training_seconds=self.training_seconds,
-            evaluation_seconds=self.evaluation_seconds,
-            images_per_second=self.samples / self.training_seconds,
+            steps=progress.steps,
+            samples=progress.samples,
+            epochs=progress.samples / self.plan.examples,
+            wall_seconds=progress.wall_seconds,
+            seconds_to_first_step=progress.first_step_seconds,
+            training_seconds=progress.training_seconds,
+            evaluation_seconds=progress.evaluation_seconds,
+            images_per_second=progress.samples / progress.training_seconds,
             devices=phase.devices,
             device_kind=self.device_kind,
             mesh=(phase.vertical, phase.horizontal),
-            versions={"jaxdp": __version__, "python": platform.python_version()}
-            | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")},
+            versions=_versions(),
             workdir=str(self.workdir),
-            skipped_steps=self.skipped_steps,
-            input_seconds=self.input_seconds,
-            bad_images=self.datasets.bad_images,
+            skipped_steps=progress.skipped_steps,
             strategy=", ".join(dict.fromkeys(self.programs.strategy(phase) for phase in self.plan.phases)),
+            input_seconds=progress.input_seconds,
+            saving_seconds=progress.saving_seconds,
+            sessions=progress.sessions,
+            bad_images=progress.bad_images,
         )
 
 
-def show_result(screen, result: TrainResult) -> None:
-    skipped = f", {result.skipped_steps} of them skipped for a gradient that was not finite" if result.skipped_steps else ""
-    screen.say(
-        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, all {result.eval_examples} held-out "
-        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
-    )
-    screen.say(
-        f"time {clock(result.wall_seconds)}, first step after {result.seconds_to_first_step:.0f} s, "
-        f"{result.images_per_second:.0f} images/s without compilation and evaluation"
-    )
-    if result.bad_images:
-        first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
-        screen.say(f"{len(result.bad_images)} images could not be used and were replaced, all listed in result.json: {first}")
-    files = [
-        name
-        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard")
-        if (Path(result.workdir) / name).exists()
-    ]
-    screen.say(f"results in {result.workdir}: {', '.join(files)}")
+def _versions() -> dict:
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    own = {"jaxdp": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages}

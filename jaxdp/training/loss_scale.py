@@ -17,18 +17,17 @@ class LossScale(NamedTuple):
     in_a_row: jax.Array
 
 
-def create(config: LossScaleConfig) -> LossScale | tuple[()]:
-    """The scale before the first step; an empty tuple where there is none."""
-    if config.name == "none":
-        return ()
+def create(config: LossScaleConfig) -> LossScale:
+    """The scale before the first step; 1 where there is no scaling."""
     zero = jnp.zeros((), jnp.int32)
-    return LossScale(jnp.float32(config.initial), zero, zero, zero)
+    return LossScale(jnp.float32(1.0 if config.name == "none" else config.initial), zero, zero, zero)
 
 
 def update(config: LossScaleConfig, state: LossScale, finite) -> LossScale:
     """After a step whose gradient was `finite` (bool scalar) or not: double after `growth_steps` finite ones, else halve.
 
-    The scale stays within [minimum, maximum]; a static one never changes. A step that was not finite counts as skipped.
+    The scale stays within [minimum, maximum]; without dynamic scaling it never changes. A step that was not finite
+    counts as skipped.
     """
     missed = (~finite).astype(jnp.int32)
     scale, good = state.scale, state.good + 1

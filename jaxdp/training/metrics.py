@@ -10,6 +10,12 @@ import math
 from pathlib import Path
 from typing import Protocol
 
+LOG = "metrics.jsonl"
+# Fields of a record, and of result.json, that tell how long something took: all others are the same for every run of a config
+# on a mesh, however often it was interrupted.
+TIMING = ("images_per_second", "input_seconds", "wall_seconds", "seconds_to_first_step", "training_seconds")
+TIMING += ("evaluation_seconds", "saving_seconds", "sessions")
+
 
 def to_json(record: dict, indent: int | None = None) -> str:
     """A record as JSON that every reader takes: a number that is not finite becomes null."""
@@ -53,10 +59,11 @@ class JsonLines:
 class TensorBoard:
     """Every number of a record as a scalar over samples seen, so that runs of different batch sizes lie side by side."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, samples: int):
+        """samples: what was written beyond these, by a session that was cut off, is not to be shown."""
         from tensorboardX import SummaryWriter
 
-        self.writer = SummaryWriter(str(directory))
+        self.writer = SummaryWriter(str(directory), purge_step=samples + 1 if samples else None)
 
     def write(self, record):
         for name, value in record.items():
@@ -69,24 +76,41 @@ class TensorBoard:
 
 
 class Picture:
-    """Keeps the records and draws training.png when the run ends."""
+    """Draws training.png from the log when the run ends."""
 
-    def __init__(self, path: Path):
-        self.path, self.records = path, []
+    def __init__(self, path: Path, log: Path):
+        self.path, self.log = path, log
 
     def write(self, record):
-        self.records.append(record)
+        pass
 
     def close(self):
         from jaxdp.training.picture import draw
 
-        if self.records:
-            draw(self.records, self.path)
+        if records := read_log(self.log):
+            draw(records, self.path)
 
 
-def writers_for(workdir: Path, tensorboard: bool) -> list[Writer]:
+def read_log(path: Path) -> list[dict]:
+    """The records of a metrics.jsonl, from its start up to a line that is torn or damaged."""
+    records = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith("\n") or not isinstance(record, dict):
+                break
+            records.append(record)
+    return records
+
+
+def writers_for(workdir: Path, tensorboard: bool, samples: int = 0) -> list[Writer]:
+    """All writers of a run that has seen `samples` samples. Closed in the opposite order: the log last."""
+    log = workdir / LOG
     return [
-        JsonLines(workdir / "metrics.jsonl"),
-        TensorBoard(workdir / "tensorboard") if tensorboard else NoWriter(),
-        Picture(workdir / "training.png"),
+        JsonLines(log),
+        TensorBoard(workdir / "tensorboard", samples) if tensorboard else NoWriter(),
+        Picture(workdir / "training.png", log),
     ]

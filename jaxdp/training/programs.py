@@ -13,6 +13,7 @@ from jaxdp.data.feed import batch_sharding
 from jaxdp.parallel import wire
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.training.digest import make_digests
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import abstract_state, replicated
 from jaxdp.training.step import HYPERPARAMETERS, make_train_step
@@ -123,6 +124,23 @@ class Programs:
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "positions": jnp.uint32, "weights": jnp.int32})
         return step.lower(state.params, state.batch_stats, batch).compile()
+
+    def submit(self, work, *arguments) -> Future:
+        """Let a thread do something that would keep signals waiting, as compilation in the main thread does."""
+        return self.threads.submit(work, *arguments)
+
+    def prepare_digests(self, mesh) -> Future:
+        """The program that tells what every device holds (see `jaxdp.training.digest`)."""
+        key = ("digests", mesh)
+        if key not in self.futures:
+            self.futures[key] = self.threads.submit(self._compile_digests, mesh)
+        return self.futures[key]
+
+    def _compile_digests(self, mesh):
+        return make_digests(mesh).lower(abstract_state(self.plan.config, self.model, mesh)).compile()
+
+    def digests(self, mesh):
+        return self.prepare_digests(mesh).result()
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""

@@ -27,7 +27,7 @@ class Average(NamedTuple):
 class TrainState(NamedTuple):
     """params, batch_stats (statistics of batch normalisation for evaluation) and opt_state: float32 trees.
 
-    average (`Average`) and loss_scale (`jaxdp.training.loss_scale.LossScale`) are () where there is none.
+    average (`Average`) is () where there is none; loss_scale: `jaxdp.training.loss_scale.LossScale`.
     """
 
     params: Any

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxdp.config import Config
+from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import augment, mix, normalise
 from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.optim import build
@@ -108,9 +108,10 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
     "positions" [B] uint32}, rows over all devices; with `resident` "numbers" [B] int32 in place of the images, and all images,
     uint8 [N, H, W, 3], as a fourth argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
     metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update, and with loss
-    scaling {"loss_scale", "skipped_steps", "skipped_in_a_row"}; a step whose gradient is not finite then changes nothing.
+    scaling {"loss_scale"}; with it or where the guard skips {"skipped_steps", "skipped_in_a_row"}: a step whose gradient is
+    not finite then changes nothing.
     """
-    scaling = config.loss_scale.name != "none"
+    scaling, skipping = config.loss_scale.name != "none", skips_steps(config)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def updated(state: TrainState, gradient, moments, hyperparameters):
@@ -131,12 +132,12 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
         norm = optax.tree.norm(gradient)
         metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
         new = updated(state, gradient, report["moments"], hyperparameters)
-        if scaling:
+        if skipping:
             finite = jnp.isfinite(norm) & jnp.isfinite(report["loss"])
             new = jax.tree.map(partial(jnp.where, finite), new, state)
             new = new._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
+            metrics |= {"loss_scale": scale} if scaling else {}
             metrics |= {
-                "loss_scale": scale,
                 "skipped_steps": new.loss_scale.skipped,
                 "skipped_in_a_row": new.loss_scale.in_a_row,
             }

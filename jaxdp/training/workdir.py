@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jaxdp.config import Config, ConfigError
+from jaxdp.training.metrics import LOG, read_log
+from jaxdp.training.metrics import to_json as to_json_line
 from jaxdp.validation import changes, from_json, to_json
 
 
@@ -17,7 +19,8 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-RUN_FILES = ("config.json", "metrics.jsonl", "result.json", "tensorboard")
+CHECKPOINTS = "checkpoints"
+RUN_FILES = ("config.json", "metrics.jsonl", "result.json", "tensorboard", CHECKPOINTS)
 
 
 def next_free(workdir: Path) -> Path:
@@ -44,13 +47,13 @@ def claimed(workdir: Path):
         yield workdir
 
 
-def settle(workdir: Path, config: Config) -> tuple[str | None, list[str]]:
+def settle(workdir: Path, config: Config, accept_changes: bool = False) -> tuple[str | None, list[str]]:
     """Make a claimed directory this run's: (the text of result.json if the run is finished, remarks to show).
 
-    Raises ConfigError where it holds a different run, or files of a run without its config.json. A run that had not finished
-    starts again from its first step; what it had logged is kept beside the new files.
+    Raises ConfigError where it holds a different run, unless its changes are accepted, or files of a run without its
+    config.json.
     """
-    path, log, result = (workdir / name for name in ("config.json", "metrics.jsonl", "result.json"))
+    path, result = workdir / "config.json", workdir / "result.json"
     refused = f"--workdir: {str(workdir)!r} is not allowed"
     if not path.exists():
         strangers = [name for name in RUN_FILES if (workdir / name).exists()]
@@ -62,31 +65,32 @@ def settle(workdir: Path, config: Config) -> tuple[str | None, list[str]]:
         old = from_json(path.read_text())
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{refused}; its config.json cannot be read ({error}); give another one") from None
-    logged = log.exists() and log.stat().st_size > 0
-    if not logged and not result.exists():  # nothing was done there yet
-        write_atomically(path, to_json(config))
-        return None, []
-    difference = changes(old, config)
-    if difference:
+    log, saved = workdir / LOG, workdir / CHECKPOINTS
+    begun = result.exists() or (log.exists() and log.stat().st_size > 0) or (saved.exists() and any(saved.iterdir()))
+    difference, every_change = changes(old, config), changes(old, config, ignore=())
+    if difference and begun and not accept_changes:
         raise ConfigError(
-            f"{refused}; it holds a different run ({'; '.join(difference)}); "
-            "give another --workdir, or --resume never for a new one beside it"
+            f"{refused}; it holds a different run ({'; '.join(difference)}); give another --workdir, --resume never for a new "
+            "one beside it, or --accept-changes to go on with them"
         )
-    if result.exists():
-        unused = changes(old, config, ignore=())
-        remarks = [f"these changes have no effect on it: {'; '.join(unused)}"] if unused else []
+    if result.exists() and not difference:
+        remarks = [f"these changes have no effect on it: {'; '.join(every_change)}"] if every_change else []
         return result.read_text(errors="replace"), remarks
-    kept = _set_aside(workdir)
+    result.unlink(missing_ok=True)  # of a run that is to go on with another configuration
     write_atomically(path, to_json(config))
-    return None, [f"the run here had not finished and starts again from its first step; its log is kept as {kept}"]
+    return None, [f"going on with changes: {'; '.join(every_change)}"] if every_change and begun else []
 
 
-def _set_aside(workdir: Path) -> str:
-    """Move an unfinished run's log out of the way, under a name that tells what it is."""
-    number = next(n for n in itertools.count(1) if not (workdir / f"unfinished-{n}").exists())
-    kept = workdir / f"unfinished-{number}"
-    kept.mkdir()
-    for name in ("metrics.jsonl", "tensorboard"):
-        if (workdir / name).exists():
-            os.replace(workdir / name, kept / name)
-    return f"{kept.name}/metrics.jsonl"
+def cut_log(source: Path, workdir: Path, samples: int, evaluated: bool) -> None:
+    """Leave in `workdir`'s metrics.jsonl what `source`'s says up to `samples` samples: what comes after will be written again.
+
+    evaluated: whether an evaluation at just these samples is among what is kept.
+    """
+    log = source / LOG
+    records = read_log(log) if samples and log.exists() else []
+    kept = [
+        record
+        for record in records
+        if record["samples"] < samples or (record["samples"] == samples and (evaluated or "loss" in record))
+    ]
+    write_atomically(workdir / LOG, "".join(to_json_line(record) + "\n" for record in kept))

@@ -1,0 +1,297 @@
+"""Checkpoints: written beside the run by Orbax, sealed when whole, and checked bit by bit before they are believed.
+
+A checkpoint is a directory named by its samples seen: `state/`, Orbax's, and `seal.json`, written last, with what the run knew,
+the size and checksum of every file, and a digest of every array taken on the devices. It gets its name when it is sealed.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxdp.config import Checkpoint as CheckpointConfig
+from jaxdp.training.digest import described, make_digests, odd_ones_out
+from jaxdp.training.guard import TrainingError
+
+SEAL, STATE, SAVING = "seal.json", "state", "saving-"
+
+
+class Damaged(Exception):
+    """A checkpoint that must not be used: one line that names it, the file or array, and what is wrong."""
+
+
+class Unfit(Exception):
+    """A sound checkpoint of another state than the one asked for: one line that names the first array that differs."""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A checkpoint with its seal. told: what the run knew, a dict that JSON can hold."""
+
+    path: Path
+    samples: int
+    told: dict
+    arrays: dict[str, list]
+    files: dict[str, list]
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.told.get("accuracy")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for size, _ in self.files.values())
+
+
+def directories(folder: Path) -> list[Path]:
+    """What may be checkpoints in a folder, the newest first."""
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name), reverse=True)
+
+
+def read_seal(path: Path) -> Sealed:
+    """The seal of a checkpoint. Raises Damaged where it is missing or damaged."""
+    try:
+        text = (path / SEAL).read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path / SEAL} cannot be read: {error.strerror}") from None
+    body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        raise Damaged(f"{path / SEAL} is damaged")
+    held = json.loads(body)
+    return Sealed(path, held["samples"], held["told"], held["arrays"], held["files"])
+
+
+def _write_seal(sealed: Sealed) -> None:
+    held = {"samples": sealed.samples, "told": sealed.told, "arrays": sealed.arrays, "files": sealed.files}
+    body = json.dumps(held, indent=1).encode()
+    temporary = sealed.path / (SEAL + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, sealed.path / SEAL)
+
+
+def _checksum(path: Path) -> list:
+    """[bytes, CRC-32 in hexadecimal] of a file."""
+    size, crc = 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(2**22):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, f"{crc:08x}"]
+
+
+def _files(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in (path / STATE).rglob("*") if file.is_file())
+
+
+def check_files(sealed: Sealed) -> None:
+    """Raise Damaged, naming the file, if one that was sealed is missing or not what it was."""
+    for name, expected in sealed.files.items():
+        file = sealed.path / name
+        try:
+            found = _checksum(file)
+        except OSError as error:
+            raise Damaged(f"{file} cannot be read: {error.strerror}") from None
+        if found != expected:
+            what = "truncated" if found[0] < expected[0] else "changed"
+            raise Damaged(f"{file} is damaged: {what} since it was written")
+
+
+def newest_good(folder: Path, before: int | None = None) -> Sealed | None:
+    """The newest sealed checkpoint (of at most `before` samples) whose seal is sound; its files are not looked at."""
+    for path in directories(folder):
+        try:
+            sealed = read_seal(path)
+        except Damaged:
+            continue
+        if before is None or sealed.samples <= before:
+            return sealed
+    return None
+
+
+def load(sealed: Sealed, abstract):
+    """The state of a checkpoint, every file and every array checked. abstract: shapes, dtypes and shardings.
+
+    Raises Unfit where the checkpoint holds other arrays than those, Damaged where it is not what was saved.
+    """
+    held, wanted = sealed.arrays, described(abstract, np.zeros((len(jax.tree.leaves(abstract)), 2), np.uint32))
+    for name in held.keys() | wanted.keys():
+        if held.get(name, [])[:2] != wanted.get(name, [])[:2]:
+            raise Unfit(
+                f"{sealed.path} holds for {name} {_in_words(held.get(name))}, and the run wants {_in_words(wanted.get(name))}"
+            )
+    check_files(sealed)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            state = checkpointer.restore((sealed.path / STATE).absolute(), abstract)
+    except Exception as error:  # by file and release: OSError, ValueError, JSONDecodeError, bare Exception
+        raise Damaged(f"{sealed.path / STATE} cannot be read: {_line(error)}") from None
+    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+    found, _ = make_digests(mesh)(state)
+    for place, digests in enumerate(np.asarray(found)):
+        for name, what in described(state, digests).items():
+            if what != held[name]:
+                raise Damaged(f"{sealed.path / STATE}: the array {name} on device {place} is not what was saved")
+    return state
+
+
+def _in_words(array: list | None) -> str:
+    return f"{array[0]} of shape {tuple(array[1])}" if array else "nothing"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class Checkpoints:
+    """The checkpoints of one run in `folder`: saves beside the run, keeps the newest and the best, finds the newest sound one.
+
+    say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay.
+    """
+
+    def __init__(self, folder: Path, config: CheckpointConfig, say, digests_on=make_digests):
+        """digests_on(mesh): see `make_digests`; one that has it compiled already saves the first save the time."""
+        self.folder, self.config, self.say, self.digests_on = folder, config, say, digests_on
+        self.pinned: set[int] = set()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.checkpointer = ocp.StandardCheckpointer()
+        self.saving: Future | None = None
+        self.failed: TrainingError | None = None
+
+    def save(self, state, samples: int, told: dict) -> None:
+        """Begin to save a replicated state; returns as soon as it has been copied from the devices.
+
+        Waits for the save before, if that is still going on. told: what to keep beside the arrays.
+        """
+        self.wait()
+        path = self.folder / f"{SAVING}{samples}"
+        mesh = jax.tree.leaves(state)[0].sharding.mesh
+        digests = self.digests_on(mesh)(state)
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+            self.checkpointer.save((path / STATE).absolute(), state)
+        except Exception as error:  # by file system and release
+            self._give_up(path, error)
+            return
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+        self.saving = self.thread.submit(self._seal, path, samples, told, shapes, digests, mesh)
+
+    def _seal(self, path: Path, samples: int, told: dict, shapes, digests, mesh) -> None:
+        """In the background: when all is written, check that the devices agreed, seal, and remove what need not be kept."""
+        try:
+            self.checkpointer.wait_until_finished()
+            found, finite = jax.device_get(digests)
+            arrays = described(shapes, found[0])
+            odd = odd_ones_out(found)
+            if odd is not None or not finite.all():
+                shutil.rmtree(path)
+                devices = [str(device) for device in mesh.devices.flat]
+                self.failed = TrainingError(_why_unusable(samples, odd, devices, list(arrays)))
+                return
+            files = {name: _checksum(path / name) for name in _files(path)}
+            _write_seal(Sealed(path, samples, told, arrays, files))
+            final = self.folder / str(samples)
+            shutil.rmtree(final, ignore_errors=True)
+            path.rename(final)
+            self._remove_old()
+        except Exception as error:  # the disk may be full, or gone
+            self._give_up(path, error)
+
+    def _give_up(self, path: Path, error: BaseException) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        good = newest_good(self.folder)
+        stays = f"the checkpoint {good.path} stays" if good else "there is no other checkpoint yet"
+        self.say(f"the checkpoint {path} could not be saved ({_line(error)}); the run goes on, and {stays}")
+
+    def _remove_old(self) -> None:
+        sealed = []
+        for path in directories(self.folder):
+            with contextlib.suppress(Damaged):
+                sealed.append(read_seal(path))
+        kept = {one.samples for one in sealed[: self.config.keep]} | self.pinned
+        scored = [one for one in sealed if one.accuracy is not None]
+        if scored:
+            kept.add(max(scored, key=lambda one: (one.accuracy, one.samples)).samples)
+        for one in sealed:
+            if one.samples not in kept:
+                shutil.rmtree(one.path)
+
+    def check(self) -> None:
+        """Raise the TrainingError of a save that found the state unusable."""
+        if self.failed:
+            raise self.failed
+
+    def wait(self) -> None:
+        """Until the save under way, if any, is sealed or given up."""
+        if self.saving is not None:
+            self.saving.result()
+            self.saving = None
+
+    def restore(self, abstract_of):
+        """(state, Sealed) of the newest sound checkpoint, or None where there is none at all. abstract_of(samples): see `load`.
+
+        A damaged one is named, put aside under another name, and the one before it tried. Raises TrainingError where all are
+        damaged. What a cut-off save has left is removed.
+        """
+        damaged = []
+        for path in self.folder.glob(f"{SAVING}*"):
+            shutil.rmtree(path)
+        for path in directories(self.folder):
+            try:
+                sealed = read_seal(path)
+                state = load(sealed, abstract_of(sealed.samples))
+            except Damaged as error:
+                damaged.append(f"{error}")
+                aside = put_aside(path)
+                self.say(f"the checkpoint of samples {path.name} is not used: {error}; it is kept as {aside}")
+                continue
+            return state, sealed
+        if damaged:
+            raise TrainingError(
+                f"no checkpoint in {self.folder} is sound ({'; '.join(damaged)}): give --resume never to begin anew"
+            )
+        return None
+
+    def pin(self, samples: int) -> Sealed | None:
+        """Keep the newest checkpoint of at most so many samples for good, and return it."""
+        good = newest_good(self.folder, samples)
+        if good:
+            self.pinned.add(good.samples)
+        return good
+
+    def close(self) -> None:
+        self.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint to NAME.damaged, NAME.damaged-2, ..., so that its place is free."""
+    names = (path.with_name(f"{path.name}.damaged{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
+    aside = next(name for name in names if not name.exists())
+    path.rename(aside)
+    return aside
+
+
+def _why_unusable(samples: int, odd, devices: list[str], names: list[str]) -> str:
+    if odd is None:
+        return f"the parameters are no longer finite at samples {samples}; nothing was saved there"
+    places, leaf = odd
+    which = ", ".join(devices[place] for place in places)
+    return (
+        f"the devices do not hold the same parameters at samples {samples}: {which} differs from the others, in {names[leaf]} "
+        "first; nothing was saved there; its memory or the link to it may be faulty"
+    )

@@ -1,0 +1,132 @@
+"""What can be done with the checkpoints that a run has kept, beside going on from them: list, evaluate, export."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+
+from jaxdp import models
+from jaxdp.config import Config, ConfigError
+from jaxdp.data.sources import open_datasets
+from jaxdp.parallel import distributed
+from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.training import checkpoint
+from jaxdp.training.evaluation import evaluate as evaluate_on
+from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.state import TrainState, abstract_state
+from jaxdp.training.workdir import CHECKPOINTS
+from jaxdp.validation import from_json, validate
+
+
+def run_config(workdir) -> Config:
+    """The config of the run in a directory. Raises ConfigError where there is none."""
+    path = Path(workdir) / "config.json"
+    try:
+        return from_json(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no run (no config.json)") from None
+
+
+def listed(workdir) -> list[dict]:
+    """All checkpoints of a run, the oldest first: path, samples, epoch, steps, accuracy, bytes, and damage (None if sound).
+
+    Every byte of every checkpoint is read.
+    """
+    run_config(workdir)
+    rows = []
+    for path in reversed(checkpoint.directories(Path(workdir) / CHECKPOINTS)):
+        row = dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "damage"))
+        row = {"path": str(path), "samples": int(path.name)} | row
+        try:
+            sealed = checkpoint.read_seal(path)
+            row |= {"epoch": sealed.told["epoch"], "steps": sealed.told["progress"]["steps"]}
+            row |= {"accuracy": sealed.accuracy, "bytes": sealed.num_bytes}
+            checkpoint.check_files(sealed)
+        except checkpoint.Damaged as error:
+            row["damage"] = str(error)
+        rows.append(row)
+    return rows
+
+
+def chosen(workdir, which: str = "newest") -> checkpoint.Sealed:
+    """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none."""
+    found = []
+    for path in checkpoint.directories(Path(workdir) / CHECKPOINTS):
+        try:
+            found.append(checkpoint.read_seal(path))
+        except checkpoint.Damaged as error:
+            if which == path.name:
+                raise ConfigError(f"--checkpoint: {which!r} is not allowed; {error}") from None
+    if not found:
+        raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint")
+    if which == "newest":
+        return found[0]
+    if which == "best":
+        scored = [one for one in found if one.accuracy is not None]
+        if not scored:
+            raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
+        return max(scored, key=lambda one: (one.accuracy, one.samples))
+    for one in found:
+        if which == str(one.samples):
+            return one
+    there = ", ".join(str(one.samples) for one in found)
+    raise ConfigError(f"--checkpoint: {which!r} is not allowed; give newest, best, or the samples of one: {there}")
+
+
+def restored(workdir, which: str = "newest", config: Config | None = None) -> tuple[TrainState, Config, checkpoint.Sealed]:
+    """(state, config, checkpoint) of a run, on all devices of this machine. config: the run's own, changed where it may be.
+
+    Raises ConfigError for a checkpoint that is not there, damaged, or of another model.
+    """
+    config = run_config(workdir) if config is None else validate(config)
+    sealed = chosen(workdir, which)
+    devices = distributed.start(config.mesh)
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    try:
+        state = checkpoint.load(sealed, abstract_state(config, models.create(config.model), mesh))
+    except (checkpoint.Damaged, checkpoint.Unfit) as error:
+        raise ConfigError(f"--checkpoint: {sealed.path.name!r} is not allowed; {error}") from None
+    return state, config, sealed
+
+
+def evaluate(config: Config | None, workdir, which: str = "newest", datasets=None) -> dict:
+    """Accuracy, top-5, loss and number of the held-out images for a checkpoint, with its samples, epoch and path.
+
+    config: None for the run's own; another may name other data, or another evaluation split. datasets: as for `jaxdp.train`.
+    Raises ConfigError where the run, the checkpoint or the data are not there.
+    """
+    state, config, sealed = restored(workdir, which, config)
+    data = open_datasets(config, datasets)
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    images = min(len(data.evaluation), config.evaluation.batch or 64 * mesh.size)
+    rows = -(-images // mesh.size) * mesh.size
+    step = make_evaluation_step(config, models.create(config.model), (data.mean, data.std), mesh)
+    told = evaluate_on(step, *state.evaluated, data.evaluation, (images, rows), mesh)
+    return told | {"samples": sealed.samples, "epoch": sealed.told["epoch"], "checkpoint": str(sealed.path)}
+
+
+def export(workdir, output, which: str = "newest") -> dict:
+    """Write the parameters and statistics that evaluation uses as a safetensors file, named by their paths in the tree.
+
+    Its metadata hold the config as JSON, samples, epoch and accuracy. Returns {"output", "tensors", "bytes", "checkpoint"}.
+    """
+    from safetensors.numpy import save_file
+
+    output = Path(output)
+    if output.suffix != ".safetensors":
+        raise ConfigError(f"--output: {str(output)!r} is not allowed; give a file that ends in .safetensors")
+    state, config, sealed = restored(workdir, which)
+    params, batch_stats = jax.device_get(state.evaluated)
+    tensors = {}
+    for name, tree in (("params", params), ("batch_stats", batch_stats)):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            tensors["/".join([name, *(str(key.key) for key in path)])] = leaf
+    told = {"config": json.dumps(dataclasses.asdict(config)), "samples": str(sealed.samples)}
+    told |= {"epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(output.name + ".tmp")
+    save_file(tensors, temporary, told)
+    temporary.replace(output)
+    size = output.stat().st_size
+    return {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}

@@ -1,0 +1,99 @@
+"""What a run knows of itself while it goes on, and what it gave in the end."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from jaxdp.config import ConfigError
+from jaxdp.training.console import clock
+
+
+@dataclass
+class Progress:
+    """Where a run stands beside its state, saved with every checkpoint. Seconds add up over all sessions of the run.
+
+    evaluated: the last evaluation's record. evaluation_due: one fell due at these samples and is not done. sessions: how often
+    the run was started.
+    """
+
+    samples: int = 0
+    steps: int = 0
+    wall_seconds: float = 0.0
+    training_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    input_seconds: float = 0.0
+    saving_seconds: float = 0.0
+    first_step_seconds: float | None = None
+    evaluated: dict | None = None
+    evaluation_due: bool = False
+    skipped_steps: int = 0
+    bad_images: dict = dataclasses.field(default_factory=dict)
+    sessions: int = 1
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock, over all sessions of the run.
+
+    images_per_second leaves out compilation, evaluation and saving; seconds_to_first_step counts from the start of the command.
+    Work that was lost when a session was cut off and done again is counted once.
+    """
+
+    accuracy: float
+    top5: float
+    loss: float
+    eval_examples: int
+    steps: int
+    samples: int
+    epochs: float
+    wall_seconds: float
+    seconds_to_first_step: float
+    training_seconds: float
+    evaluation_seconds: float
+    images_per_second: float
+    devices: int
+    device_kind: str
+    mesh: tuple[int, int]
+    versions: dict
+    workdir: str
+    skipped_steps: int = 0
+    strategy: str = ""
+    input_seconds: float = 0.0
+    saving_seconds: float = 0.0
+    sessions: int = 1
+    bad_images: dict = dataclasses.field(default_factory=dict)
+
+
+def read_result(path: Path, text: str) -> TrainResult:
+    """The result that a finished run left in `path`. Raises ConfigError where it is damaged."""
+    try:
+        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
+    except ValidationError:
+        raise ConfigError(
+            f"--workdir: {str(path)!r} is not allowed; its result.json is damaged; "
+            "delete that file to go on from the last checkpoint, or give another directory"
+        ) from None
+
+
+def show_result(screen, result: TrainResult) -> None:
+    skipped = f", {result.skipped_steps} of them skipped for a gradient that was not finite" if result.skipped_steps else ""
+    screen.say(
+        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, all {result.eval_examples} held-out "
+        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
+    )
+    sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
+    screen.say(
+        f"time {clock(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
+        f"{result.images_per_second:.0f} images/s without compilation and evaluation"
+    )
+    if result.bad_images:
+        first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
+        screen.say(f"{len(result.bad_images)} images could not be used and were replaced, all listed in result.json: {first}")
+    files = [
+        name
+        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard", "checkpoints")
+        if (Path(result.workdir) / name).exists()
+    ]
+    screen.say(f"results in {result.workdir}: {', '.join(files)}")

@@ -1,0 +1,61 @@
+"""Asking a run to stop: SIGTERM and SIGINT are noted, and looked at where the run can be saved."""
+
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import Future, wait
+
+POLL_SECONDS = 0.1
+
+
+class StopAsked(Exception):
+    """Raised where a run looks whether it was asked to stop; the loop saves, and raises `Stopped`."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop and can be continued: one line with where it is and how to go on."""
+
+
+class Signals:
+    """While entered, in the main thread: the first SIGTERM or SIGINT is noted, a second one ends the process at once.
+
+    asked: the name of the signal that has come, or None. leave: what a second one does; by default it ends the process with 1.
+    """
+
+    def __init__(self, leave=None):
+        self.asked: str | None = None
+        self.leave = leave or _leave
+        self.before = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            self.before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *error):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number, frame):
+        if self.asked:
+            self.leave()
+        self.asked = signal.Signals(number).name
+
+    def look(self) -> None:
+        """Raise StopAsked if the run was asked to stop."""
+        if self.asked:
+            raise StopAsked
+
+    def result(self, future: Future):
+        """The result of a future. Raises StopAsked as soon as the run is asked to stop, the future going on."""
+        while not wait([future], POLL_SECONDS).done:
+            self.look()
+        return future.result()
+
+
+def _leave() -> None:
+    os.write(
+        sys.stderr.fileno(), b"jaxdp: stopped at once by a second signal; the same command goes on from the last checkpoint\n"
+    )
+    os._exit(1)
