@@ -3,7 +3,8 @@
     pip install -e '.[peers]' && python benchmarks/input_vs_peers.py [--repeats 5]
 
 JPEGs of 400x350 to random crops of 224x224, mirrored half of the time, in batches of 64 uint8 images. Each peer runs with its
-usual decoder (Pillow, as in torchvision's transforms) and with ours, a worker for each core. Rounds alternate; starting
+usual decoder (Pillow, as in torchvision's transforms) and with ours, a worker for each core: processes for PyTorch, threads for
+Grain, whose worker processes need a program started by absl. Rounds alternate; starting
 workers and the first batches are left out. Writes benchmarks/results/input_vs_peers.json and prints a table.
 """
 
@@ -79,7 +80,7 @@ def jaxdp_batches(folder, workers):
     def shape(pixels, out, position):
         random_resized_crop(pixels, out, Augment(), random_for(0, position))
 
-    loader = Loader(ImageFolder(folder), shape, SIZE, workers)
+    loader = Loader(ImageFolder(folder), shape, SIZE, 2, workers)
     positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
     ahead = Ahead(lambda positions: loader.batch(positions % len(loader), positions), positions)
     while (batch := ahead.next()) is not None:

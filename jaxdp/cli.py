@@ -14,6 +14,9 @@ STARTED = time.monotonic()
 COMMANDS = {
     "train": "train a model as a recipe says",
     "plan": "print what a run will do, without running it",
+    "evaluate": "count a checkpoint's right answers on the held-out images",
+    "checkpoints": "list the checkpoints of a run, each checked",
+    "export": "write a checkpoint's weights as a safetensors file",
     "bench": "measure this machine: allreduce, input, scaling",
     "data": "prepare a data set of tensorflow-datasets",
     "report": "print what a finished or running run has reached",
@@ -48,7 +51,16 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.training.guard import TrainingError
 
     try:
-        {"train": _train, "plan": _plan, "bench": _bench, "data": _data, "report": _report}[command](arguments, program)
+        {
+            "train": _train,
+            "plan": _plan,
+            "evaluate": _evaluate,
+            "checkpoints": _checkpoints,
+            "export": _export,
+            "bench": _bench,
+            "data": _data,
+            "report": _report,
+        }[command](arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
@@ -117,6 +129,114 @@ def _train(arguments, program):
             os._exit(EXIT_STOPPED)  # a compilation in a thread would hold up the end for as long as it takes
     if chosen.json:
         print(to_json(dataclasses.asdict(result), indent=2))
+
+
+def _evaluate(arguments, program):
+    import tyro
+
+    from jaxdp.config import Config
+
+    workdir = _given(arguments, "--workdir", "runs/digits")
+    recipe = _load(["--config", str(Path(workdir) / "config.json")], default=None)
+
+    @dataclasses.dataclass(frozen=True)
+    class Evaluate:
+        """Count the right answers of a checkpoint on all held-out images, on this machine's devices.
+
+        Examples:
+          jaxdp evaluate --workdir runs/digits
+          jaxdp evaluate --workdir runs/digits --checkpoint best --json
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        workdir: str = "runs/digits"
+        """of the run"""
+        checkpoint: str = "newest"
+        """newest, best (by accuracy), or the samples of one, as `jaxdp checkpoints` lists them"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout"""
+
+    chosen = tyro.cli(Evaluate, args=arguments, prog=program)
+    from jaxdp.training.restored import evaluate
+
+    told = evaluate(chosen.run, chosen.workdir, chosen.checkpoint)
+    if chosen.json:
+        print(json.dumps(told, indent=2))
+        return
+    print(
+        f"accuracy {100 * told['eval_accuracy']:.2f} %  (top-5 {100 * told['eval_top5']:.2f} %, "
+        f"{told['eval_examples']} held-out images)  loss {told['eval_loss']:.4f}  "
+        f"of {told['checkpoint']}, epoch {told['epoch']:.2f}"
+    )
+
+
+def _checkpoints(arguments, program):
+    import tyro
+
+    @dataclasses.dataclass(frozen=True)
+    class Checkpoints:
+        """List the checkpoints of a run, the oldest first; every byte of each is read and checked.
+
+        Examples:
+          jaxdp checkpoints --workdir runs/digits
+        """
+
+        workdir: str = "runs/digits"
+        """of the run"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout: a list with an object for every checkpoint"""
+
+    chosen = tyro.cli(Checkpoints, args=arguments, prog=program)
+    from jaxdp.training.restored import listed
+
+    rows = listed(chosen.workdir)
+    if chosen.json:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.table import Table
+
+    from jaxdp.training.console import Screen
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("samples", "epoch", "steps", "accuracy", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for row in rows:
+        known = row["epoch"] is not None
+        numbers = (f"{row['epoch']:.2f}", f"{row['steps']:,}") if known else ("", "")
+        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"
+        size = f"{row['bytes'] / 1e6:,.1f} MB" if known else ""
+        table.add_row(str(row["samples"]), *numbers, accuracy, size, (row["damage"] or "sound").replace(f"{row['path']}/", ""))
+    screen = Screen()
+    screen.table(table) if rows else screen.say(f"{chosen.workdir} holds no checkpoint")
+
+
+def _export(arguments, program):
+    import tyro
+
+    @dataclasses.dataclass(frozen=True)
+    class Export:
+        """Write the weights and statistics that evaluation uses, named by their paths in the tree.
+
+        Examples:
+          jaxdp export --workdir runs/digits --checkpoint best --output digits.safetensors
+        """
+
+        output: str
+        """the file to write, which ends in .safetensors"""
+        workdir: str = "runs/digits"
+        """of the run"""
+        checkpoint: str = "newest"
+        """newest, best (by accuracy), or the samples of one"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout"""
+
+    chosen = tyro.cli(Export, args=arguments, prog=program)
+    from jaxdp.training.restored import export
+
+    told = export(chosen.workdir, chosen.output, chosen.checkpoint)
+    text = f"{told['tensors']} tensors, {told['bytes']:,} bytes, of {told['checkpoint']} in {told['output']}"
+    print(json.dumps(told, indent=2) if chosen.json else text)
 
 
 def _plan(arguments, program):
@@ -370,10 +490,14 @@ def _bench_input(arguments, program):
         raise ConfigError(f"--batch-size: {chosen.batch_size} is not allowed; give 1 or more")
     config, devices = _bench_devices(chosen)
     from jaxdp.bench import input as bench
+    from jaxdp.config import IN_MEMORY
     from jaxdp.data.sources import open_split
     from jaxdp.parallel.mesh import make_mesh
 
-    source = open_split(config.data, config.data.train_split) if config.data.directory else None
+    asked = any(word.split("=")[0] in ("--data.source", "--data.directory") for word in arguments)
+    if asked and config.data.source in IN_MEMORY:
+        raise ConfigError(f"data.source: {config.data.source!r} is not allowed; its images are made, not read")
+    source = open_split(config.data, config.data.train_split) if asked else None
     count = max(n for n in range(1, len(devices) + 1) if chosen.batch_size % n == 0)
     _bench_result(chosen, "input", bench.run(config, make_mesh(1, count), chosen.batch_size, chosen.repeats, source), bench)
 
@@ -505,6 +629,16 @@ def _report(arguments, program):
     print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told))
 
 
+def _given(arguments, flag: str, default: str) -> str:
+    """The value of a flag, before the full parser sees it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(flag, default=default, dest="value")
+    try:
+        return parser.parse_known_args(arguments)[0].value
+    except argparse.ArgumentError:
+        return default
+
+
 def _load(arguments, default):
     """The recipe that --config names, before the other flags are laid over it."""
     from jaxdp.recipes import load_config
@@ -519,7 +653,7 @@ def _load(arguments, default):
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<8} {what}" for name, what in COMMANDS.items())
+    rows = "\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items())
     return (
         "usage: jaxdp COMMAND [options]\n\nSynchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
         f"commands:\n{rows}\n\n`jaxdp COMMAND --help` lists every option. Example: jaxdp train --config digits --seed 1"

@@ -13,7 +13,8 @@ from jaxdp.parallel.mesh import choose_shape, unfit
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """A batch phase on the devices at hand. Batches count images; first_epoch and last_epoch are where its steps lie."""
+    """A batch phase on the devices at hand. Batches count images; first_epoch and last_epoch are where its steps lie;
+    local_devices: the most of its devices that one host has."""
 
     index: int
     first_sample: int
@@ -28,6 +29,7 @@ class PlannedPhase:
     accumulation: int
     idle_devices: int
     momentum: float
+    local_devices: int
 
     @property
     def devices(self) -> int:
@@ -116,6 +118,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
                 accumulation=workers // used,
                 idle_devices=devices - used,
                 momentum=_momentum(config, index),
+                local_devices=min(used, -(-devices // hosts)),
             )
         )
     plan = Plan(config, examples, tuple(planned))
@@ -231,7 +234,8 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
     table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
     held = input_bytes(plan)
     table.add_row(
-        "input", f"up to {held['host'] / 1e6:,.0f} MB on the host, {held['device'] / 1e6:,.0f} MB on a device for two batches"
+        "input",
+        f"up to {held['host'] / 1e6:,.0f} MB on a host, {held['device'] / 1e6:,.0f} MB on a device for {_held_there(config)}",
     )
     table.add_row("devices", devices)
     table.add_row(
@@ -264,14 +268,23 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
 
 
 def input_bytes(plan: Plan) -> dict:
-    """Bytes of images: on the host on their way to the devices, and on each device in two batches. The largest phase's."""
+    """Bytes of images: on a host on their way to the devices, and on each device in two batches. The largest phase's.
+
+    Where all images are kept on the devices, these are counted there and none are on their way.
+    """
     data = plan.config.data
     host = device = 0
     for phase in plan.phases:
-        group = rows_a_group(phase.per_device_batch, phase.devices, data.image_bytes, data.ahead_bytes)
-        host = max(host, (AHEAD + 1) * group * phase.devices * data.image_bytes)
+        group = rows_a_group(phase.per_device_batch, phase.local_devices, data.image_bytes, data.ahead_bytes)
+        host = max(host, (AHEAD + 1) * group * phase.local_devices * data.image_bytes)
         device = max(device, 2 * phase.per_device_batch * data.image_bytes)
+    if data.resident == "on":
+        return {"host": 0, "device": plan.examples * data.image_bytes}
     return {"host": host, "device": device}
+
+
+def _held_there(config: Config) -> str:
+    return "all images" if config.data.resident == "on" else "two batches"
 
 
 def _optimizer_in_words(optimizer: Optimizer) -> str:

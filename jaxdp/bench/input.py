@@ -12,11 +12,12 @@ import numpy as np
 from jaxdp.bench.provenance import provenance
 from jaxdp.config import Config
 from jaxdp.data import feed
+from jaxdp.data.augment import augment, normalise
 from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.folder import ImageFolder
 from jaxdp.data.loader import Loader, default_threads
 from jaxdp.data.order import sample_ids
-from jaxdp.data.sources import ArraySource, training_shape
+from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, ArraySource, training_shape
 
 MADE, HEIGHT, WIDTH = 256, 350, 400
 SMALL_IMAGES, SMALL_BATCH = 50_000, 512
@@ -67,9 +68,15 @@ def run(config: Config, mesh, batch: int, repeats: int = 5, source=None) -> dict
         pixels = [decode(data) if isinstance(data, bytes) else data for data in encoded]
         scratch, row = Scratch(), np.empty((size, size, 3), np.uint8)
         threads = config.data.threads or default_threads()
-        one, all_threads = (Loader(source, shape, size, count) for count in (1, threads))
+        classes = 1 + max(label for _, label in map(source.__getitem__, indices.tolist()))
+        one, all_threads = (Loader(source, shape, size, classes, count) for count in (1, threads))
         ids = np.resize(indices, batch)
-        host = {"images": all_threads.batch(ids, ids)[0]}
+        host = {"images": all_threads.batch(ids, ids)[0], "positions": ids.astype(np.uint32)}
+        here = feed.put(host, mesh)
+
+        @jax.jit
+        def augmented(batch):
+            return normalise(augment(config, batch["images"], batch["positions"]), IMAGENET_MEAN, IMAGENET_STD)
 
         def load_ahead():
             ahead = feed.Ahead(lambda ids: all_threads.batch(ids, ids), [ids] * BATCHES)
@@ -83,12 +90,14 @@ def run(config: Config, mesh, batch: int, repeats: int = 5, source=None) -> dict
             "crop": (1, lambda: [shape(image, row, n) for n, image in enumerate(pixels)], len(indices)),
             "batch, one thread": (1, lambda: one.batch(ids, ids), batch),
             f"batch, {threads} threads": (threads, load_ahead, BATCHES * batch),
+            "augment, on the devices": (mesh.size, lambda: jax.block_until_ready(augmented(here)), batch),
             "transfer": (1, lambda: jax.block_until_ready(feed.put(host, mesh)), batch),
         }
         rows = [
             {"stage": name, "threads": count, **rate(work, images, repeats)} for name, (count, work, images) in stages.items()
         ]
-    small = ArraySource(np.zeros((SMALL_IMAGES, 32, 32, 3), np.uint8), np.zeros(SMALL_IMAGES))
+    random = np.random.default_rng(0)
+    small = ArraySource(random.integers(0, 256, (SMALL_IMAGES, 32, 32, 3), np.uint8), random.integers(0, 10, SMALL_IMAGES))
     steps = 40
 
     def gather():

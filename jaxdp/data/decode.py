@@ -1,7 +1,7 @@
 """From encoded bytes to pixels of one size: decoding, the random crop of training, the centre crop of evaluation.
 
-Decoders are tried by their speed: simplejpeg (JPEG alone), OpenCV, Pillow. None turns an image as EXIF says; nor do
-the usual ImageNet pipelines.
+Decoders are taken by their speed: simplejpeg for JPEG, OpenCV for PNG, Pillow for the rest. None turns an image as EXIF says;
+nor do the usual ImageNet pipelines.
 """
 
 import io
@@ -20,6 +20,10 @@ ATTEMPTS = 10  # of the random crop, as torchvision has it
 DRAWS = 3 + 2 * ATTEMPTS  # random numbers of an image: mirrored, down, right, then area and ratio of every attempt
 BLOCK = 256  # images whose random numbers are drawn together
 SMALLEST = 2  # pixels a side: one pixel is no picture
+LARGEST = 2**26  # pixels of an image: a small file may claim to be huge
+OPENCV_READS = (b"\x89PNG", b"BM", b"RIFF")
+PILLOW_READS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+AUGMENTATION = 2**63  # sets these random numbers apart from those that shuffle the epochs
 
 
 class ImageError(ValueError):
@@ -30,47 +34,57 @@ def decode(data: bytes, scratch: "Scratch | None" = None) -> np.ndarray:
     """RGB pixels, uint8 [H, W, 3], of an encoded image: JPEG (grey, CMYK, progressive), PNG, whatever Pillow reads.
 
     scratch: memory to decode into, which the next image decoded with it overwrites; None: fresh memory. Raises ImageError for
-    what no decoder reads whole, and for images of one pixel in width or height.
+    what is not whole, and for images of one pixel in width or height, or of more than LARGEST pixels.
     """
-    pixels = _simplejpeg(data, scratch)
-    if pixels is None:
-        pixels = _opencv(data)
+    if data[:2] == b"\xff\xd8":
+        pixels = _jpeg(data, scratch)
+    else:
+        pixels = _opencv(data) if data.startswith(OPENCV_READS) else None
     if pixels is None:
         pixels = _pillow(data)
-    if min(pixels.shape[:2]) < SMALLEST:
-        raise ImageError(f"it has {pixels.shape[1]}x{pixels.shape[0]} pixels, and {SMALLEST}x{SMALLEST} are the least")
+    _check_size(*pixels.shape[:2])
     return pixels
+
+
+def _check_size(height: int, width: int) -> None:
+    if min(height, width) < SMALLEST:
+        raise ImageError(f"it has {width}x{height} pixels, and {SMALLEST}x{SMALLEST} are the least")
+    if height * width > LARGEST:
+        raise ImageError(f"it has {width}x{height} pixels, and {LARGEST:,} in all are the most")
 
 
 class Scratch(threading.local):
     """Memory that each thread uses again and again: fresh pages for every image would take a fifth of the time."""
+
+    MOST = 2**24  # bytes that are kept for the next image
 
     def __init__(self):
         self.memory = np.empty(0, np.uint8)
 
     def of(self, height: int, width: int):
         size = height * width * 3
+        if size > self.MOST:
+            return np.empty((height, width, 3), np.uint8)
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
         return self.memory[:size].reshape(height, width, 3)
 
 
-def _simplejpeg(data: bytes, scratch):
-    if data[:2] != b"\xff\xd8":
-        return None
+def _jpeg(data: bytes, scratch):
+    """None for CMYK. Anything that the decoder finds odd in the data is damage: others would paint over it without a word."""
     try:
-        if scratch is None:
-            return simplejpeg.decode_jpeg(data, colorspace="RGB")
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
-        return simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=scratch.of(height, width))
-    except ValueError:  # CMYK, a truncated file: the next decoder says which
-        return None
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        if colours in ("CMYK", "YCCK"):
+            return None
+        _check_size(height, width)
+        return simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=scratch and scratch.of(height, width))
+    except ImageError:
+        raise
+    except ValueError as error:
+        raise ImageError(_line(error)) from None
 
 
 def _opencv(data: bytes):
-    """None for what OpenCV does not read, and for JPEGs that simplejpeg refused: OpenCV would fill in what is missing."""
-    if data[:2] == b"\xff\xd8" or len(data) == 0:
-        return None
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:
@@ -80,17 +94,25 @@ def _opencv(data: bytes):
 
 def _pillow(data: bytes):
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=PILLOW_READS) as image:
+            _check_size(image.height, image.width)
             return np.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
         raise ImageError("it is no image of a known kind") from None
+    except ImageError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError((str(error).splitlines() or [type(error).__name__])[0]) from None
+        raise ImageError(_line(error)) from None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @lru_cache(maxsize=64)
 def _drawn(seed: int, block: int) -> list[list[float]]:
-    return np.random.Generator(np.random.Philox(key=[seed, block])).random((BLOCK, DRAWS)).tolist()
+    key = np.array([seed, AUGMENTATION + block], np.uint64)  # a list of such numbers would be rounded to floats
+    return np.random.Generator(np.random.Philox(key=key)).random((BLOCK, DRAWS)).tolist()
 
 
 def random_for(seed: int, position: int) -> list[float]:
@@ -132,10 +154,13 @@ def centre_crop(image, out, short_side: int) -> None:
 
     By Pillow's bilinear filter, which widens with the reduction: the resize that published ImageNet accuracies rest on.
     """
-    height, width = image.shape[:2]
-    scale = short_side / min(height, width)
-    size = (short_side, int(height * scale)) if width <= height else (int(width * scale), short_side)
-    if (width, height) != size:
-        image = np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
-    top, left = (round((have - want) / 2) for have, want in zip(image.shape[:2], out.shape[:2], strict=True))
-    out[:] = image[top : top + out.shape[0], left : left + out.shape[1]]
+    (height, width), (rows, columns) = image.shape[:2], out.shape[:2]
+    short = min(height, width)
+    tall, wide = short_side * height // short, short_side * width // short
+    top, left = round((tall - rows) / 2), round((wide - columns) / 2)
+    if (height, width) == (tall, wide):
+        out[:] = image[top : top + rows, left : left + columns]
+        return
+    down, across = height / tall, width / wide
+    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)  # only what is needed is resized
+    out[:] = np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.BILINEAR, box=box))

@@ -58,7 +58,8 @@ def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict
 
 
 def evaluation_batches(source, batch: int, rows):
-    """Every example once, in order, `batch` at a time; rows left over have weight 0.
+    """Every example once, in order, `batch` at a time. seen: 1 for those, 0 for rows left over; weights: 0 too for images that
+    the source leaves out.
 
     rows: int [R], the rows of each batch that are wanted, those of this process's devices (see `rows_here`).
     """
@@ -69,9 +70,10 @@ def evaluation_batches(source, batch: int, rows):
         images, labels = source.batch(positions, positions)
         yield {
             "images": images,
-            "labels": labels,
+            "labels": np.maximum(labels, 0),
             "positions": positions.astype(np.uint32),
-            "weights": real.astype(np.int32),
+            "seen": real.astype(np.int32),
+            "weights": (real & (labels >= 0)).astype(np.int32),
         }
 
 
@@ -127,14 +129,14 @@ class Feeder:
 
     def next(self, result=Future.result) -> dict | None:
         """The next batch on the mesh; None after the last. result: how to wait for a future."""
-        host = self.ahead.next(result)
-        if host is None or self.group == self.rows:
-            return host and put(host, self.mesh)
         whole = None
         for place in range(0, self.rows, self.group):
-            batch = put(host if place == 0 else self.ahead.next(result), self.mesh)
-            whole = _empty(self.mesh, self.global_batch, batch) if place == 0 else whole
-            whole = _placed(self.mesh)(whole, batch, place)
+            group = self.ahead.next(result)
+            if group is None or self.group == self.rows:
+                return group and put(group, self.mesh)
+            group = put(group, self.mesh)  # the host's copy is no longer held
+            whole = _empty(self.mesh, self.global_batch, group) if place == 0 else whole
+            whole = _placed(self.mesh)(whole, group, place)
         return whole
 
     def close(self):

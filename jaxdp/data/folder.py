@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxdp.config import ConfigError
 from jaxdp.data.decode import ImageError
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 EVALUATION_NAMES = ("val", "validation", "valid", "test")
 
 
@@ -15,9 +15,21 @@ class ImageFolder:
 
     def __init__(self, split: Path, classes: list[str] | None = None):
         """classes: those of the training split, where this is another. Raises ConfigError for what cannot be trained on."""
+        try:
+            self._read(split, classes)
+        except OSError as error:
+            raise ConfigError(f"data.directory: {error.filename!r} cannot be read: {error.strerror}") from None
+
+    def _read(self, split: Path, classes: list[str] | None):
+        if not split.parent.is_dir():
+            raise ConfigError(f"data.directory: {str(split.parent)!r} is not allowed; there is no such folder")
         if not split.is_dir():
             raise ConfigError(f"data.directory: {str(split.parent)!r} is not allowed; it has no folder {split.name!r}")
-        found = sorted(entry.name for entry in os.scandir(split) if entry.is_dir())
+        entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
+        for entry in entries:
+            if entry.is_symlink() and not os.path.exists(entry.path):
+                raise ConfigError(f"data.directory: {entry.path!r} is a link to nothing; mend or remove it")
+        found = sorted(entry.name for entry in entries if entry.is_dir())
         if not found:
             raise ConfigError(f"data.directory: {str(split)!r} has no class folders; put images into SPLIT/CLASS/IMAGE")
         self.classes = found if classes is None else classes
@@ -28,13 +40,18 @@ class ImageFolder:
                 f"data.directory: {str(split)!r} lacks {len(missing)} of {len(self.classes)} classes, {missing[0]!r} first; "
                 "an accuracy over the others would say too much"
             )
-        self.paths, self.labels = [], []
+        self.paths, self.labels, others = [], [], []
         for label, name in enumerate(self.classes):
-            here = sorted(entry.path for entry in os.scandir(split / name) if entry.name.lower().endswith(ENDINGS))
+            files = sorted(entry.path for entry in os.scandir(split / name) if not entry.name.startswith("."))
+            here = [path for path in files if path.lower().endswith(ENDINGS)]
+            others += [path for path in files if not path.lower().endswith(ENDINGS)]
             if not here:
                 raise ConfigError(f"data.directory: the class folder {str(split / name)!r} has no image ({', '.join(ENDINGS)})")
             self.paths += here
             self.labels += [label] * len(here)
+        self.remarks = []
+        if others:
+            self.remarks.append(f"{len(others)} files in {split} do not end as images do and are left out, {others[0]} first")
 
     def __len__(self):
         return len(self.paths)

@@ -7,6 +7,8 @@ import numpy as np
 
 from jaxdp.data.decode import ImageError, Scratch, decode
 
+LEFT_OUT = -1  # label of an image that cannot be used and does not count
+
 
 class DataError(RuntimeError):
     """An image that cannot be used, in a run that stops at such: one line with its name, the reason and what to do."""
@@ -19,13 +21,24 @@ def default_threads() -> int:
 class Loader:
     """Batches from a source of (encoded bytes or uint8 pixels, label), each image shaped by `shape(pixels, out, position)`.
 
-    source: `__len__`, `__getitem__`; `name(index)` where it can name an image. size: height and width of the rows.
-    on_bad_image: "stop", or "skip" to put the next good image in place of one that cannot be read. `bad`: name -> reason of
-    those replaced so far.
+    source: `__len__` and `__getitem__`, which several threads call at a time; `name(index)` where it can name an image. size:
+    height and width of the rows. classes: labels are 0 up to below it. on_bad_image, for one that cannot be read: "stop",
+    "skip" to put the next good one in its place, or "leave_out" to give it the label LEFT_OUT. `bad`: name -> reason of such
+    images. what: names images of a source that cannot, "training image" or "evaluation image".
     """
 
-    def __init__(self, source, shape, size: int, threads: int | None = None, on_bad_image: str = "stop"):
-        self.source, self.shape, self.size, self.on_bad_image = source, shape, size, on_bad_image
+    def __init__(
+        self,
+        source,
+        shape,
+        size: int,
+        classes: int,
+        threads: int | None = None,
+        on_bad_image: str = "stop",
+        what: str = "image",
+    ):
+        self.source, self.shape, self.size, self.classes = source, shape, size, classes
+        self.on_bad_image, self.what = on_bad_image, what
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self.scratch = Scratch()
@@ -53,12 +66,12 @@ class Loader:
         return images, labels
 
     def _one(self, index: int, out, position: int) -> int:
-        """Fill `out`; the label. An image that cannot be used is replaced by the one after it, if it may be."""
+        """Fill `out`; the label. An image that cannot be used is replaced by the one after it, or left out, if it may be."""
         for step in range(len(self.source)):
             here = (index + step) % len(self.source)
             try:
-                data, label = self.source[here]
-                self.shape(decode(data, self.scratch) if isinstance(data, bytes) else _checked(data), out, position)
+                data, label = self._item(here)
+                self.shape(decode(data, self.scratch) if isinstance(data, bytes) else data, out, position)
                 return label
             except ImageError as error:
                 name = self._name(here)
@@ -67,10 +80,36 @@ class Loader:
                         f"{name} cannot be used: {error}; mend or remove it, or give --data.on-bad-image skip"
                     ) from None
                 self.bad[name] = str(error)
+                if self.on_bad_image == "leave_out":
+                    out[:] = 0
+                    return LEFT_OUT
         raise DataError("no image of the data set can be used; the first reasons: " + "; ".join(list(self.bad.values())[:3]))
 
+    def _item(self, index: int):
+        """(encoded bytes or uint8 pixels [H, W, 3], label) of a source's item: a pair, or a dict with image and label."""
+        try:
+            item = self.source[index]
+            image, label = (item["image"], item["label"]) if isinstance(item, dict) else item
+        except ImageError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{self._name(index)}: the source raised {type(error).__name__}: {error}; it must give (image, label)"
+            ) from error
+        number = np.asarray(label)
+        if number.size != 1 or number.dtype.kind not in "iu" or not 0 <= number.item() < self.classes:
+            raise DataError(
+                f"{self._name(index)}: the label {label!r} is not allowed; whole numbers from 0 to {self.classes - 1} are "
+                "(model.classes is one more)"
+            )
+        if isinstance(image, (bytearray, memoryview)):
+            image = bytes(image)
+        if hasattr(image, "convert"):  # Pillow's
+            image = image.convert("RGB")
+        return image if isinstance(image, bytes) else _checked(image), number.item()
+
     def _name(self, index: int) -> str:
-        return self.source.name(index) if hasattr(self.source, "name") else f"image {index}"
+        return self.source.name(index) if hasattr(self.source, "name") else f"{self.what} {index}"
 
 
 def _checked(pixels):

@@ -1,12 +1,17 @@
 """Data sets that tensorflow-datasets has prepared, read without TensorFlow: array_record and TFRecord, with random access."""
 
 import os
+import resource
 import struct
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jaxdp.config import ConfigError
+import google_crc32c
+import numpy as np
+
+from jaxdp.config import IN_MEMORY, ConfigError
+from jaxdp.data.decode import ImageError
 
 HEADER, FOOTER = 12, 4  # bytes of a TFRecord around its data: length and its checksum, checksum of the data
 
@@ -27,19 +32,43 @@ class Prepared:
         except (KeyError, ValueError) as error:
             known = ", ".join(self.info.splits)
             raise ConfigError(f"data split {split!r} of {name} is not allowed; there are {known} ({_line(error)})") from None
-        if str(self.info.file_format) == "FileFormat.ARRAY_RECORD" or "array" in str(self.info.file_format).lower():
-            self.records = _ArrayRecords(self.builder, split)
-        else:
-            self.records = _TFRecords(self.info, instructions)
+        if self.info.splits[split].num_examples <= 0:
+            raise ConfigError(f"data split {split!r} of {name} is not allowed; it has no example")
+        for one in instructions:
+            if not os.path.exists(one.filename):
+                raise ConfigError(f"data.directory: {one.filename} is missing; prepare {name} again")
+        readers = {"array_record": _ArrayRecords, "tfrecord": _TFRecords}
+        form = self.info.file_format.value
+        if form not in readers:
+            raise ConfigError(
+                f"data.source: {name!r} is not allowed; it is prepared as {form}, and {', '.join(readers)} are read"
+            )
+        try:
+            self.records = readers[form](self.builder, split, instructions)
+            len(self.records)
+        except ConfigError:
+            raise
+        except Exception as error:  # by reader: RuntimeError, TypeError
+            raise ConfigError(
+                f"data.directory: a file of {name}, {split}, is damaged ({_line(error)}), of "
+                f"{Path(instructions[0].filename).parent}; prepare it again"
+            ) from None
+        if not hasattr(features["label"], "num_classes"):
+            raise ConfigError(f"data.source: {name!r} is not allowed; its label is no class")
         self.classes = features["label"].num_classes
 
     def __len__(self):
         return len(self.records)
 
     def __getitem__(self, index):
-        example = self.records[index]
-        image = example["image"]
-        return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+        try:
+            example = self.records[index]
+            image = example["image"]
+            return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+        except (IndexError, ImageError):
+            raise
+        except Exception as error:  # by reader: RuntimeError, DecodeError, ...
+            raise ImageError(f"its record cannot be read ({type(error).__name__}: {_line(error)})") from None
 
     def name(self, index) -> str:
         return f"record {index} of {self.label}"
@@ -55,11 +84,14 @@ def _builder(name: str, directory: str | None):
         raise ConfigError(
             f"{asked}; give digits, synthetic, folder, or a data set of tensorflow-datasets by name, as imagenette or cifar10"
         ) from None
-    except (ImportError, AttributeError, ValueError, AssertionError) as error:
+    except Exception as error:  # by data set and damage: ImportError, ValueError, AssertionError, ParseError
         raise ConfigError(f"{asked}; tensorflow-datasets cannot open it: {_line(error)}") from None
     if not builder.info.splits:
+        place = Path(builder.data_dir)
+        others = sorted(path.name for path in place.parent.glob("*.*.*") if (path / "dataset_info.json").exists())
+        instead = f" (but {', '.join(others)}: give {name}:{others[-1]})" if others else ""
         raise ConfigError(
-            f"{asked}; it is not prepared in {builder.data_dir}; prepare it by `jaxdp data prepare {name}`, give its directory "
+            f"{asked}; it is not prepared in {place}{instead}; prepare it by `jaxdp data prepare {name}`, give its directory "
             "by --data.directory, or rehearse on made-up images by --data.source synthetic"
         )
     return builder
@@ -75,10 +107,16 @@ def _without_decoding():
     return {"image": tfds.decode.SkipDecoding()}
 
 
+def _taken(instruction) -> int:
+    """Examples that an instruction takes of its file; its `take` is -1 for all that are left."""
+    return instruction.take if instruction.take >= 0 else instruction.examples_in_shard - instruction.skip
+
+
 class _ArrayRecords:
     """tensorflow-datasets' own random access."""
 
-    def __init__(self, builder, split):
+    def __init__(self, builder, split, instructions):
+        _allow_open_files(len(instructions))
         self.source = builder.as_data_source(split, decoders=_without_decoding())
 
     def __len__(self):
@@ -88,22 +126,26 @@ class _ArrayRecords:
         return self.source[int(index)]
 
 
+def _allow_open_files(count: int) -> None:
+    """ImageNet has 1,024 files, all of them held open, and 1,024 is the usual limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
 class _TFRecords:
     """Random access to TFRecord files: the offsets of their records are found by reading the headers once."""
 
-    def __init__(self, info, instructions):
-        self.features, self.decoders = info.features, _without_decoding()
+    def __init__(self, builder, split, instructions):
+        self.features, self.decoders = builder.info.features, _without_decoding()
         self.paths = [str(one.filename) for one in instructions]
         with ThreadPoolExecutor(8) as threads:
-            offsets = list(threads.map(_record_offsets, self.paths))
-        self.offsets = [
-            held[one.skip : one.skip + one.take] if one.take >= 0 else held[one.skip :]
-            for held, one in zip(offsets, instructions, strict=True)
-        ]
+            offsets = list(threads.map(_record_offsets, self.paths, [one.examples_in_shard for one in instructions]))
+        self.offsets = [held[one.skip : one.skip + _taken(one)] for held, one in zip(offsets, instructions, strict=True)]
         self.starts = [0]
         for held in self.offsets:
             self.starts.append(self.starts[-1] + len(held))
-        self.files = [os.open(path, os.O_RDONLY) for path in self.paths]
 
     def __len__(self):
         return self.starts[-1]
@@ -113,27 +155,45 @@ class _TFRecords:
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         shard = bisect_right(self.starts, index) - 1
-        offset, length = self.offsets[shard][index - self.starts[shard]]
-        raw = os.pread(self.files[shard], length, offset + HEADER)
-        return self.features.deserialize_example_np(raw, decoders=self.decoders)
+        offset, length = self.offsets[shard][index - self.starts[shard]].tolist()
+        with open(self.paths[shard], "rb", buffering=0) as file:
+            raw = os.pread(file.fileno(), length + FOOTER, offset + HEADER)
+        if _masked_checksum(raw[:length]) != raw[length:]:
+            raise ImageError(f"the checksum of its data in {self.paths[shard]} is wrong")
+        return self.features.deserialize_example_np(raw[:length], decoders=self.decoders)
 
 
-def _record_offsets(path: str) -> list[tuple[int, int]]:
-    """(offset, length of its data) of every record in a file. Raises ConfigError for one that ends within a record."""
+def _masked_checksum(data: bytes) -> bytes:
+    """As TFRecord has it: CRC-32C, turned by 15 bits, plus a constant."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def _record_offsets(path: str, expected: int) -> np.ndarray:
+    """(offset, length of its data) of every record in a file, int64 [N, 2].
+
+    Raises ConfigError where it ends within a record, has another number of them than expected, or a length is damaged.
+    """
     found, offset = [], 0
     size = Path(path).stat().st_size
+    damaged = f"data.directory: {path} is damaged"
     with open(path, "rb") as file:
         while offset < size:
             file.seek(offset)
-            (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+            header = file.read(HEADER)
+            if len(header) < HEADER:
+                raise ConfigError(f"{damaged}: its record at byte {offset} is cut off; prepare it again")
+            if _masked_checksum(header[:8]) != header[8:]:
+                raise ConfigError(f"{damaged}: the length of its record at byte {offset} is wrong; prepare it again")
+            (length,) = struct.unpack("<Q", header[:8])
             after = offset + HEADER + length + FOOTER
             if after > size:
-                raise ConfigError(
-                    f"data.directory: {path} is damaged: its record at byte {offset} is cut off; prepare it again"
-                )
+                raise ConfigError(f"{damaged}: its record at byte {offset} is cut off; prepare it again")
             found.append((offset, length))
             offset = after
-    return found
+    if len(found) != expected:
+        raise ConfigError(f"{damaged}: it has {len(found)} records of {expected}; prepare it again")
+    return np.array(found, np.int64).reshape(-1, 2)
 
 
 MANUAL = {
@@ -153,18 +213,21 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
 
     import tensorflow_datasets as tfds
 
+    if name in ("folder", "given", *IN_MEMORY):
+        raise ConfigError(f"data prepare: {name!r} is not allowed; it needs no preparing; give a name of tensorflow-datasets")
     try:
         return str(_builder(name, directory).data_dir)
     except ConfigError as error:
         if "is not prepared" not in str(error):
             raise
+    base = name.split("/")[0].split(":")[0]
     if importlib.util.find_spec("tensorflow") is None:
+        manual = f"; it will also need {MANUAL[base][0]}" if base in MANUAL else ""
         raise ConfigError(
             f"data prepare: {name} cannot be prepared; TensorFlow is missing, which preparing needs and training does not: "
-            "pip install -e '.[prepare]', here or on another machine, and copy the prepared directory"
+            f"pip install -e '.[prepare]', here or on another machine, and copy the prepared directory{manual}"
         )
     builder = tfds.builder(name, file_format="array_record", **({"data_dir": directory} if directory else {}))
-    base = name.split("/")[0].split(":")[0]
     if base in MANUAL:
         told, files = MANUAL[base]
         place = Path(manual_directory or Path(builder.data_dir).parents[1] / "downloads/manual")

@@ -73,6 +73,13 @@ class Datasets(NamedTuple):
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
 
+    @property
+    def remarks(self) -> list[str]:
+        """What people should know before the run: files that are left out."""
+        return [
+            text for part in (self.train, self.evaluation) for text in getattr(getattr(part, "source", None), "remarks", [])
+        ]
+
     def add_bad_images(self, found: dict[str, str]) -> None:
         """Take over what a session before this one has found."""
         getattr(self.train, "bad", {}).update(found)
@@ -147,7 +154,7 @@ def open_datasets(config: Config, given=None) -> Datasets:
         parts = _digits(data.stored_size or data.image_size)
         held_out = parts[data.eval_split or "test"]
         return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*held_out), mean=78.0, std=89.0)
-    train, evaluation = given or _open_pair(data)
+    train, evaluation = _open_pair(data) if given is None else _pair(given)
     for part, name in ((train, "training"), (evaluation, "evaluation")):
         if len(part) == 0:
             raise ConfigError(f"data.source: the {name} data are empty")
@@ -155,9 +162,10 @@ def open_datasets(config: Config, given=None) -> Datasets:
         count = classes if isinstance(classes, int) else len(classes or ())
         if count > config.model.classes:
             raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {data.source} needs at least {count}")
+    left_out = {"stop": "stop", "skip": "leave_out"}[data.on_bad_image]  # in place of it another would count twice
     return Datasets(
-        _loaded(train, *training_shape(config), config),
-        _loaded(evaluation, *_evaluation_shape(config), config),
+        _loaded(train, *training_shape(config), config, data.on_bad_image, "training image"),
+        _loaded(evaluation, *_evaluation_shape(config), config, left_out, "evaluation image"),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )
@@ -204,9 +212,17 @@ def _evaluation_shape(config: Config):
     return lambda pixels, out, position: centre_crop(pixels, out, short), size
 
 
-def _loaded(source, shape, size: int, config: Config):
+def _pair(given):
+    """(training, evaluation) as the caller gives them. Raises ConfigError for anything but two sources."""
+    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(pair) != 2 or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in pair):
+        raise ConfigError("datasets: give a pair (training, evaluation) of objects with __len__ and __getitem__")
+    return pair
+
+
+def _loaded(source, shape, size: int, config: Config, on_bad_image: str, what: str):
     """A Loader, or an ArraySource of all its images where they are small and few, and loaded in the same way every time."""
-    loader = Loader(source, shape, size, config.data.threads, config.data.on_bad_image)
+    loader = Loader(source, shape, size, config.model.classes, config.data.threads, on_bad_image, what)
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader
     everything = np.arange(len(source))

@@ -177,6 +177,7 @@ class Checkpoints:
         Waits for the save before, if that is still going on. told: what to keep beside the arrays.
         """
         self.wait()
+        self._sweep()
         path = self.folder / f"{SAVING}{samples}"
         mesh = jax.tree.leaves(state)[0].sharding.mesh
         digests = self.digests_on(mesh)(state)
@@ -218,6 +219,11 @@ class Checkpoints:
         stays = f"the checkpoint {good.path} stays" if good else "there is no other checkpoint yet"
         self.say(f"the checkpoint {path} could not be saved ({_line(error)}); the run goes on, and {stays}")
 
+    def _sweep(self) -> None:
+        """Remove what saves that were cut off or failed have left: Orbax may write on for a moment after one has failed."""
+        for path in self.folder.glob(f"{SAVING}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _remove_old(self) -> None:
         sealed = []
         for path in directories(self.folder):
@@ -249,8 +255,7 @@ class Checkpoints:
         damaged. What a cut-off save has left is removed.
         """
         damaged = []
-        for path in self.folder.glob(f"{SAVING}*"):
-            shutil.rmtree(path)
+        self._sweep()
         for path in directories(self.folder):
             try:
                 sealed = read_seal(path)
@@ -276,6 +281,8 @@ class Checkpoints:
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
+        if self.saving is None or self.saving.done():
+            self._sweep()
 
 
 def put_aside(path: Path) -> Path:

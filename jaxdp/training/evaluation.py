@@ -16,11 +16,11 @@ from jaxdp.training.guard import TrainingError
 
 
 def make_evaluation_step(config: Config, model, pixels, mesh):
-    """step(params, batch_stats, batch) -> sums over the batch's real rows: top1, top5, examples (int32), positions (uint32,
-    modulo 2^32) and loss (float32).
+    """step(params, batch_stats, batch) -> sums over the batch's real rows: top1, top5, examples, seen (int32), positions
+    (uint32, modulo 2^32) and loss (float32).
 
-    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "weights" [B] int32, 1 for a real row
-    and 0 for padding}.
+    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an
+    example and 0 for padding, "weights" [B] int32, 0 too for an example that is left out}.
     The loss is plain cross entropy, without label smoothing.
     """
 
@@ -32,7 +32,8 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
             "top1": jnp.sum(weights * (rank < 1)),
             "top5": jnp.sum(weights * (rank < 5)),
             "examples": jnp.sum(weights),
-            "positions": jnp.sum(jnp.where(weights > 0, batch["positions"], 0), dtype=jnp.uint32),
+            "seen": jnp.sum(batch["seen"]),
+            "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
         return lax.psum(sums, AXES)
@@ -49,7 +50,7 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh, be
     Raises TrainingError if the examples counted
     on the devices are not those of the source, by their number and by the sum of their positions.
     """
-    totals = {"top1": 0, "top5": 0, "examples": 0, "positions": 0, "loss": 0.0}
+    totals = {"top1": 0, "top5": 0, "examples": 0, "seen": 0, "positions": 0, "loss": 0.0}
     pending = deque()
 
     def add_oldest():
@@ -65,12 +66,14 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh, be
     while pending:
         add_oldest()
     expected = len(source) * (len(source) - 1) // 2
-    if totals["examples"] != len(source) or (totals["positions"] - expected) % 2**32:
+    if totals["seen"] != len(source) or (totals["positions"] - expected) % 2**32:
         raise TrainingError(
-            f"evaluation counted {totals['examples']} examples and the source has {len(source)}, or some were counted twice: "
+            f"evaluation counted {totals['seen']} examples and the source has {len(source)}, or some were counted twice: "
             "the accuracy would be wrong; make sure that nothing changes the data during the run"
         )
     count = totals["examples"]
+    if count == 0:
+        raise TrainingError("no evaluation image can be used")
     return {
         "eval_accuracy": totals["top1"] / count,
         "eval_top5": totals["top5"] / count,

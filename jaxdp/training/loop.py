@@ -75,7 +75,7 @@ class Run:
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
         self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
-        self.told_input = False
+        self.told_input = self.told_bad_images = False
         self.pending = deque()  # steps dispatched whose metrics have not been read
 
     def to_the_end(self) -> TrainResult:
@@ -231,7 +231,11 @@ class Run:
 
     def _steps(self, phase, step, mesh) -> None:
         data, seen = self.config.data, self.progress.samples
-        group = None if self.resident else rows_a_group(phase.per_device_batch, mesh.size, data.image_bytes, data.ahead_bytes)
+        group = (
+            None
+            if self.resident
+            else rows_a_group(phase.per_device_batch, phase.local_devices, data.image_bytes, data.ahead_bytes)
+        )
         feeder = feed.Feeder(
             self.datasets.train, self.config.seed, mesh, seen, phase.end, phase.global_batch, group, self.resident
         )
@@ -315,11 +319,21 @@ class Run:
             self.told_input = remark is not None
             if remark:
                 self.screen.say(remark)
+        self._tell_bad_images()
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
             self._write(record)
             self.since_log = [0, 0.0, 0.0]
+
+    def _tell_bad_images(self) -> None:
+        """The first image that cannot be used is told at once, the others at the end."""
+        if not self.told_bad_images and (bad := self.datasets.bad_images):
+            self.told_bad_images = True
+            name, reason = next(iter(bad.items()))
+            self.screen.say(
+                f"{name} cannot be used ({reason}) and is skipped; all such images are counted and listed at the end"
+            )
 
     def _write(self, record: dict) -> None:
         for writer in self.writers:

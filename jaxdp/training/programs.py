@@ -2,6 +2,7 @@
 
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 from jaxdp import models
 from jaxdp.config import Config
 from jaxdp.data.feed import batch_sharding
+from jaxdp.data.groups import AHEAD
 from jaxdp.parallel import wire
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
 from jaxdp.planning import Plan, PlannedPhase
@@ -17,6 +19,8 @@ from jaxdp.training.digest import make_digests
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import abstract_state, replicated
 from jaxdp.training.step import HYPERPARAMETERS, make_train_step
+
+EVALUATED = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
 
 
 def _abstract_batch(config: Config, mesh, rows: int, names: dict) -> dict:
@@ -75,6 +79,7 @@ class Programs:
         self.evaluation_examples = evaluation_examples
         self.meshes = {}
         self.futures: dict[tuple, Future] = {}
+        self.kept, self.lock = {}, Lock()
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="compile")
 
     def mesh(self, phase: PlannedPhase):
@@ -90,7 +95,9 @@ class Programs:
         """(images an evaluation step counts, rows of its batch: the same rounded up to a multiple of the devices)."""
         examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
         if images is None:  # as much as training holds at a time, evened out over the batches
-            batches = -(-examples // (phase.per_worker_batch * phase.devices))
+            data = self.plan.config.data
+            fitting = data.ahead_bytes // (AHEAD + 1) // data.image_bytes // phase.local_devices * phase.devices
+            batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))
             images = -(-examples // batches)
         images = min(images, examples)
         return images, -(-images // phase.devices) * phase.devices
@@ -115,14 +122,21 @@ class Programs:
         compiled = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images).lower().compile()
         if self.images is None:
             return compiled
-        kept = jax.device_put(self.images, replicated(mesh))
+        kept = self._kept(mesh)
         return lambda state, batch, hyperparameters: compiled(state, batch, hyperparameters, kept)
+
+    def _kept(self, mesh):
+        """All training images on the devices of a mesh, put there once."""
+        with self.lock:
+            if mesh not in self.kept:
+                self.kept[mesh] = jax.device_put(self.images, replicated(mesh))
+            return self.kept[mesh]
 
     def _compile_evaluation(self, mesh, rows: int):
         config = self.plan.config
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
-        batch = _abstract_batch(config, mesh, rows, {"labels": jnp.int32, "positions": jnp.uint32, "weights": jnp.int32})
+        batch = _abstract_batch(config, mesh, rows, EVALUATED)
         return step.lower(state.params, state.batch_stats, batch).compile()
 
     def submit(self, work, *arguments) -> Future:

@@ -80,7 +80,7 @@ def read_result(path: Path, text: str) -> TrainResult:
 def show_result(screen, result: TrainResult) -> None:
     skipped = f", {result.skipped_steps} of them skipped for a gradient that was not finite" if result.skipped_steps else ""
     screen.say(
-        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, all {result.eval_examples} held-out "
+        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, {result.eval_examples} held-out "
         f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
     )
     sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
@@ -90,7 +90,7 @@ def show_result(screen, result: TrainResult) -> None:
     )
     if result.bad_images:
         first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
-        screen.say(f"{len(result.bad_images)} images could not be used and were replaced, all listed in result.json: {first}")
+        screen.say(f"{len(result.bad_images)} images could not be used and were skipped, all listed in result.json: {first}")
     files = [
         name
         for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard", "checkpoints")

@@ -60,7 +60,7 @@ def train(
                 show_result(screen, result)
                 return result
             screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices), prepared.model_summary))
-            for remark in remarks:
+            for remark in [*remarks, *prepared.datasets.remarks]:
                 screen.say(remark)
             result = Run(prepared, path, screen, started, signals, origin, accept_changes).to_the_end()
             show_result(screen, result)
