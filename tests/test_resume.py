@@ -11,6 +11,7 @@ import pytest
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
 from jaxdp.config import Checkpoint, Data, Mesh, Phase
+from jaxdp.data.loader import DataError
 from jaxdp.training import checkpoint
 from jaxdp.training.console import Quiet
 from jaxdp.training.metrics import TIMING, read_log
@@ -328,6 +329,30 @@ def test_where_every_checkpoint_is_damaged_the_run_stops_and_does_not_begin_anew
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
+def test_a_run_that_a_bad_image_stops_is_saved_where_it_stood(tiny, tmp_path):
+    class Breaks:
+        broken = True
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 7 and self.broken:
+                return b"broken", 0
+            return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
+
+    config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
+    source = Breaks()
+    with pytest.raises(
+        DataError, match=r"training image 7 cannot be used: .*; (the last good checkpoint|there is no checkpoint)"
+    ):
+        train(config, tmp_path / "cut", datasets=(source, source))
+    source.broken = False
+    train(config, tmp_path / "cut", datasets=(source, source))
+    train(config, tmp_path / "whole", datasets=(source, source))
+    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+
+
 def test_small_images_and_folders_resume_with_the_list_of_bad_images(tiny, tmp_path):
     class Own:
         def __len__(self):
@@ -346,4 +371,4 @@ def test_small_images_and_folders_resume_with_the_list_of_bad_images(tiny, tmp_p
     train(config, tmp_path / "cut", datasets=(Own(), Own()))
     train(config, tmp_path / "whole", datasets=(Own(), Own()))
     assert told(tmp_path / "cut") == told(tmp_path / "whole")
-    assert list(told(tmp_path / "cut")[1]["bad_images"]) == ["image 7"]
+    assert list(told(tmp_path / "cut")[1]["bad_images"]) == ["training image 7", "evaluation image 7"]

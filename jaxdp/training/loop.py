@@ -17,6 +17,7 @@ from jaxdp import __version__, models
 from jaxdp.config import Config, ConfigError
 from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
+from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images, open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary
@@ -97,7 +98,11 @@ class Run:
             except StopAsked:
                 raise self._stopped() from None
             except guard.TrainingError as error:
-                raise guard.TrainingError(f"{error}; {self._good_checkpoint()}") from None
+                advice = "--resume {} with --accept-changes and a new --workdir goes on from there"
+                raise guard.TrainingError(f"{error}; {self._good_checkpoint(advice)}") from None
+            except DataError as error:
+                self._save_here()
+                raise DataError(f"{error}; {self._good_checkpoint()}") from None
             result = self._result()
             directories.write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
         return result
@@ -156,20 +161,26 @@ class Run:
     def _stopped(self) -> Stopped:
         """Save where the run stands, and say how it goes on."""
         signal, progress = self.signals.asked, self.progress
-        if not hasattr(self, "writers") or progress.steps == 0:
+        if not self._save_here():
             return Stopped(f"stopped by {signal} before the first step; the same command begins again")
-        self.watchdog.rest()
-        self._fetch_all()
-        if self.saved_samples != progress.samples:
-            self._save()
-        self.checkpoints.wait()
-        self.checkpoints.check()
         return Stopped(
             f"stopped by {signal} after step {progress.steps} (epoch {progress.samples / self.plan.examples:.2f}); "
             f"{self._good_checkpoint()}"
         )
 
-    def _good_checkpoint(self) -> str:
+    def _save_here(self) -> bool:
+        """Save the last step taken, wherever the run is; False where none was."""
+        self.watchdog.rest()
+        if not hasattr(self, "writers") or self.progress.steps == 0:
+            return False
+        self._fetch_all()
+        if self.saved_samples != self.progress.samples:
+            self._save()
+        self.checkpoints.wait()
+        self.checkpoints.check()
+        return True
+
+    def _good_checkpoint(self, advice="the same command goes on from it") -> str:
         """What a person is to know of the newest checkpoint, for an error or at the end of a session."""
         self.checkpoints.wait()
         good = checkpoint.newest_good(self.checkpoints.folder)
@@ -177,7 +188,7 @@ class Run:
             return "there is no checkpoint yet"
         accuracy = "" if good.accuracy is None else f", accuracy {100 * good.accuracy:.2f} %"
         epoch = good.samples / self.plan.examples
-        return f"the last good checkpoint is {good.path} (epoch {epoch:.2f}{accuracy}); the same command goes on from it"
+        return f"the last good checkpoint is {good.path} (epoch {epoch:.2f}{accuracy}); {advice.format(good.path)}"
 
     def _phases(self) -> None:
         for index, phase in enumerate(self.plan.phases):
@@ -231,11 +242,9 @@ class Run:
 
     def _steps(self, phase, step, mesh) -> None:
         data, seen = self.config.data, self.progress.samples
-        group = (
-            None
-            if self.resident
-            else rows_a_group(phase.per_device_batch, phase.local_devices, data.image_bytes, data.ahead_bytes)
-        )
+        group = None
+        if not self.resident:
+            group = rows_a_group(phase.per_device_batch, phase.local_devices, data.image_bytes, data.ahead_bytes)
         feeder = feed.Feeder(
             self.datasets.train, self.config.seed, mesh, seen, phase.end, phase.global_batch, group, self.resident
         )

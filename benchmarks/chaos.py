@@ -1,0 +1,150 @@
+"""Runs that are killed again and again, and what is left of the difference: nothing.
+
+    python benchmarks/chaos.py [--runs 50] [--seed 0]
+
+Every run is the same small training, killed (SIGKILL) or asked to stop (SIGTERM) one to five times, each time in a stage drawn
+at random (starting, compiling, stepping, evaluating, saving) and a random moment later, and continued by the same command to
+its end. The digests of its last parameters, its log without timing and its accuracy are compared with those of a run left
+alone. Writes benchmarks/results/chaos.json and prints the table of kill points.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from jaxdp.bench.provenance import provenance
+from jaxdp.training import checkpoint
+from jaxdp.training.metrics import TIMING, read_log
+
+ROOT = Path(__file__).parent.parent
+TRAINING = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "2000"),
+    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "8"),
+    *("--batch.0.global-batch", "16", "--batch.0.until-epoch", "4", "--batch.1.global-batch", "32"),
+    *(
+        "--evaluation.batch",
+        "250",
+        "--checkpoint.every-samples",
+        "200",
+        "--logging.no-tensorboard",
+        "--logging.every-steps",
+        "1",
+    ),
+]
+EPOCH = 256
+STAGES = ("starting", "compiling", "stepping", "evaluating", "saving")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+STOPPED = 75
+
+
+def start(workdir: Path) -> subprocess.Popen:
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING]
+    environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    with open(workdir.with_suffix(".out"), "w") as out:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+
+
+def stage(workdir: Path) -> str:
+    """Where a run is, as far as its files tell."""
+    if "compiling ..." in (said := workdir.with_suffix(".out").read_text()) or "going on from" in said:
+        records = read_log(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
+        if any((workdir / "checkpoints").glob("saving-*")):
+            return "saving"
+        if not records:
+            return "compiling"
+        last = records[-1]
+        before = last["samples"] - last.get("global_batch", 0)
+        due = "loss" in last and before // EPOCH < last["samples"] // EPOCH
+        return "evaluating" if due else "stepping"
+    return "starting"
+
+
+def interrupted(workdir: Path, draw: random.Random) -> dict:
+    """One session, killed in a stage drawn at random; what was done to it. A session that ends before is left its end."""
+    wanted, number, delay = draw.choice(STAGES), draw.choice(SIGNALS), draw.random() ** 2 * 0.5
+    process = start(workdir)
+    while process.poll() is None and stage(workdir) != wanted:
+        time.sleep(0.002)
+    time.sleep(delay)
+    found = stage(workdir)
+    process.send_signal(number)
+    code = process.wait()
+    allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (STOPPED, 0, -signal.SIGTERM)}[number]
+    assert code in allowed, (code, wanted, found, workdir.with_suffix(".out").read_text())
+    return {"stage": found, "signal": number.name, "exit": code}
+
+
+def to_the_end(workdir: Path) -> dict:
+    """The last session of a run; everything that it leaves and that does not depend on time."""
+    process = start(workdir)
+    assert process.wait() == 0, workdir.with_suffix(".out").read_text()
+    result = json.loads((workdir / "result.json").read_text())
+    log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
+    last = checkpoint.newest_good(workdir / "checkpoints")
+    return {"arrays": last.arrays, "log": log, "accuracy": result["accuracy"], "loss": result["loss"], "steps": result["steps"]}
+
+
+def run(folder: Path, number: int, seed: int, kills: int | None = None) -> tuple[list[dict], dict]:
+    """(what was done to a run, what it left)."""
+    draw = random.Random(f"{seed} {number}")
+    workdir = folder / f"run-{number}"
+    done = [interrupted(workdir, draw) for _ in range(kills or draw.randint(1, 5))]
+    return done, to_the_end(workdir)
+
+
+def table(record: dict) -> str:
+    """Kill points by stage and signal, and how many runs ended like the one left alone."""
+    lines = ["| killed while | SIGKILL | SIGTERM |", "|---|---|---|"]
+    points = Counter((one["stage"], one["signal"]) for done in record["interruptions"] for one in done if one["exit"] != 0)
+    for name in STAGES:
+        lines.append(f"| {name} | {points[name, 'SIGKILL']} | {points[name, 'SIGTERM']} |")
+    total = sum(points.values())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{total} interruptions of {record['runs']} runs; {record['equal']} ended bit by bit like the one left alone.",
+        ]
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+        alone = to_the_end(folder / "alone")
+        interruptions, different = [], []
+        for number in range(arguments.runs):
+            done, left = run(folder, number, arguments.seed)
+            interruptions.append(done)
+            if left != alone:
+                different.append(number)
+            points = ", ".join(f"{one['signal']} {one['stage']}" for one in done)
+            print(f"run {number}: {points}: {'DIFFERS' if left != alone else 'equal'}", flush=True)
+    record = {
+        "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
+        "seed": arguments.seed,
+        "runs": arguments.runs,
+        "equal": arguments.runs - len(different),
+        "different": different,
+        "steps": alone["steps"],
+        "interruptions": interruptions,
+    }
+    (ROOT / "benchmarks/results/chaos.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()

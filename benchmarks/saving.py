@@ -1,0 +1,94 @@
+"""What saving costs a run of ResNet-50: how long it holds it up, and how much slower the steps beside it are.
+
+    python benchmarks/saving.py [--minutes 3]
+
+The default recipe's step on four virtual devices. A window of a minute with a save at its beginning alternates with one
+without, in one process. Writes benchmarks/results/saving.json and prints a table.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from jaxdp import load_config
+from jaxdp.bench.provenance import provenance
+from jaxdp.config import Checkpoint
+from jaxdp.data import feed
+from jaxdp.training.checkpoint import Checkpoints
+from jaxdp.training.loop import Prepared
+from jaxdp.training.programs import Programs
+from jaxdp.training.state import create_state
+
+ROOT = Path(__file__).parent.parent
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=int, default=3, help="windows of each kind")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a window")
+    arguments = parser.parse_args()
+    prepared = Prepared.of(load_config("digits"))
+    from jaxdp import models
+
+    config, plan = prepared.config, prepared.plan
+    model = models.create(config.model)
+    programs = Programs(plan, model, (prepared.datasets.mean, prepared.datasets.std), len(prepared.datasets.evaluation))
+    phase = plan.phases[0]
+    mesh = programs.mesh(phase)
+    state, step = create_state(config, model, mesh), programs.prepare_train(phase).result()
+    programs.digests(mesh)
+    batch = feed.put(feed.train_batch(prepared.datasets.train, 0, 0, phase.global_batch), mesh)
+    rates = programs.hyperparameters(phase, 0)
+
+    def window(checkpoints, number):
+        nonlocal state
+        began, steps, blocked = time.perf_counter(), 0, None
+        while time.perf_counter() - began < arguments.seconds:
+            if checkpoints is not None and steps == 1:
+                jax.block_until_ready(state)  # what a save waits for is the step's time, not its own
+                start = time.perf_counter()
+                checkpoints.save(state, number, {})
+                blocked = time.perf_counter() - start
+            state, metrics = step(state, batch, rates)
+            jax.block_until_ready(metrics)
+            steps += 1
+        seconds = time.perf_counter() - began
+        if checkpoints is not None:
+            checkpoints.wait()
+            checkpoints.check()
+        return seconds / steps, blocked
+
+    with tempfile.TemporaryDirectory() as made:
+        checkpoints = Checkpoints(Path(made), Checkpoint(), print, programs.digests)
+        checkpoints.save(state, 1, {})
+        checkpoints.wait()
+        size = sum(file.stat().st_size for file in Path(made).rglob("*") if file.is_file())
+        rows = []
+        for number in range(arguments.minutes):
+            without, _ = window(None, 0)
+            beside, blocked = window(checkpoints, 2 + number)
+            rows.append({"step_seconds_without": without, "step_seconds_with_a_save": beside, "blocked_seconds": blocked})
+            print(rows[-1], flush=True)
+    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    medians["slower"] = statistics.median(row["step_seconds_with_a_save"] / row["step_seconds_without"] for row in rows) - 1
+    record = {
+        "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
+        "bytes": size,
+        "window_seconds": arguments.seconds,
+    }
+    record |= {"rows": rows, "medians": medians}
+    (ROOT / "benchmarks/results/saving.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(f"| checkpoint | blocked | step | step with a save a minute | slower |\n{'|---' * 5}|")
+    print(
+        f"| {size / 1e6:.0f} MB | {1e3 * medians['blocked_seconds']:.0f} ms | {1e3 * medians['step_seconds_without']:.0f} ms "
+        f"| {1e3 * medians['step_seconds_with_a_save']:.0f} ms | {100 * medians['slower']:.1f} % |"
+    )
+
+
+if __name__ == "__main__":
+    main()
