@@ -84,6 +84,7 @@ def with_batch(config, batch, per_worker=None, **changes):
     return dataclasses.replace(config, batch=(Phase(global_batch=batch, per_worker_batch=per_worker),), **changes)
 
 
+@pytest.mark.slow
 def test_scaling_measures_both_kinds_and_their_ratios(tiny, tmp_path):
     record = scaling.run(with_batch(tiny, 8), (1, 4), repeats=1)
     rows = {(row["mode"], row["devices"]): row for row in record["rows"]}

@@ -129,6 +129,7 @@ def test_plan_prints_a_table(capsys):
         assert part in out
 
 
+@pytest.mark.slow
 def test_train_prints_its_result_as_one_json_document(capsys, tmp_path):
     cli.main(["train", *QUICK, "--json", "--workdir", str(tmp_path / "run")])
     out, err = capsys.readouterr()

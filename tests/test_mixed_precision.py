@@ -55,7 +55,7 @@ def exact():
     return update_of(config_for())
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.06), ("float16", 0.01)])
+@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
 def test_16_bit_compute_gives_the_float32_gradient_to_its_rounding(exact, dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; masters and statistics stay float32."""
     config = with_parts(config_for(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
@@ -131,6 +131,7 @@ def test_a_run_that_only_skips_stops_with_the_reason(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_too_short_to_give_up_that_only_skips_ends_with_the_reason(tiny, tmp_path):
     config = with_parts(
         tiny,
@@ -150,6 +151,7 @@ def test_a_static_scale_that_is_too_large_is_named_as_the_cause(tiny, tmp_path):
         train(config, tmp_path)
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_in_the_log(tiny, tmp_path):
     import json
 
@@ -238,7 +240,7 @@ def spy_on_state(method, states):
     return called
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_statistics_of_16_bit_compute_are_averaged_in_float32(dtype):
     """Mean over workers of what each worker alone gives: to float32's rounding, far below 16 bits'."""
     from test_step import distributed

@@ -43,7 +43,7 @@ def test_the_multiply_adds_are_those_of_the_network_whatever_form_computes_them(
     assert models.summary(Model(convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
 
 
-@pytest.mark.parametrize(("depth", "stem"), [(18, "small"), (50, "imagenet")])
+@pytest.mark.parametrize(("depth", "stem"), [(18, "small"), pytest.param(50, "imagenet", marks=pytest.mark.slow)])
 def test_both_convolution_forms_agree_in_logits_moments_and_gradients(depth, stem):
     """To float32 rounding of each tensor, and of the whole for tensors whose gradient cancels to nearly nothing."""
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)

@@ -69,9 +69,9 @@ def uninterrupted(tiny, tmp_path):
     "cuts",
     [
         [{"step": 1}],
-        [{"step": 7}],
+        pytest.param([{"step": 7}], marks=pytest.mark.slow),
         [{"step": 8}, {"step": 9}],
-        [{"step": 11}],
+        pytest.param([{"step": 11}], marks=pytest.mark.slow),
         [{"evaluated": 56}],
         [{"evaluated": 160}],
         [{"step": 3}, {"step": 5}, {"step": 12}, {"step": 15}],
@@ -122,6 +122,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path
     assert told(tmp_path / "run") == uninterrupted
 
 
+@pytest.mark.slow
 def test_averages_loss_scale_and_counts_go_on_too(tiny, tmp_path):
     config = dataclasses.replace(
         tiny,
@@ -138,7 +139,17 @@ def test_averages_loss_scale_and_counts_go_on_too(tiny, tmp_path):
     assert told(tmp_path / "cut")[1]["skipped_steps"] > 0
 
 
-@pytest.mark.parametrize("mesh", [Mesh(1, 4, cpu_devices=4), Mesh(cpu_devices=2), Mesh(4, 1, cpu_devices=8)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(cpu_devices=2),
+        pytest.param(Mesh(1, 4, cpu_devices=4), marks=SLOW),
+        pytest.param(Mesh(4, 1, cpu_devices=8), marks=SLOW),
+    ],
+)
 def test_on_another_mesh_order_rate_and_phases_are_exact_and_parameters_agree(tiny, tmp_path, mesh):
     """Batch normalisation per worker of 2 images; 20 steps after the resume in float32."""
     config = dataclasses.replace(
@@ -261,7 +272,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["flipped", *(pytest.param(one, marks=SLOW) for one in ("truncated", "deleted"))])
 def test_every_file_of_a_checkpoint_damaged_in_turn_is_named_and_the_one_before_taken(tiny, tmp_path, damage):
     """Nothing is silently wrong: the file and the step are named, and the state is that of the checkpoint before."""
     with pytest.raises(Cut):

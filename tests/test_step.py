@@ -147,6 +147,7 @@ def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
     return state, metrics
 
 
+@pytest.mark.slow
 def test_two_steps_give_the_same_state_on_every_mesh():
     """Parameters, velocities and running statistics, to float32 rounding: worker batches, not devices, decide."""
     states = {shape: stepped(config_for(), shape) for shape in [(1, 1), (2, 4), (8, 1)]}

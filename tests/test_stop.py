@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 PATIENCE = 300  # seconds: a slow machine is no failure
 TINY = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
-    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "40"),
-    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "20", "--batch.1.global-batch", "16"),
+    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "16"),
+    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "8", "--batch.1.global-batch", "16"),
     *("--logging.no-tensorboard", "--logging.every-steps", "1"),
 ]
 
@@ -160,6 +160,7 @@ main(["train", *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_its_checkpoints_cannot_be_written(tmp_path):
     short = [
         *TINY,
