@@ -71,6 +71,7 @@ def test_a_signal_during_compilation_ends_with_75_and_one_line(tmp_path, number)
     assert err == f"jaxdp: stopped by {number.name} before the first step; the same command begins again\n"
 
 
+@pytest.mark.slow
 def test_sigterm_sigkill_and_a_second_signal_lose_nothing(tmp_path, uninterrupted):
     """Stopped in training, killed later, stopped by two signals, then finished: the same bits, and no line twice or missing."""
     process = started(tmp_path)
@@ -98,6 +99,7 @@ def test_sigterm_sigkill_and_a_second_signal_lose_nothing(tmp_path, uninterrupte
     assert finished(tmp_path) == uninterrupted
 
 
+@pytest.mark.slow
 def test_the_slurm_script_of_the_docs_saves_and_requeues(tmp_path):
     """Its own lines, with srun and scontrol that do what Slurm's do for one task, and Slurm's signal to the shell alone."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/resuming.md").read_text(), re.DOTALL)
