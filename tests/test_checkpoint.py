@@ -5,7 +5,6 @@ import json
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -14,7 +13,7 @@ import jaxdp
 from jaxdp.config import Checkpoint, ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.training import checkpoint
-from jaxdp.training.digest import described, make_digests, odd_ones_out
+from jaxdp.training.digest import digest, make_fingerprints, odd_ones_out
 from jaxdp.training.guard import LossWatch, TrainingError, check_step
 from jaxdp.training.restored import chosen, export, listed
 
@@ -23,7 +22,13 @@ def replicated_tree(mesh, **arrays):
     return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 
 
-def test_the_digest_is_that_of_its_definition_in_whole_numbers():
+def test_the_digest_is_the_published_checksums():
+    """Their check values, for the bytes of "123456789"."""
+    assert digest(np.frombuffer(b"123456789", np.uint8)) == "e3069283" + "cbf43926"
+    assert digest(np.float32(1.5)) == digest(np.array([1.5], np.float32))
+
+
+def test_the_fingerprint_is_that_of_its_definition_in_whole_numbers():
     """The two sums of the docstring's mixing, by Python's integers modulo 2^32."""
     values = np.random.default_rng(0).normal(size=37).astype(np.float32)
     one = other = 0
@@ -34,36 +39,36 @@ def test_the_digest_is_that_of_its_definition_in_whole_numbers():
         b = (word + where * 0xC2B2AE35) * 0x27D4EB2F % 2**32
         one, other = (one + (a ^ a >> 15)) % 2**32, (other + (b ^ b >> 13)) % 2**32
     mesh = make_mesh(1, 2)
-    found, finite = make_digests(mesh)(replicated_tree(mesh, x=values))
-    assert np.asarray(found).tolist() == [[[one, other]]] * 2
+    found, finite = make_fingerprints(mesh)(replicated_tree(mesh, x=values[:30], y=values[30:]))
+    assert np.asarray(found).tolist() == [[one, other]] * 2
     assert np.asarray(finite).all()
 
 
-def test_any_flipped_bit_moved_value_or_dtype_changes_the_digest():
+def test_any_flipped_bit_or_moved_value_changes_the_fingerprint():
     mesh = make_mesh(1, 1)
-    digests = make_digests(mesh)
+    fingerprints = make_fingerprints(mesh)
 
-    def digest(array):
-        return described({"x": array}, np.asarray(digests(replicated_tree(mesh, x=array))[0])[0])["['x']"]
+    def fingerprint(array):
+        return tuple(np.asarray(fingerprints(replicated_tree(mesh, x=array))[0])[0].tolist())
 
     values = np.arange(1, 65, dtype=np.float32)
-    seen = [digest(values)]
+    seen = [fingerprint(values)]
     for bit in range(32):
         changed = values.view(np.uint32).copy()
         changed[bit % 64] ^= 1 << bit
-        seen.append(digest(changed.view(np.float32)))
+        seen.append(fingerprint(changed.view(np.float32)))
     swapped = values.copy()
     swapped[[3, 4]] = swapped[[4, 3]]
-    seen += [digest(swapped), digest(values.reshape(8, 8)), digest(values.view(np.int32)), digest(values.astype(jnp.bfloat16))]
-    assert len({str(one) for one in seen}) == len(seen)
+    seen.append(fingerprint(swapped))
+    assert len(set(seen)) == len(seen)
 
 
-def test_the_device_that_differs_is_found_with_the_array_that_does():
-    agreed = np.random.default_rng(0).integers(0, 2**32, (1, 5, 2), np.uint32).repeat(8, 0)
-    assert odd_ones_out(agreed) is None
+def test_the_devices_that_differ_are_found():
+    agreed = np.random.default_rng(0).integers(0, 2**32, (1, 2), np.uint32).repeat(8, 0)
+    assert odd_ones_out(agreed) == []
     odd = agreed.copy()
-    odd[6, 3, 1] ^= 1
-    assert odd_ones_out(odd) == ([6], 3)
+    odd[6, 1] ^= 1
+    assert odd_ones_out(odd) == [6]
 
 
 def unequal(mesh, shape, different):
@@ -83,9 +88,7 @@ def test_a_device_with_other_parameters_stops_the_run_by_its_name(tmp_path):
     kept.save(state, 80, {})
     kept.wait()
     name = str(mesh.devices.flat[6])
-    with pytest.raises(
-        TrainingError, match=rf"do not hold the same parameters at samples 80: {name} differs .* in \['b'\] first"
-    ):
+    with pytest.raises(TrainingError, match=rf"do not hold the same parameters at samples 80: {name} differs from"):
         kept.check()
     assert checkpoint.directories(tmp_path) == []
 

@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.config import Checkpoint as CheckpointConfig
-from jaxdp.training.digest import described, make_digests, odd_ones_out
+from jaxdp.training.digest import described, make_fingerprints, odd_ones_out
 from jaxdp.training.guard import TrainingError
 
 SEAL, STATE, SAVING = "seal.json", "state", "saving-"
@@ -127,7 +127,7 @@ def load(sealed: Sealed, abstract):
 
     Raises Unfit where the checkpoint holds other arrays than those, Damaged where it is not what was saved.
     """
-    held, wanted = sealed.arrays, described(abstract, np.zeros((len(jax.tree.leaves(abstract)), 2), np.uint32))
+    held, wanted = sealed.arrays, described(abstract)
     for name in held.keys() | wanted.keys():
         if held.get(name, [])[:2] != wanted.get(name, [])[:2]:
             raise Unfit(
@@ -139,13 +139,15 @@ def load(sealed: Sealed, abstract):
             state = checkpointer.restore((sealed.path / STATE).absolute(), abstract)
     except Exception as error:  # by file and release: OSError, ValueError, JSONDecodeError, bare Exception
         raise Damaged(f"{sealed.path / STATE} cannot be read: {_line(error)}") from None
-    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-    found, _ = make_digests(mesh)(state)
-    for place, digests in enumerate(np.asarray(found)):
-        for name, what in described(state, digests).items():
-            if what != held[name]:
-                raise Damaged(f"{sealed.path / STATE}: the array {name} on device {place} is not what was saved")
+    for name, what in described(_on_host(state)).items():
+        if what != held[name]:
+            raise Damaged(f"{sealed.path / STATE}: the array {name} is not what was saved")
     return state
+
+
+def _on_host(state):
+    """A copy of what this process's first device holds of a replicated state."""
+    return jax.tree.map(lambda leaf: np.array(leaf.addressable_data(0)), state)
 
 
 def _in_words(array: list | None) -> str:
@@ -162,9 +164,9 @@ class Checkpoints:
     say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, say, digests_on=make_digests):
-        """digests_on(mesh): see `make_digests`; one that has it compiled already saves the first save the time."""
-        self.folder, self.config, self.say, self.digests_on = folder, config, say, digests_on
+    def __init__(self, folder: Path, config: CheckpointConfig, say, fingerprints_on=make_fingerprints):
+        """fingerprints_on(mesh): see `make_fingerprints`; one that has them compiled saves the first save the time."""
+        self.folder, self.config, self.say, self.fingerprints_on = folder, config, say, fingerprints_on
         self.pinned: set[int] = set()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.checkpointer = ocp.StandardCheckpointer()
@@ -180,30 +182,29 @@ class Checkpoints:
         self._sweep()
         path = self.folder / f"{SAVING}{samples}"
         mesh = jax.tree.leaves(state)[0].sharding.mesh
-        digests = self.digests_on(mesh)(state)
+        fingerprints = self.fingerprints_on(mesh)(state)
+        host = _on_host(state)
         try:
             if path.exists():
                 shutil.rmtree(path)
             path.mkdir(parents=True)
-            self.checkpointer.save((path / STATE).absolute(), state)
+            self.checkpointer.save((path / STATE).absolute(), host)
         except Exception as error:  # by file system and release
             self._give_up(path, error)
             return
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        self.saving = self.thread.submit(self._seal, path, samples, told, shapes, digests, mesh)
+        self.saving = self.thread.submit(self._seal, path, samples, told, host, fingerprints, mesh)
 
-    def _seal(self, path: Path, samples: int, told: dict, shapes, digests, mesh) -> None:
+    def _seal(self, path: Path, samples: int, told: dict, host, fingerprints, mesh) -> None:
         """In the background: when all is written, check that the devices agreed, seal, and remove what need not be kept."""
         try:
             self.checkpointer.wait_until_finished()
-            found, finite = jax.device_get(digests)
-            arrays = described(shapes, found[0])
+            found, finite = jax.device_get(fingerprints)
             odd = odd_ones_out(found)
-            if odd is not None or not finite.all():
+            if odd or not finite.all():
                 shutil.rmtree(path)
-                devices = [str(device) for device in mesh.devices.flat]
-                self.failed = TrainingError(_why_unusable(samples, odd, devices, list(arrays)))
+                self.failed = TrainingError(_why_unusable(samples, [str(mesh.devices.flat[place]) for place in odd]))
                 return
+            arrays = described(host)
             files = {name: _checksum(path / name) for name in _files(path)}
             _write_seal(Sealed(path, samples, told, arrays, files))
             final = self.folder / str(samples)
@@ -293,12 +294,10 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
-def _why_unusable(samples: int, odd, devices: list[str], names: list[str]) -> str:
-    if odd is None:
+def _why_unusable(samples: int, odd: list[str]) -> str:
+    if not odd:
         return f"the parameters are no longer finite at samples {samples}; nothing was saved there"
-    places, leaf = odd
-    which = ", ".join(devices[place] for place in places)
     return (
-        f"the devices do not hold the same parameters at samples {samples}: {which} differs from the others, in {names[leaf]} "
-        "first; nothing was saved there; its memory or the link to it may be faulty"
+        f"the devices do not hold the same parameters at samples {samples}: {', '.join(odd)} differs from the others; nothing "
+        "was saved there; its memory or the link to it may be faulty"
     )
