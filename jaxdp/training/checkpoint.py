@@ -182,7 +182,7 @@ class Checkpoints:
         self._sweep()
         path = self.folder / f"{SAVING}{samples}"
         mesh = jax.tree.leaves(state)[0].sharding.mesh
-        fingerprints = self.fingerprints_on(mesh)(state)
+        fingerprints = self.fingerprints_on(mesh)(getattr(state, "params", state))
         host = _on_host(state)
         try:
             if path.exists():

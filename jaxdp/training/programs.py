@@ -151,7 +151,7 @@ class Programs:
         return self.futures[key]
 
     def _compile_fingerprints(self, mesh):
-        return make_fingerprints(mesh).lower(abstract_state(self.plan.config, self.model, mesh)).compile()
+        return make_fingerprints(mesh).lower(abstract_state(self.plan.config, self.model, mesh).params).compile()
 
     def fingerprints(self, mesh):
         return self.prepare_fingerprints(mesh).result()
