@@ -5,7 +5,6 @@ python benchmarks/tables.py [--check]
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -127,31 +126,6 @@ def input_stages() -> str:
     made = f"JPEGs of {record['file_bytes'] / 1e3:.0f} KB, batches of {record['batch']}; medians of {record['repeats']}"
     made += f"; the samples of a step in ImageNet's epoch 40 are found in {1e3 * record['seek_seconds']:.0f} ms"
     return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
-
-
-def chaos() -> str:
-    record = json.loads((RESULTS / "chaos.json").read_text())
-    points = Counter((one["stage"], one["signal"]) for done in record["interruptions"] for one in done if one["exit"] != 0)
-    lines = ["| killed while | SIGKILL | SIGTERM |", "|---|---|---|"]
-    for stage in ("starting", "compiling", "stepping", "evaluating", "saving"):
-        lines.append(f"| {stage} | {points[stage, 'SIGKILL']} | {points[stage, 'SIGTERM']} |")
-    told = (
-        f"{sum(points.values())} interruptions of {record['runs']} runs: {record['equal']} ended bit by bit like one left alone"
-    )
-    return "\n".join([*lines, "", f"{told}; by `benchmarks/chaos.py` on {made_on(record)}."])
-
-
-def saving() -> str:
-    record = json.loads((RESULTS / "saving.json").read_text())
-    medians = record["medians"]
-    lines = ["| checkpoint | the run waits | step | step with a save a minute | slower |", "|---" * 5 + "|"]
-    lines.append(
-        f"| {record['bytes'] / 1e6:.0f} MB | {1e3 * medians['blocked_seconds']:.0f} ms "
-        f"| {1e3 * medians['step_seconds_without']:.0f} ms | {1e3 * medians['step_seconds_with_a_save']:.0f} ms "
-        f"| {100 * medians['slower']:.1f} % |"
-    )
-    made = f"ResNet-50, medians of {len(record['rows'])} windows of a minute each, alternated"
-    return "\n".join([*lines, "", f"{made}; by `benchmarks/saving.py` on {made_on(record)}."])
 
 
 TABLES = {

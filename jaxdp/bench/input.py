@@ -17,11 +17,11 @@ from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.folder import ImageFolder
 from jaxdp.data.loader import Loader, default_threads
 from jaxdp.data.order import sample_ids
-from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, ArraySource, training_shape
+from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, PUBLISHED, ArraySource, training_shape
 
 MADE, HEIGHT, WIDTH = 256, 350, 400
 SMALL_IMAGES, SMALL_BATCH = 50_000, 512
-IMAGENET = 1_281_167
+IMAGENET = PUBLISHED["imagenet2012"]
 BATCHES = 24  # loaded in a row, as a run does
 
 

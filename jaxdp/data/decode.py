@@ -15,6 +15,7 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from jaxdp.config import Augment
+from jaxdp.errors import first_line
 
 ATTEMPTS = 10  # of the random crop, as torchvision has it
 DRAWS = 3 + 2 * ATTEMPTS  # random numbers of an image: mirrored, down, right, then area and ratio of every attempt
@@ -81,7 +82,7 @@ def _jpeg(data: bytes, scratch):
     except ImageError:
         raise
     except ValueError as error:
-        raise ImageError(_line(error)) from None
+        raise ImageError(first_line(error)) from None
 
 
 def _opencv(data: bytes):
@@ -102,11 +103,7 @@ def _pillow(data: bytes):
     except ImageError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(_line(error)) from None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise ImageError(first_line(error)) from None
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.config import IN_MEMORY, ConfigError
 from jaxdp.data.decode import ImageError
+from jaxdp.errors import first_line
 
 HEADER, FOOTER = 12, 4  # bytes of a TFRecord around its data: length and its checksum, checksum of the data
 
@@ -31,7 +32,9 @@ class Prepared:
             instructions = self.info.splits[split].file_instructions
         except (KeyError, ValueError) as error:
             known = ", ".join(self.info.splits)
-            raise ConfigError(f"data split {split!r} of {name} is not allowed; there are {known} ({_line(error)})") from None
+            raise ConfigError(
+                f"data split {split!r} of {name} is not allowed; there are {known} ({first_line(error)})"
+            ) from None
         if self.info.splits[split].num_examples <= 0:
             raise ConfigError(f"data split {split!r} of {name} is not allowed; it has no example")
         for one in instructions:
@@ -50,7 +53,7 @@ class Prepared:
             raise
         except Exception as error:  # by reader: RuntimeError, TypeError
             raise ConfigError(
-                f"data.directory: a file of {name}, {split}, is damaged ({_line(error)}), of "
+                f"data.directory: a file of {name}, {split}, is damaged ({first_line(error)}), of "
                 f"{Path(instructions[0].filename).parent}; prepare it again"
             ) from None
         if not hasattr(features["label"], "num_classes"):
@@ -68,7 +71,7 @@ class Prepared:
         except (IndexError, ImageError):
             raise
         except Exception as error:  # by reader: RuntimeError, DecodeError, ...
-            raise ImageError(f"its record cannot be read ({type(error).__name__}: {_line(error)})") from None
+            raise ImageError(f"its record cannot be read ({type(error).__name__}: {first_line(error)})") from None
 
     def name(self, index) -> str:
         return f"record {index} of {self.label}"
@@ -85,7 +88,7 @@ def _builder(name: str, directory: str | None):
             f"{asked}; give digits, synthetic, folder, or a data set of tensorflow-datasets by name, as imagenette or cifar10"
         ) from None
     except Exception as error:  # by data set and damage: ImportError, ValueError, AssertionError, ParseError
-        raise ConfigError(f"{asked}; tensorflow-datasets cannot open it: {_line(error)}") from None
+        raise ConfigError(f"{asked}; tensorflow-datasets cannot open it: {first_line(error)}") from None
     if not builder.info.splits:
         place = Path(builder.data_dir)
         others = sorted(path.name for path in place.parent.glob("*.*.*") if (path / "dataset_info.json").exists())
@@ -95,10 +98,6 @@ def _builder(name: str, directory: str | None):
             "by --data.directory, or rehearse on made-up images by --data.source synthetic"
         )
     return builder
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _without_decoding():
@@ -240,5 +239,5 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
     try:
         builder.download_and_prepare(download_config=options)
     except Exception as error:  # by data set and release: no network, no space, a changed checksum
-        raise ConfigError(f"data prepare: {name} cannot be prepared; {type(error).__name__}: {_line(error)}") from None
+        raise ConfigError(f"data prepare: {name} cannot be prepared; {type(error).__name__}: {first_line(error)}") from None
     return str(builder.data_dir)

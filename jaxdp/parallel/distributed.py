@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxdp.config import ConfigError
 from jaxdp.config import Mesh as MeshConfig
+from jaxdp.errors import first_line
 
 # Virtual devices share the cores: one may reach a collective long after another, and XLA's default patience is 40 s.
 CPU_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
@@ -33,7 +34,7 @@ def start(config: MeshConfig):
         devices = jax.devices()
     except Exception as error:  # by platform and release: RuntimeError, AssertionError, JaxRuntimeError
         asked = os.environ.get("JAX_PLATFORMS", "")
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ConfigError(
             f"JAX_PLATFORMS: {asked!r} is not allowed; that platform does not start here ({reason}); "
             "unset it, or set it to cpu to train on the CPU"

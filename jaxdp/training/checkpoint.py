@@ -1,7 +1,7 @@
 """Checkpoints: written beside the run by Orbax, sealed when whole, and checked bit by bit before they are believed.
 
 A checkpoint is a directory named by its samples seen: `state/`, Orbax's, and `seal.json`, written last, with what the run knew,
-the size and checksum of every file, and a digest of every array taken on the devices. It gets its name when it is sealed.
+the size and checksum of every file, and a digest of every array. It gets its name when it is sealed.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.config import Checkpoint as CheckpointConfig
+from jaxdp.errors import first_line
 from jaxdp.training.digest import described, make_fingerprints, odd_ones_out
 from jaxdp.training.guard import TrainingError
 
@@ -110,16 +112,25 @@ def check_files(sealed: Sealed) -> None:
             raise Damaged(f"{file} is damaged: {what} since it was written")
 
 
-def newest_good(folder: Path, before: int | None = None) -> Sealed | None:
-    """The newest sealed checkpoint (of at most `before` samples) whose seal is sound; its files are not looked at."""
+def all_sealed(folder: Path) -> Iterator[Sealed]:
+    """The checkpoints whose seals are sound, the newest first; their files are not looked at.
+
+    Those with a damaged seal are passed over here: `restore` and `jaxdp checkpoints` name them.
+    """
     for path in directories(folder):
-        try:
-            sealed = read_seal(path)
-        except Damaged:
-            continue
-        if before is None or sealed.samples <= before:
-            return sealed
-    return None
+        with contextlib.suppress(Damaged):
+            yield read_seal(path)
+
+
+def newest_good(folder: Path, before: int | None = None) -> Sealed | None:
+    """The newest of them, of at most `before` samples."""
+    return next((one for one in all_sealed(folder) if before is None or one.samples <= before), None)
+
+
+def best(sealed: list[Sealed]) -> Sealed | None:
+    """The one of the highest accuracy, of equals the latest; None where none was saved right after an evaluation."""
+    scored = [one for one in sealed if one.accuracy is not None]
+    return max(scored, key=lambda one: (one.accuracy, one.samples), default=None)
 
 
 def load(sealed: Sealed, abstract):
@@ -138,7 +149,7 @@ def load(sealed: Sealed, abstract):
         with ocp.StandardCheckpointer() as checkpointer:
             state = checkpointer.restore((sealed.path / STATE).absolute(), abstract)
     except Exception as error:  # by file and release: OSError, ValueError, JSONDecodeError, bare Exception
-        raise Damaged(f"{sealed.path / STATE} cannot be read: {_line(error)}") from None
+        raise Damaged(f"{sealed.path / STATE} cannot be read: {first_line(error)}") from None
     for name, what in described(_on_host(state)).items():
         if what != held[name]:
             raise Damaged(f"{sealed.path / STATE}: the array {name} is not what was saved")
@@ -152,10 +163,6 @@ def _on_host(state):
 
 def _in_words(array: list | None) -> str:
     return f"{array[0]} of shape {tuple(array[1])}" if array else "nothing"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Checkpoints:
@@ -218,7 +225,7 @@ class Checkpoints:
         shutil.rmtree(path, ignore_errors=True)
         good = newest_good(self.folder)
         stays = f"the checkpoint {good.path} stays" if good else "there is no other checkpoint yet"
-        self.say(f"the checkpoint {path} could not be saved ({_line(error)}); the run goes on, and {stays}")
+        self.say(f"the checkpoint {path} could not be saved ({first_line(error)}); the run goes on, and {stays}")
 
     def _sweep(self) -> None:
         """Remove what saves that were cut off or failed have left: Orbax may write on for a moment after one has failed."""
@@ -226,14 +233,10 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove_old(self) -> None:
-        sealed = []
-        for path in directories(self.folder):
-            with contextlib.suppress(Damaged):
-                sealed.append(read_seal(path))
+        sealed = list(all_sealed(self.folder))
         kept = {one.samples for one in sealed[: self.config.keep]} | self.pinned
-        scored = [one for one in sealed if one.accuracy is not None]
-        if scored:
-            kept.add(max(scored, key=lambda one: (one.accuracy, one.samples)).samples)
+        if one := best(sealed):
+            kept.add(one.samples)
         for one in sealed:
             if one.samples not in kept:
                 shutil.rmtree(one.path)

@@ -5,6 +5,7 @@ import re
 from collections import deque
 
 from jaxdp.config import Config, LossScale
+from jaxdp.errors import first_line
 from jaxdp.planning import PlannedPhase
 
 
@@ -105,7 +106,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def out_of_memory_message(phase: PlannedPhase, error: Exception) -> str:
     """One line: the field to change, and the largest value of at most half the present one that keeps the global batch."""
-    reason = (str(error).splitlines() or ["no memory left"])[0]
+    reason = first_line(error, "no memory left")
     if isinstance(error, MemoryError):
         return (
             f"batch.{phase.index}.global_batch: {phase.global_batch} is not allowed; this host has no memory for its images "

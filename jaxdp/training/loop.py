@@ -109,7 +109,7 @@ class Run:
 
     def _begin(self) -> None:
         """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""
-        self.saved_at, self.saved_samples, self.wall_before = time.monotonic(), None, 0.0
+        self.saved_at, self.saved_samples = time.monotonic(), None
         try:
             found = self.checkpoints.restore(self._abstract)
         except checkpoint.Unfit as error:
@@ -127,7 +127,7 @@ class Run:
         self.state, sealed = found
         self.progress = Progress(**sealed.told["progress"])
         self.progress.sessions += 1
-        self.saved_samples, self.wall_before = self.progress.samples, self.progress.wall_seconds
+        self.saved_samples = self.progress.samples
         self.datasets.add_bad_images(self.progress.bad_images)
         source = sealed.path.parent.parent
         directories.cut_log(source, self.workdir, self.progress.samples, not self.progress.evaluation_due)
@@ -407,7 +407,7 @@ class Run:
         progress.saving_seconds += self.clock - began
 
     def _progress_now(self) -> Progress:
-        wall = self.wall_before + time.monotonic() - self.started
+        wall = self.progress.wall_seconds + time.monotonic() - self.started
         return dataclasses.replace(self.progress, wall_seconds=wall, bad_images=self.datasets.bad_images)
 
     def _result(self) -> TrainResult:

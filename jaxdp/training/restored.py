@@ -63,10 +63,9 @@ def chosen(workdir, which: str = "newest") -> checkpoint.Sealed:
     if which == "newest":
         return found[0]
     if which == "best":
-        scored = [one for one in found if one.accuracy is not None]
-        if not scored:
+        if (best := checkpoint.best(found)) is None:
             raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
-        return max(scored, key=lambda one: (one.accuracy, one.samples))
+        return best
     for one in found:
         if which == str(one.samples):
             return one
