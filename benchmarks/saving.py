@@ -41,7 +41,6 @@ def main():
     phase = plan.phases[0]
     mesh = programs.mesh(phase)
     state, step = create_state(config, model, mesh), programs.prepare_train(phase).result()
-    programs.fingerprints(mesh)
     batch = feed.put(feed.train_batch(prepared.datasets.train, 0, 0, phase.global_batch), mesh)
     rates = programs.hyperparameters(phase, 0)
 
@@ -64,7 +63,7 @@ def main():
         return seconds / steps, blocked
 
     with tempfile.TemporaryDirectory() as made:
-        checkpoints = Checkpoints(Path(made), Checkpoint(), print, programs.fingerprints)
+        checkpoints = Checkpoints(Path(made), Checkpoint(), print)
         checkpoints.save(state, 1, {})
         checkpoints.wait()
         size = sum(file.stat().st_size for file in Path(made).rglob("*") if file.is_file())

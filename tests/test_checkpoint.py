@@ -13,7 +13,7 @@ import jaxdp
 from jaxdp.config import Checkpoint, ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.training import checkpoint
-from jaxdp.training.digest import digest, make_fingerprints, odd_ones_out
+from jaxdp.training.digest import devices_that_differ, digest
 from jaxdp.training.guard import LossWatch, TrainingError, check_step
 from jaxdp.training.restored import chosen, export, listed
 
@@ -28,47 +28,22 @@ def test_the_digest_is_the_published_checksums():
     assert digest(np.float32(1.5)) == digest(np.array([1.5], np.float32))
 
 
-def test_the_fingerprint_is_that_of_its_definition_in_whole_numbers():
-    """The two sums of the docstring's mixing, by Python's integers modulo 2^32."""
-    values = np.random.default_rng(0).normal(size=37).astype(np.float32)
-    one = other = 0
-    for place, word in enumerate(values.view(np.uint32).tolist()):
-        where = place * 0x9E3779B1 % 2**32
-        where ^= where >> 15
-        a = (word ^ where) * 0x85EBCA6B % 2**32
-        b = (word + where * 0xC2B2AE35) * 0x27D4EB2F % 2**32
-        one, other = (one + (a ^ a >> 15)) % 2**32, (other + (b ^ b >> 13)) % 2**32
-    mesh = make_mesh(1, 2)
-    found, finite = make_fingerprints(mesh)(replicated_tree(mesh, x=values[:30], y=values[30:]))
-    assert np.asarray(found).tolist() == [[one, other]] * 2
-    assert np.asarray(finite).all()
+def test_copies_that_differ_in_one_bit_anywhere_are_found_and_their_device_named():
+    mesh = make_mesh(2, 4)
+    values = {"x": np.array([0.0, np.nan, 1.0], np.float32), "y": np.arange(5, dtype=np.int32)}
+    assert devices_that_differ(replicated_tree(mesh, **values)) == []
+    odd = values["x"].copy()
+    odd[0] = -0.0
+    copies = [jax.device_put(odd if place == 6 else values["x"], device) for place, device in enumerate(mesh.devices.flat)]
+    x = jax.make_array_from_single_device_arrays((3,), NamedSharding(mesh, PartitionSpec()), copies)
+    tree = {"x": x, "y": replicated_tree(mesh, **values)["y"]}
+    assert devices_that_differ(tree) == [mesh.devices.flat[6]]
 
 
-def test_any_flipped_bit_or_moved_value_changes_the_fingerprint():
-    mesh = make_mesh(1, 1)
-    fingerprints = make_fingerprints(mesh)
-
-    def fingerprint(array):
-        return tuple(np.asarray(fingerprints(replicated_tree(mesh, x=array))[0])[0].tolist())
-
-    values = np.arange(1, 65, dtype=np.float32)
-    seen = [fingerprint(values)]
-    for bit in range(32):
-        changed = values.view(np.uint32).copy()
-        changed[bit % 64] ^= 1 << bit
-        seen.append(fingerprint(changed.view(np.float32)))
-    swapped = values.copy()
-    swapped[[3, 4]] = swapped[[4, 3]]
-    seen.append(fingerprint(swapped))
-    assert len(set(seen)) == len(seen)
-
-
-def test_the_devices_that_differ_are_found():
-    agreed = np.random.default_rng(0).integers(0, 2**32, (1, 2), np.uint32).repeat(8, 0)
-    assert odd_ones_out(agreed) == []
-    odd = agreed.copy()
-    odd[6, 1] ^= 1
-    assert odd_ones_out(odd) == [6]
+def test_the_devices_that_differ_are_the_fewer():
+    """The first device may be the odd one."""
+    mesh = make_mesh(1, 3)
+    assert devices_that_differ({"x": unequal(mesh, (2, 2), 0)}) == [mesh.devices.flat[0]]
 
 
 def unequal(mesh, shape, different):

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.errors import first_line
-from jaxdp.training.digest import described, make_fingerprints, odd_ones_out
+from jaxdp.training.digest import described, devices_that_differ
 from jaxdp.training.guard import TrainingError
 
 SEAL, STATE, SAVING = "seal.json", "state", "saving-"
@@ -156,9 +156,23 @@ def load(sealed: Sealed, abstract):
     return state
 
 
-def _on_host(state):
-    """A copy of what this process's first device holds of a replicated state."""
-    return jax.tree.map(lambda leaf: np.array(leaf.addressable_data(0)), state)
+def _on_host(state, memory=None):
+    """A copy of what this process's first device holds of a replicated state. memory: an earlier copy to write it over."""
+
+    def copied(leaf, place=None):
+        data = leaf.addressable_data(0)
+        if place is None or place.shape != data.shape or place.dtype != data.dtype:
+            return np.array(data)
+        np.copyto(place, data)
+        return place
+
+    if jax.tree.structure(state) != jax.tree.structure(memory):
+        return jax.tree.map(copied, state)
+    return jax.tree.map(copied, state, memory)
+
+
+def _finite(tree) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
 def _in_words(array: list | None) -> str:
@@ -171,12 +185,12 @@ class Checkpoints:
     say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, say, fingerprints_on=make_fingerprints):
-        """fingerprints_on(mesh): see `make_fingerprints`; one that has them compiled saves the first save the time."""
-        self.folder, self.config, self.say, self.fingerprints_on = folder, config, say, fingerprints_on
+    def __init__(self, folder: Path, config: CheckpointConfig, say):
+        self.folder, self.config, self.say = folder, config, say
         self.pinned: set[int] = set()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.checkpointer = ocp.StandardCheckpointer()
+        self.host = None  # a copy of the state, in memory that every save uses again
         self.saving: Future | None = None
         self.failed: TrainingError | None = None
 
@@ -186,31 +200,21 @@ class Checkpoints:
         Waits for the save before, if that is still going on. told: what to keep beside the arrays.
         """
         self.wait()
-        self._sweep()
+        odd = devices_that_differ(getattr(state, "params", state))
+        self.host = _on_host(state, self.host)
+        self.saving = self.thread.submit(self._write, self.host, samples, told, odd)
+
+    def _write(self, host, samples: int, told: dict, odd: list) -> None:
+        """In the background: if the state is usable, write and seal it, and remove what need not be kept."""
         path = self.folder / f"{SAVING}{samples}"
-        mesh = jax.tree.leaves(state)[0].sharding.mesh
-        fingerprints = self.fingerprints_on(mesh)(getattr(state, "params", state))
-        host = _on_host(state)
         try:
-            if path.exists():
-                shutil.rmtree(path)
+            self._sweep()
+            if odd or not _finite(getattr(host, "params", host)):
+                self.failed = TrainingError(_why_unusable(samples, odd))
+                return
             path.mkdir(parents=True)
             self.checkpointer.save((path / STATE).absolute(), host)
-        except Exception as error:  # by file system and release
-            self._give_up(path, error)
-            return
-        self.saving = self.thread.submit(self._seal, path, samples, told, host, fingerprints, mesh)
-
-    def _seal(self, path: Path, samples: int, told: dict, host, fingerprints, mesh) -> None:
-        """In the background: when all is written, check that the devices agreed, seal, and remove what need not be kept."""
-        try:
             self.checkpointer.wait_until_finished()
-            found, finite = jax.device_get(fingerprints)
-            odd = odd_ones_out(found)
-            if odd or not finite.all():
-                shutil.rmtree(path)
-                self.failed = TrainingError(_why_unusable(samples, [str(mesh.devices.flat[place]) for place in odd]))
-                return
             arrays = described(host)
             files = {name: _checksum(path / name) for name in _files(path)}
             _write_seal(Sealed(path, samples, told, arrays, files))
@@ -297,10 +301,11 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
-def _why_unusable(samples: int, odd: list[str]) -> str:
+def _why_unusable(samples: int, odd: list) -> str:
     if not odd:
         return f"the parameters are no longer finite at samples {samples}; nothing was saved there"
+    named = ", ".join(str(device) for device in odd)
     return (
-        f"the devices do not hold the same parameters at samples {samples}: {', '.join(odd)} differs from the others; nothing "
-        "was saved there; its memory or the link to it may be faulty"
+        f"the devices do not hold the same parameters at samples {samples}: {named} differs from the others; nothing was saved "
+        "there; its memory or the link to it may be faulty"
     )

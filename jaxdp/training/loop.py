@@ -70,7 +70,7 @@ class Run:
         images = self.datasets.train.images if self.resident else None
         self.programs = Programs(self.plan, self.model, pixels, len(self.datasets.evaluation), strategies, images)
         folder = workdir / directories.CHECKPOINTS
-        self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say, self.programs.fingerprints)
+        self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say)
         minutes = self.config.guard.step_minutes
         self.watchdog = Watchdog(minutes and 60 * minutes, "the same command goes on from the last checkpoint")
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
@@ -233,7 +233,6 @@ class Run:
         future = self.programs.prepare_train(phase)
         self.programs.prepare_evaluation(phase)
         mesh = self.programs.mesh(phase)
-        self.programs.prepare_fingerprints(mesh)
         self.state = jax.device_put(self.state, replicated(mesh))
         step = self.signals.result(future)
         if following:

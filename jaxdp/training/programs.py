@@ -15,7 +15,6 @@ from jaxdp.data.groups import AHEAD
 from jaxdp.parallel import wire
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training.digest import make_fingerprints
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import abstract_state, replicated
 from jaxdp.training.step import HYPERPARAMETERS, make_train_step
@@ -142,19 +141,6 @@ class Programs:
     def submit(self, work, *arguments) -> Future:
         """Let a thread do something that would keep signals waiting, as compilation in the main thread does."""
         return self.threads.submit(work, *arguments)
-
-    def prepare_fingerprints(self, mesh) -> Future:
-        """The program that tells what every device holds (see `jaxdp.training.digest`)."""
-        key = ("fingerprints", mesh)
-        if key not in self.futures:
-            self.futures[key] = self.threads.submit(self._compile_fingerprints, mesh)
-        return self.futures[key]
-
-    def _compile_fingerprints(self, mesh):
-        return make_fingerprints(mesh).lower(abstract_state(self.plan.config, self.model, mesh).params).compile()
-
-    def fingerprints(self, mesh):
-        return self.prepare_fingerprints(mesh).result()
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
