@@ -19,6 +19,7 @@ COMMANDS = {
     "export": "write a checkpoint's weights as a safetensors file",
     "bench": "measure this machine: allreduce, input, scaling",
     "data": "prepare a data set of tensorflow-datasets",
+    "launch": "start the processes of a run on this machine, and end them together",
     "report": "print what a finished or running run has reached",
 }
 EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED = 2, 1, 75
@@ -59,6 +60,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
             "export": _export,
             "bench": _bench,
             "data": _data,
+            "launch": _launch,
             "report": _report,
         }[command](arguments, program)
     except ConfigError as error:
@@ -80,6 +82,24 @@ def run(command: str, arguments: list[str], program: str) -> None:
 
 
 def _train(arguments, program):
+    from jaxdp.training.stop import Signals, StopAsked, Stopped
+
+    with Signals() as signals:  # before all else: a signal may come at any time
+        try:
+            _train_until_stopped(signals, arguments, program)
+        except (Stopped, StopAsked) as stopped:
+            from jaxdp.parallel import distributed
+
+            team = distributed.joined()
+            if team.first:
+                told = str(stopped) or f"stopped by {signals.asked} before the first step; the same command begins again"
+                print(f"jaxdp: {told}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            team.close(last=True)
+            os._exit(EXIT_STOPPED)  # a compilation in a thread would hold up the end for as long as it takes
+
+
+def _train_until_stopped(signals, arguments, program):
     import tyro
 
     from jaxdp.config import Config
@@ -107,28 +127,35 @@ def _train(arguments, program):
         PATH: go on from another run's newest checkpoint, or from the one named, in a directory of its own"""
         accept_changes: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """go on although the configuration is not the one with which the run was begun"""
+        cluster: str = "auto"
+        """whose variables tell of the other processes of this run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+        coordinator: str | None = None
+        """HOST:PORT at which rank 0 is to listen, with --processes and --rank: in place of a launcher's variables"""
+        processes: int | None = None
+        """of the run, on all hosts"""
+        rank: int | None = None
+        """of this process, from 0"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the result as one JSON document on stdout, everything else on stderr"""
 
     chosen = tyro.cli(Train, args=arguments, prog=program)
     config = validate(chosen.run)
-    from jaxdp.training.stop import Signals, Stopped
+    from jaxdp.parallel import distributed
+    from jaxdp.training.console import Screen
+    from jaxdp.training.metrics import to_json
+    from jaxdp.training.session import train
 
-    with Signals() as signals:
-        from jaxdp.training.console import Screen
-        from jaxdp.training.metrics import to_json
-        from jaxdp.training.session import train
-
-        screen = Screen(sys.stderr if chosen.json else sys.stdout)
-        asked = {"accept_changes": chosen.accept_changes, "started": STARTED, "signals": signals}
-        try:
-            result = train(config, chosen.workdir, chosen.resume, screen, **asked)
-        except Stopped as stopped:
-            print(f"jaxdp: {stopped}", file=sys.stderr, flush=True)
-            sys.stdout.flush()
-            os._exit(EXIT_STOPPED)  # a compilation in a thread would hold up the end for as long as it takes
-    if chosen.json:
+    given = {name: getattr(chosen, name) for name in ("coordinator", "processes", "rank")}
+    team = distributed.join(chosen.cluster, config.guard, signals.look_alone, **given)
+    screen = Screen(sys.stderr if chosen.json else sys.stdout)
+    asked = {"accept_changes": chosen.accept_changes, "started": STARTED, "signals": signals}
+    result = train(config, chosen.workdir, chosen.resume, screen, **asked)
+    if chosen.json and team.first:
         print(to_json(dataclasses.asdict(result), indent=2))
+    if team.processes > 1:
+        sys.stdout.flush()
+        team.close(last=True)
+        os._exit(0)  # JAX's own good-bye waits for minutes where a process is late
 
 
 def _evaluate(arguments, program):
@@ -137,7 +164,9 @@ def _evaluate(arguments, program):
     from jaxdp.config import Config
 
     workdir = _given(arguments, "--workdir", "runs/digits")
-    recipe = _load(["--config", str(Path(workdir) / "config.json")], default=None)
+    from jaxdp.training.workdir import run_config
+
+    recipe = run_config(workdir)
 
     @dataclasses.dataclass(frozen=True)
     class Evaluate:
@@ -237,6 +266,34 @@ def _export(arguments, program):
     told = export(chosen.workdir, chosen.output, chosen.checkpoint)
     text = f"{told['tensors']} tensors, {told['bytes']:,} bytes, of {told['checkpoint']} in {told['output']}"
     print(json.dumps(told, indent=2) if chosen.json else text)
+
+
+def _launch(arguments, program):
+    import tyro
+
+    @dataclasses.dataclass(frozen=True)
+    class Launch:
+        """Start the processes of one run on this machine: each line they print is shown behind its rank, and when one fails all
+        are ended.
+
+        Examples:
+          jaxdp launch --processes 2 -- train.py --mesh.cpu-devices 4
+          jaxdp launch --processes 8 --restarts 3 -- train.py --config imagenet_goyal_256
+        """
+
+        processes: int
+        """how many; GPUs are dealt out evenly among them"""
+        restarts: int = 0
+        """how often to start again after a failure; a run goes on from its last checkpoint"""
+
+    own, command = arguments, []
+    if "--" in arguments:
+        place = arguments.index("--")
+        own, command = arguments[:place], arguments[place + 1 :]
+    chosen = tyro.cli(Launch, args=own, prog=program)
+    from jaxdp.launch import launch
+
+    sys.exit(launch(command, chosen.processes, chosen.restarts))
 
 
 def _plan(arguments, program):
@@ -661,5 +718,10 @@ def _help() -> str:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"jaxdp: {message}", file=sys.stderr)
+    from jaxdp.parallel import distributed
+
+    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
+    if distributed.joined().processes > 1:
+        sys.stdout.flush()
+        os._exit(code)  # the others have been told; JAX would wait for them
     sys.exit(code)

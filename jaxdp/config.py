@@ -273,6 +273,10 @@ class Guard(_Strict):
     """a loss of so many times that of guessing, ln(classes), over twenty steps is reported"""
     step_minutes: Positive | None = 30.0
     """a step that takes longer ends the run, after telling where every thread stands; None: never"""
+    silence_seconds: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
+    """a process of the run that is not heard of for so long is given up, and all others end"""
+    start_minutes: Positive = 5.0
+    """for which the processes of a run wait for one another at the start"""
 
 
 @dataclass(frozen=True)
@@ -315,7 +319,7 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce", "logging", "checkpoint", "guard", "name")
+HARMLESS = ("mesh", "reduce.strategy", "reduce.bucket_bytes", "logging", "checkpoint", "guard", "name")
 HARMLESS += ("data.directory", "data.threads", "data.ahead_bytes", "data.resident")
 
 

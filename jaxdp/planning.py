@@ -14,7 +14,7 @@ from jaxdp.parallel.mesh import choose_shape, unfit
 @dataclass(frozen=True)
 class PlannedPhase:
     """A batch phase on the devices at hand. Batches count images; first_epoch and last_epoch are where its steps lie;
-    local_devices: the most of its devices that one host has."""
+    local_devices: those of its devices that one process has."""
 
     index: int
     first_sample: int
@@ -34,6 +34,11 @@ class PlannedPhase:
     @property
     def devices(self) -> int:
         return self.vertical * self.horizontal
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(vertical, horizontal)"""
+        return self.vertical, self.horizontal
 
     @property
     def end(self) -> int:
@@ -72,13 +77,15 @@ class Plan:
         return schedules.learning_rate(self.config.schedule, self.config.epochs, epoch, phase.global_batch)
 
 
-def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Plan:
+def make_plan(config: Config, examples: int, devices: int, hosts: int = 1, processes: int | None = None) -> Plan:
     """Phases of `config` on `devices` devices for a training set of `examples` images.
 
-    Raises ConfigError where a phase cannot be formed, with what could be.
+    hosts, processes: over which the devices are spread evenly; processes None: one for each host. Every phase uses equally many
+    devices of each process. Raises ConfigError where a phase cannot be formed, with what could be.
     """
     if devices < 1:
         raise ConfigError(f"devices: {devices} is not allowed; give 1 or more")
+    processes = hosts if processes is None else processes
     planned = []
     spans = schedules.phase_steps(config.batch, config.epochs, examples)
     for index, (phase, (first, steps)) in enumerate(zip(config.batch, spans, strict=True)):
@@ -89,7 +96,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
                 f"batch.{index}.global_batch: {phase.global_batch} is not allowed; the training set has only {examples} "
                 f"images; give at most {examples}"
             )
-        vertical, horizontal = _shape_for(config, index, devices, hosts)
+        vertical, horizontal = _shape_for(config, index, devices, hosts, processes)
         used = vertical * horizontal
         if reason := unfit(config.reduce.strategy, used):
             raise ConfigError(
@@ -118,7 +125,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1) -> Pl
                 accumulation=workers // used,
                 idle_devices=devices - used,
                 momentum=_momentum(config, index),
-                local_devices=min(used, -(-devices // hosts)),
+                local_devices=used // processes,
             )
         )
     plan = Plan(config, examples, tuple(planned))
@@ -141,7 +148,7 @@ def _momentum(config: Config, index: int) -> float:
     return value
 
 
-def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[int, int]:
+def _shape_for(config: Config, index: int, devices: int, hosts: int, processes: int) -> tuple[int, int]:
     """The mesh of one phase: as asked for, or over the most devices that divide its workers (or its batch)."""
     phase, mesh = config.batch[index], config.mesh
     if phase.per_worker_batch is None:
@@ -152,10 +159,15 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
     if mesh.vertical is not None and mesh.horizontal is not None:
         unit = math.prod(choose_shape(mesh, devices, hosts))
         side = f"{mesh.vertical}x{mesh.horizontal} mesh"
+        if unit % processes:
+            raise ConfigError(
+                f"mesh: {mesh.vertical}x{mesh.horizontal} is not allowed; {processes} processes cannot share its {unit} "
+                "devices evenly; leave the mesh to be chosen"
+            )
         usable = [unit] if shares % unit == 0 else []
     else:
-        unit = mesh.vertical or mesh.horizontal or 1
-        side = f"mesh side of {unit}"
+        unit = math.lcm(mesh.vertical or mesh.horizontal or 1, processes)
+        side = f"mesh side of {unit}" if unit > processes else f"{processes} processes"
         if unit > devices:
             choose_shape(mesh, devices, hosts)  # says that there are not as many devices
         usable = [n for n in range(unit, min(devices, shares) + 1, unit) if shares % n == 0]
@@ -174,7 +186,7 @@ def _shape_for(config: Config, index: int, devices: int, hosts: int) -> tuple[in
             f"mesh.idle: 'refuse' is not allowed with batch.{index} on {devices} devices; {used} of them can share its {what}; "
             f"the nearest global batch that uses all is {near}; or take {used} devices, or give --mesh.idle allow"
         )
-    return choose_shape(mesh, used, hosts if used == devices else 1)
+    return choose_shape(mesh, used, hosts)
 
 
 def model_summary(config: Config) -> dict:

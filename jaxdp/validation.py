@@ -181,7 +181,7 @@ def _check_data(data: Data) -> None:
 
 def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
     """Fields in which two configs differ, each as `field: old -> new`, leaving out the parts named in `ignore`."""
-    flat_old, flat_new = _flatten(dataclasses.asdict(old)), _flatten(dataclasses.asdict(new))
+    flat_old, flat_new = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
     return [
         f"{name}: {flat_old.get(name)!r} -> {flat_new.get(name)!r}"
         for name in sorted(flat_old.keys() | flat_new.keys())
@@ -189,19 +189,19 @@ def changes(old: Config, new: Config, ignore=HARMLESS) -> list[str]:
     ]
 
 
-def _flatten(tree, prefix="") -> dict:
+def flatten(tree, prefix="") -> dict:
     if isinstance(tree, dict):
         items = tree.items()
     elif isinstance(tree, (tuple, list)) and tree and isinstance(tree[0], dict):
         items = enumerate(tree)
     else:
         return {prefix[:-1]: tree}
-    return {name: value for key, part in items for name, value in _flatten(part, f"{prefix}{key}.").items()}
+    return {name: value for key, part in items for name, value in flatten(part, f"{prefix}{key}.").items()}
 
 
 def _check_used(config: Config) -> None:
     """A value that would be ignored is an error, so that nobody believes it at work."""
-    values, defaults = _flatten(dataclasses.asdict(config)), _flatten(dataclasses.asdict(Config()))
+    values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
     for chooser, allowed, part, names in USED_ONLY_WITH:
         fields = [f"{part}.{name}" for name in names.split()]
         ignored = [name for name in fields if values[name] != defaults[name]]

@@ -84,7 +84,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
         kept.save(replicated_tree(mesh, x=np.full(3, samples)), samples, {"accuracy": accuracy})
     kept.wait()
     assert [path.name for path in checkpoint.directories(tmp_path)] == ["70", "60", "50"]  # of equals the later is the best
-    kept.pinned.add(50)
+    kept.pinned.append(50)
     kept.save(replicated_tree(mesh, x=np.zeros(3)), 80, {"accuracy": 1.0})
     kept.wait()
     assert [path.name for path in checkpoint.directories(tmp_path)] == ["80", "70", "50"]

@@ -105,7 +105,8 @@ def test_evaluation_batches_hold_every_example_once():
     source = ArraySource(np.arange(23)[:, None, None, None].repeat(3, -1), np.arange(23))
     for batch, rows in ((4, 4), (5, 8), (23, 24), (40, 40), (1, 8)):
         seen = []
-        for part in feed.evaluation_batches(source, batch, np.arange(rows)):
+        for first in range(0, 23, batch):
+            part = feed.evaluation_batch(source, batch, np.arange(rows), first)
             assert len(part["labels"]) == rows
             seen += part["labels"][part["weights"] == 1].tolist()
         assert seen == list(range(23))

@@ -107,14 +107,14 @@ def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
 
 def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch):
     model, params, stats = trained
-    original = feed.evaluation_batches
+    original = feed.evaluation_batch
 
-    def twice(source, batch, rows):
-        for part in original(source, batch, rows):
-            part["positions"][0] = part["positions"][1]
-            yield part
+    def twice(*arguments):
+        part = original(*arguments)
+        part["positions"][0] = part["positions"][1]
+        return part
 
-    monkeypatch.setattr(feed, "evaluation_batches", twice)
+    monkeypatch.setattr(feed, "evaluation_batch", twice)
     mesh = make_mesh(1, 2)
     with pytest.raises(TrainingError, match="counted 53 examples and the source has 53, or some were counted twice"):
         evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, SOURCE, (53, 54), mesh)

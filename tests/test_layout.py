@@ -9,8 +9,9 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
-    {"config", "errors"},
-    {"validation"},
+    {"config", "errors", "parallel.alone", "parallel.stragglers", "parallel.team_server"},
+    {"validation", "parallel.cluster", "launch", "training.stop"},
+    {"parallel.team"},
     {"recipes"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
@@ -20,7 +21,6 @@ LAYERS = [
         "data.augment",
         "training.picture",
         "training.loss_scale",
-        "training.stop",
         "training.watchdog",
         "training.digest",
     },
@@ -31,7 +31,8 @@ LAYERS = [
     {"training.workdir", "training.result"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},
     {"training.state", "training.guard", "prediction"},
-    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input", "training.checkpoint"},
+    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input", "training.checkpoint"}
+    | {"training.agreement"},
     {"training.programs", "bench.scaling"},
     {"training.loop", "training.restored", "report", "aot"},
     {"training.session"},

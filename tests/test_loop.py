@@ -336,7 +336,7 @@ def test_tensorboard_events_hold_the_log(tiny, tmp_path):
 def test_train_takes_a_config_and_nothing_else(tmp_path):
     with pytest.raises(ConfigError, match=r"give a jaxdp.Config"):
         train("digits", tmp_path)
-    with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; it holds no checkpoint"):
+    with pytest.raises(ConfigError, match="--resume: 'maybe' is not allowed; it holds no sound checkpoint"):
         train(Config(), tmp_path, resume="maybe")
     assert not list(tmp_path.iterdir())
 

@@ -237,7 +237,7 @@ def test_a_run_goes_on_from_another_ones_checkpoint_in_a_directory_of_its_own(ti
 @pytest.mark.parametrize(
     ("origin", "change", "message"),
     [
-        ("nowhere", {}, "'.*nowhere' is not allowed; it holds no checkpoint"),
+        ("nowhere", {}, "'.*nowhere' is not allowed; it holds no sound checkpoint"),
         ("first", {"seed": 4}, r"it is of a different run \(seed: 0 -> 4\); give --accept-changes"),
         ("new", {}, "it belongs to this run's own directory; give a new --workdir"),
         ("new/checkpoints/80", {}, "it belongs to this run's own directory"),

@@ -57,36 +57,35 @@ def train_batch(source, seed: int, first_sample: int, global_batch: int) -> dict
     return load(source, seed, np.arange(first_sample, first_sample + global_batch))
 
 
-def evaluation_batches(source, batch: int, rows):
-    """Every example once, in order, `batch` at a time. seen: 1 for those, 0 for rows left over; weights: 0 too for images that
-    the source leaves out.
+def evaluation_batch(source, batch: int, rows, first: int) -> dict:
+    """The examples from `first` on, `batch` of them, in order. seen: 1 for those, 0 for rows left over; weights: 0 too for
+    images that the source leaves out.
 
-    rows: int [R], the rows of each batch that are wanted, those of this process's devices (see `rows_here`).
+    rows: int [R], the rows of the batch that are wanted, those of this process's devices (see `rows_here`).
     """
-    for first in range(0, len(source), batch):
-        positions = first + rows
-        real = positions < min(first + batch, len(source))
-        positions = np.where(real, positions, 0)
-        images, labels = source.batch(positions, positions)
-        yield {
-            "images": images,
-            "labels": np.maximum(labels, 0),
-            "positions": positions.astype(np.uint32),
-            "seen": real.astype(np.int32),
-            "weights": (real & (labels >= 0)).astype(np.int32),
-        }
+    positions = first + rows
+    real = positions < min(first + batch, len(source))
+    positions = np.where(real, positions, 0)
+    images, labels = source.batch(positions, positions)
+    return {
+        "images": images,
+        "labels": np.maximum(labels, 0),
+        "positions": positions.astype(np.uint32),
+        "seen": real.astype(np.int32),
+        "weights": (real & (labels >= 0)).astype(np.int32),
+    }
 
 
 class Ahead:
-    """What `load` returns for each of `items`, in their order, AHEAD of them being loaded while the caller works.
+    """What `load` returns for each of `items`, in their order, `threads` of them being loaded while the caller works.
 
     `waited`: seconds for which `next` had to wait. Close it when done.
     """
 
-    def __init__(self, load, items):
+    def __init__(self, load, items, threads: int = AHEAD):
         self.load, self.items, self.waited = load, iter(items), 0.0
-        self.threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="feed")
-        self.loading = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, AHEAD))
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="feed")
+        self.loading = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, threads))
 
     def next(self, result=Future.result):
         """What comes next; None after the last. Raises what `load` raised for it. result: how to wait for a future."""

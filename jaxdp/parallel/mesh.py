@@ -63,6 +63,12 @@ def make_mesh(vertical: int, horizontal: int, devices=None):
     return jax.make_mesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
+def of_every_process(devices: list, used: int, processes: int) -> list:
+    """`used` of the devices, equally many of each process. devices: process by process, each with equally many."""
+    own, share = len(devices) // processes, used // processes
+    return [devices[process * own + place] for process in range(processes) for place in range(share)]
+
+
 def abstract_mesh(vertical: int, horizontal: int):
     """The same mesh without devices: what is traced for it can be looked at and lowered on any machine."""
     from jax.sharding import AbstractMesh, AxisType

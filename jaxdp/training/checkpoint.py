@@ -7,9 +7,11 @@ the size and checksum of every file, and a digest of every array. It gets its na
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,14 +23,20 @@ import orbax.checkpoint as ocp
 
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.errors import first_line
+from jaxdp.parallel.alone import Alone
 from jaxdp.training.digest import described, devices_that_differ
 from jaxdp.training.guard import TrainingError
 
 SEAL, STATE, SAVING = "seal.json", "state", "saving-"
+SAVE_SECONDS = 120  # for which processes wait for one another in a save
 
 
 class Damaged(Exception):
     """A checkpoint that must not be used: one line that names it, the file or array, and what is wrong."""
+
+
+class Unreadable(TrainingError):
+    """A checkpoint that could not be read now, and may be sound: nothing is done to it."""
 
 
 class Unfit(Exception):
@@ -67,12 +75,18 @@ def read_seal(path: Path) -> Sealed:
     try:
         text = (path / SEAL).read_bytes()
     except OSError as error:
-        raise Damaged(f"{path / SEAL} cannot be read: {error.strerror}") from None
+        raise _unreadable(path / SEAL, error) from None
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise Damaged(f"{path / SEAL} is damaged")
     held = json.loads(body)
     return Sealed(path, held["samples"], held["told"], held["arrays"], held["files"])
+
+
+def _unreadable(file: Path, error: OSError) -> Exception:
+    """What is not there is damage; what cannot be read for another reason may be read the next time."""
+    kind = Damaged if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) else Unreadable
+    return kind(f"{file} cannot be read: {error.strerror}")
 
 
 def _write_seal(sealed: Sealed) -> None:
@@ -106,7 +120,7 @@ def check_files(sealed: Sealed) -> None:
         try:
             found = _checksum(file)
         except OSError as error:
-            raise Damaged(f"{file} cannot be read: {error.strerror}") from None
+            raise _unreadable(file, error) from None
         if found != expected:
             what = "truncated" if found[0] < expected[0] else "changed"
             raise Damaged(f"{file} is damaged: {what} since it was written")
@@ -118,13 +132,22 @@ def all_sealed(folder: Path) -> Iterator[Sealed]:
     Those with a damaged seal are passed over here: `restore` and `jaxdp checkpoints` name them.
     """
     for path in directories(folder):
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(Damaged, Unreadable):
             yield read_seal(path)
 
 
+def is_sound(sealed: Sealed) -> bool:
+    """Whether every file is what was sealed."""
+    try:
+        check_files(sealed)
+    except (Damaged, Unreadable):
+        return False
+    return True
+
+
 def newest_good(folder: Path, before: int | None = None) -> Sealed | None:
-    """The newest of them, of at most `before` samples."""
-    return next((one for one in all_sealed(folder) if before is None or one.samples <= before), None)
+    """The newest sound one, of at most `before` samples."""
+    return next((one for one in all_sealed(folder) if (before is None or one.samples <= before) and is_sound(one)), None)
 
 
 def best(sealed: list[Sealed]) -> Sealed | None:
@@ -133,8 +156,20 @@ def best(sealed: list[Sealed]) -> Sealed | None:
     return max(scored, key=lambda one: (one.accuracy, one.samples), default=None)
 
 
+def _checkpointer(rank: int, processes: int, alone: bool) -> ocp.StandardCheckpointer:
+    """Orbax's, for this process alone or for all of them, which then meet by messages: its collectives would meet the run's."""
+    if processes == 1:
+        return ocp.StandardCheckpointer()
+    active = {rank} if alone else set(range(processes))
+    name = f"rank {rank}" if alone else "all"
+    options = ocp.options.MultiprocessingOptions(rank if alone else 0, active, name)
+    return ocp.StandardCheckpointer(multiprocessing_options=options, async_options=ocp.AsyncOptions(timeout_secs=SAVE_SECONDS))
+
+
 def load(sealed: Sealed, abstract):
     """The state of a checkpoint, every file and every array checked. abstract: shapes, dtypes and shardings.
+
+    Each process of a run loads for itself.
 
     Raises Unfit where the checkpoint holds other arrays than those, Damaged where it is not what was saved.
     """
@@ -146,10 +181,12 @@ def load(sealed: Sealed, abstract):
             )
     check_files(sealed)
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _checkpointer(jax.process_index(), jax.process_count(), alone=True) as checkpointer:
             state = checkpointer.restore((sealed.path / STATE).absolute(), abstract)
-    except Exception as error:  # by file and release: OSError, ValueError, JSONDecodeError, bare Exception
-        raise Damaged(f"{sealed.path / STATE} cannot be read: {first_line(error)}") from None
+    except Exception as error:  # by release: OSError, ValueError, bare Exception; its files are what was written
+        raise Unreadable(
+            f"{sealed.path / STATE} cannot be read, though no file of it is damaged: {first_line(error)}"
+        ) from None
     for name, what in described(_on_host(state)).items():
         if what != held[name]:
             raise Damaged(f"{sealed.path / STATE}: the array {name} is not what was saved")
@@ -179,71 +216,123 @@ def _in_words(array: list | None) -> str:
     return f"{array[0]} of shape {tuple(array[1])}" if array else "nothing"
 
 
+def _hush() -> None:
+    """Orbax tells of a failed save by tracebacks from each of its threads; ours is one line."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
 class Checkpoints:
     """The checkpoints of one run in `folder`: saves beside the run, keeps the newest and the best, finds the newest sound one.
 
     say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, say):
-        self.folder, self.config, self.say = folder, config, say
-        self.pinned: set[int] = set()
+    def __init__(self, folder: Path, config: CheckpointConfig, say, team=None):
+        """team: the processes of the run, all of which write; the first one seals, removes and says."""
+        self.folder, self.config, self.say, self.team = folder, config, say, team or Alone()
+        _hush()
+        self.pinned: list[int] = []  # samples of checkpoints that are kept for good
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.checkpointer = ocp.StandardCheckpointer()
+        self.checkpointer = _checkpointer(self.team.rank, self.team.processes, alone=False)
         self.host = None  # a copy of the state, in memory that every save uses again
         self.saving: Future | None = None
         self.failed: TrainingError | None = None
 
-    def save(self, state, samples: int, told: dict) -> None:
+    def save(self, state, samples: int, told: dict, before_seal=lambda: None) -> None:
         """Begin to save a replicated state; returns as soon as it has been copied from the devices.
 
-        Waits for the save before, if that is still going on. told: what to keep beside the arrays.
+        Waits for the save before, if that is still going on. told: what to keep beside the arrays. before_seal: what must be on
+        the disk when the checkpoint is.
         """
         self.wait()
         odd = devices_that_differ(getattr(state, "params", state))
         self.host = _on_host(state, self.host)
-        self.saving = self.thread.submit(self._write, self.host, samples, told, odd)
+        self.saving = self.thread.submit(self._write, self.host, samples, told, odd, before_seal)
 
-    def _write(self, host, samples: int, told: dict, odd: list) -> None:
+    def _write(self, host, samples: int, told: dict, odd: list, before_seal) -> None:
         """In the background: if the state is usable, write and seal it, and remove what need not be kept."""
-        path = self.folder / f"{SAVING}{samples}"
+        path, team = self.folder / f"{SAVING}{samples}", self.team
+        ready = {"odd": [str(device) for device in odd], "finite": _finite(getattr(host, "params", host))}
+        ready |= {"digest": None, "error": None}
+        ready["bad_images"] = told.get("progress", {}).get("bad_images", {})
         try:
-            self._sweep()
-            if odd or not _finite(getattr(host, "params", host)):
-                self.failed = TrainingError(_why_unusable(samples, odd))
-                return
-            path.mkdir(parents=True)
-            self.checkpointer.save((path / STATE).absolute(), host)
-            self.checkpointer.wait_until_finished()
+            if team.first:
+                self._sweep()
+                path.mkdir(parents=True)
             arrays = described(host)
+            ready["digest"] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()
+        except Exception as error:  # by file system
+            ready["error"] = first_line(error)
+        everywhere = team.exchange("ready to save", ready)
+        if reason := _why_unusable(samples, everywhere, team.hosts):
+            shutil.rmtree(path, ignore_errors=True)
+            self.failed = TrainingError(reason)
+            return
+        problem = next((one["error"] for one in everywhere if one["error"]), None)
+        if problem is None:
+            try:
+                self.checkpointer.save((path / STATE).absolute(), _to_be_written(host, team))
+                self.checkpointer.wait_until_finished()
+            except Exception as error:  # the disk may be full, or gone
+                problem = first_line(error)
+            problem = next((one for one in team.exchange("written", problem) if one), None)
+        if team.first and problem is None:
+            for one in everywhere[1:]:
+                ready["bad_images"].update(one["bad_images"])
+            problem = self._seal(path, samples, told, arrays, before_seal)
+        problem = team.share("sealed", problem)
+        if problem is None:
+            team.advice = f"the same command goes on from {self.folder / str(samples)}"
+        elif team.first:
+            self._give_up(path, problem)
+
+    def _seal(self, path: Path, samples: int, told: dict, arrays: dict, before_seal) -> str | None:
+        """Give what was written its seal and its name; what stood against it, if anything did."""
+        try:
+            before_seal()
             files = {name: _checksum(path / name) for name in _files(path)}
             _write_seal(Sealed(path, samples, told, arrays, files))
             final = self.folder / str(samples)
-            shutil.rmtree(final, ignore_errors=True)
-            path.rename(final)
-            self._remove_old()
+            if final.exists():  # of the same samples, saved before their evaluation
+                replaced = _leaving(final)
+                path.rename(final)
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                path.rename(final)
         except Exception as error:  # the disk may be full, or gone
-            self._give_up(path, error)
+            return first_line(error)
+        with contextlib.suppress(OSError):  # what cannot be removed now is tried again after the next save
+            self._remove_old()
+        return None
 
-    def _give_up(self, path: Path, error: BaseException) -> None:
+    def _give_up(self, path: Path, problem: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
         good = newest_good(self.folder)
         stays = f"the checkpoint {good.path} stays" if good else "there is no other checkpoint yet"
-        self.say(f"the checkpoint {path} could not be saved ({first_line(error)}); the run goes on, and {stays}")
+        self.say(f"the checkpoint {path} could not be saved ({problem}); the run goes on, and {stays}")
 
     def _sweep(self) -> None:
-        """Remove what saves that were cut off or failed have left: Orbax may write on for a moment after one has failed."""
+        """Remove what saves that were cut off or failed have left: Orbax may write on for a moment after one has failed.
+
+        One that was sealed and had not got its name gets it.
+        """
+        for path in self.folder.glob(f"{SAVING}*"):
+            name = path.name.removeprefix(SAVING)
+            if name.isdigit() and not (self.folder / name).exists():
+                with contextlib.suppress(Damaged, Unreadable, OSError):
+                    if read_seal(path).samples == int(name):
+                        path.rename(self.folder / name)
         for path in self.folder.glob(f"{SAVING}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _remove_old(self) -> None:
         sealed = list(all_sealed(self.folder))
-        kept = {one.samples for one in sealed[: self.config.keep]} | self.pinned
+        kept = {one.samples for one in sealed[: self.config.keep]} | set(self.pinned)
         if one := best(sealed):
             kept.add(one.samples)
         for one in sealed:
             if one.samples not in kept:
-                shutil.rmtree(one.path)
+                shutil.rmtree(_leaving(one.path), ignore_errors=True)
 
     def check(self) -> None:
         """Raise the TrainingError of a save that found the state unusable."""
@@ -260,8 +349,21 @@ class Checkpoints:
         """(state, Sealed) of the newest sound checkpoint, or None where there is none at all. abstract_of(samples): see `load`.
 
         A damaged one is named, put aside under another name, and the one before it tried. Raises TrainingError where all are
-        damaged. What a cut-off save has left is removed.
+        damaged. What a cut-off save has left is removed. Of several processes the first one chooses.
         """
+        found = self._newest_sound(abstract_of) if self.team.first else None
+        samples = self.team.share("restored", found and found[1].samples)
+        if found or samples is None:
+            return found
+        try:
+            sealed = read_seal(self.folder / str(samples))
+            return load(sealed, abstract_of(samples)), sealed
+        except (Damaged, Unfit) as error:
+            raise TrainingError(
+                f"{error} (rank {self.team.rank} on {self.team.hosts[self.team.rank]}; rank 0 has read it)"
+            ) from None
+
+    def _newest_sound(self, abstract_of):
         damaged = []
         self._sweep()
         for path in directories(self.folder):
@@ -269,28 +371,35 @@ class Checkpoints:
                 sealed = read_seal(path)
                 state = load(sealed, abstract_of(sealed.samples))
             except Damaged as error:
-                damaged.append(f"{error}")
-                aside = put_aside(path)
-                self.say(f"the checkpoint of samples {path.name} is not used: {error}; it is kept as {aside}")
+                damaged.append((path, str(error)))
                 continue
+            for path, error in damaged:
+                self.say(f"the checkpoint of samples {path.name} is not used: {error}; it is kept as {put_aside(path)}")
             return state, sealed
         if damaged:
-            raise TrainingError(
-                f"no checkpoint in {self.folder} is sound ({'; '.join(damaged)}): give --resume never to begin anew"
-            )
+            told = "; ".join(error for _, error in damaged)
+            raise TrainingError(f"no checkpoint in {self.folder} is sound ({told}): give --resume never to begin anew")
         return None
 
     def pin(self, samples: int) -> Sealed | None:
         """Keep the newest checkpoint of at most so many samples for good, and return it."""
         good = newest_good(self.folder, samples)
-        if good:
-            self.pinned.add(good.samples)
+        if good and good.samples not in self.pinned:
+            self.pinned.append(good.samples)
         return good
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
-        if self.saving is None or self.saving.done():
+        if self.team.first and (self.saving is None or self.saving.done()):
             self._sweep()
+
+
+def _leaving(path: Path) -> Path:
+    """A checkpoint under a name that `_sweep` removes, should this process not come to it."""
+    leaving = path.with_name(f"{SAVING}{path.name}-replaced")
+    shutil.rmtree(leaving, ignore_errors=True)
+    path.rename(leaving)
+    return leaving
 
 
 def put_aside(path: Path) -> Path:
@@ -301,11 +410,38 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
-def _why_unusable(samples: int, odd: list) -> str:
-    if not odd:
+def _to_be_written(host, team):
+    """What Orbax is given of a copy of the state: where there are several processes, arrays that all of them hold, of which
+    each then writes a part."""
+    if team.processes == 1:
+        return host
+    writers = {}
+    for device in jax.devices():
+        writers.setdefault(device.process_index, device)
+    mesh = jax.sharding.Mesh(np.array([writers[rank] for rank in sorted(writers)]), ("process",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def everywhere(leaf):
+        own = jax.device_put(leaf, writers[jax.process_index()])
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, [own])
+
+    return jax.tree.map(everywhere, host)
+
+
+def _why_unusable(samples: int, everywhere: list[dict], hosts: list[str]) -> str | None:
+    """Why a state must not be saved, if it must not. everywhere: what each process has found of its own copies."""
+    odd = [name for one in everywhere for name in one["odd"]]
+    digests = {rank: one["digest"] for rank, one in enumerate(everywhere) if one["digest"]}
+    if not odd and len(set(digests.values())) > 1:
+        (common, times), *_ = Counter(digests.values()).most_common(1)
+        told_apart = 2 * times > len(digests)
+        odd = [f"rank {rank} on {hosts[rank]}" for rank, digest in digests.items() if digest != common or not told_apart]
+    if odd:
+        told = f"{odd[0]} differs from the others" if len(odd) == 1 else f"{' and '.join(odd)} differ from one another"
+        return (
+            f"the devices do not hold the same parameters at samples {samples}: {told}; nothing was saved there; the memory of "
+            "one of them or the link to it may be faulty"
+        )
+    if not all(one["finite"] for one in everywhere):
         return f"the parameters are no longer finite at samples {samples}; nothing was saved there"
-    named = ", ".join(str(device) for device in odd)
-    return (
-        f"the devices do not hold the same parameters at samples {samples}: {named} differs from the others; nothing was saved "
-        "there; its memory or the link to it may be faulty"
-    )
+    return None

@@ -23,7 +23,10 @@ def described(tree) -> dict[str, list]:
 
 
 def devices_that_differ(tree) -> list:
-    """This process's devices whose own copies of a replicated tree are not, bit for bit, what most of them hold."""
+    """This process's devices whose own copies of a replicated tree are not, bit for bit, what most of them hold.
+
+    All of them where no copy is held by more than half: it then cannot be told which is right.
+    """
     copies = {}
     for leaf in jax.tree.leaves(tree):
         for shard in leaf.addressable_shards:
@@ -33,8 +36,8 @@ def devices_that_differ(tree) -> list:
     if all(_same_bits(reference, other) for other in others):
         return []
     held = {device: tuple(digest(array) for array in arrays) for device, arrays in copies.items()}
-    (common, _), *_ = Counter(held.values()).most_common(1)
-    return [device for device, digests in held.items() if digests != common]
+    (common, times), *_ = Counter(held.values()).most_common(1)
+    return [device for device, digests in held.items() if digests != common or 2 * times <= len(held)]
 
 
 def _same_bits(some, others) -> bool:

@@ -1,6 +1,8 @@
 """Exact evaluation: every held-out example is counted once, whatever the batch and the number of devices."""
 
 from collections import deque
+from concurrent.futures import Future
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +45,14 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
     return jax.jit(mapped)
 
 
-def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh, between=lambda: None) -> dict:
+def evaluate(
+    step, params, batch_stats, source, batch: tuple[int, int], mesh, between=lambda: None, result=Future.result
+) -> dict:
     """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over the whole source, accuracies in [0, 1].
 
-    batch: (images a step counts, rows of its batch, which the devices divide). between: called before every batch.
-    Raises TrainingError if the examples counted
-    on the devices are not those of the source, by their number and by the sum of their positions.
+    batch: (images a step counts, rows of its batch, which the devices divide). between: called before every batch; result: how
+    to wait for a future. Raises TrainingError if the examples counted on the devices are not those of the source, by their
+    number and by the sum of their positions.
     """
     totals = {"top1": 0, "top5": 0, "examples": 0, "seen": 0, "positions": 0, "loss": 0.0}
     pending = deque()
@@ -58,11 +62,18 @@ def evaluate(step, params, batch_stats, source, batch: tuple[int, int], mesh, be
             totals[name] += value.item()
 
     images, rows = batch
-    for host_batch in feed.evaluation_batches(source, images, feed.rows_here(mesh, rows)):
-        between()
-        pending.append(step(params, batch_stats, feed.put(host_batch, mesh)))
-        if len(pending) > 2:  # no more batches than this wait on the devices
-            add_oldest()
+    here = feed.rows_here(mesh, rows)
+    load = partial(feed.evaluation_batch, source, images, here)
+    starts = range(0, len(source), images)
+    ahead = feed.Ahead(load, starts, threads=1)
+    try:
+        for _ in starts:
+            between()
+            pending.append(step(params, batch_stats, feed.put(ahead.next(result), mesh)))
+            if len(pending) > 2:  # no more batches than this wait on the devices
+                add_oldest()
+    finally:
+        ahead.close()
     while pending:
         add_oldest()
     expected = len(source) * (len(source) - 1) // 2

@@ -59,9 +59,10 @@ class LossWatch:
 
     WINDOW = 20
 
-    def __init__(self, classes: int, factor: float):
+    def __init__(self, classes: int, factor: float, told: bool = False):
+        """told: it was said in an earlier session of the run."""
         self.limit, self.factor = factor * math.log(classes), factor
-        self.recent, self.told = deque(maxlen=self.WINDOW), False
+        self.recent, self.told = deque(maxlen=self.WINDOW), told
 
     def exploded(self, record: dict) -> int | None:
         """The samples seen when the loss was last good, when it is found to have exploded; None at other times."""

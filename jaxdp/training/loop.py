@@ -5,9 +5,11 @@ import math
 import platform
 import time
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,21 +21,22 @@ from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images, open_datasets
-from jaxdp.parallel import distributed
+from jaxdp.parallel import distributed, stragglers
 from jaxdp.planning import Plan, make_plan, model_summary
-from jaxdp.training import checkpoint, guard
+from jaxdp.training import agreement, checkpoint, guard
 from jaxdp.training import workdir as directories
 from jaxdp.training.evaluation import evaluate
-from jaxdp.training.metrics import to_json, writers_for
-from jaxdp.training.programs import Programs
+from jaxdp.training.metrics import NoWriter, to_json, writers_for
+from jaxdp.training.programs import Programs, mesh_of
 from jaxdp.training.result import Progress, TrainResult
-from jaxdp.training.state import abstract_state, create_state, replicated
+from jaxdp.training.state import abstract_state, create_state, moved
 from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.training.strategy import chosen_strategies
 from jaxdp.training.watchdog import Watchdog
 from jaxdp.validation import changes, from_dict
 
 SETTLED_STEPS = 10  # after which it can be told whether input keeps up
+WAITING_TOLD, WAITING_SECONDS = 0.1, 60.0  # from which share on, and how often, people are told that processes wait
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,40 @@ class Prepared:
     datasets: tuple
     plan: Plan
     model_summary: dict
+    as_begun: bool = True
 
     @classmethod
-    def of(cls, config: Config, given=None) -> "Prepared":
-        devices = distributed.start(config.mesh)
-        datasets = open_datasets(config, given)
+    def of(cls, config: Config, given=None, team=None, begun: dict | None = None, result=Future.result) -> "Prepared":
+        """begun: {phase: [global batch, per-worker batch]} with which the run was begun, kept where these devices can; result:
+        how to wait for a future."""
+        team = team or distributed.joined()
+        devices = distributed.start(config.mesh, team)
+        thread = ThreadPoolExecutor(1)  # reading may take long, and signals are to be looked at
+        datasets = result(thread.submit(open_datasets, config, given))
+        thread.shutdown()
         keeps_images(config.data, datasets.train, devices[0].platform)  # says here what cannot be
-        plan = make_plan(config, len(datasets.train), len(devices), jax.process_count())
-        return cls(config, devices, datasets, plan, model_summary(config))
+        hosts = distributed.hosts_with_equally_many(team)
+        plan, kept = make_plan(config, len(datasets.train), len(devices), hosts, team.processes), True
+        if begun:
+            try:
+                as_begun = _as_begun(config, begun)
+                plan = dataclasses.replace(
+                    make_plan(as_begun, len(datasets.train), len(devices), hosts, team.processes), config=config
+                )
+            except ConfigError:
+                kept = False
+        return cls(config, devices, datasets, plan, model_summary(config), kept)
+
+
+def _as_begun(config: Config, begun: dict) -> Config:
+    """The config with the per-worker batches that the run has had from its beginning: batch normalisation's groups are kept."""
+    batch = tuple(
+        dataclasses.replace(phase, per_worker_batch=begun[str(index)][1])
+        if phase.per_worker_batch is None and begun.get(str(index), [None])[0] == phase.global_batch
+        else phase
+        for index, phase in enumerate(config.batch)
+    )
+    return dataclasses.replace(config, batch=batch)
 
 
 class Run:
@@ -62,21 +91,25 @@ class Run:
         self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
         self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
         self.origin, self.accept_changes = origin, accept_changes
+        self.data_facts = agreement.data_facts(self.datasets)
         self.device_kind = prepared.devices[0].device_kind
+        self.team = team = signals.team
         pixels = (self.datasets.mean, self.datasets.std)
         self.model = models.create(self.config.model)
-        strategies = chosen_strategies(self.plan, self.model, workdir, screen)
+        strategies = chosen_strategies(self.plan, self.model, workdir, screen, team, partial(mesh_of, devices=prepared.devices))
         self.resident = keeps_images(self.config.data, self.datasets.train, prepared.devices[0].platform)
         images = self.datasets.train.images if self.resident else None
-        self.programs = Programs(self.plan, self.model, pixels, len(self.datasets.evaluation), strategies, images)
+        evaluated = len(self.datasets.evaluation)
+        self.programs = Programs(self.plan, self.model, pixels, evaluated, strategies, images, prepared.devices)
         folder = workdir / directories.CHECKPOINTS
-        self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say)
+        self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say, team)
         minutes = self.config.guard.step_minutes
         self.watchdog = Watchdog(minutes and 60 * minutes, "the same command goes on from the last checkpoint")
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
         self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
         self.told_input = self.told_bad_images = False
+        self.told_waiting = -math.inf
         self.pending = deque()  # steps dispatched whose metrics have not been read
 
     def to_the_end(self) -> TrainResult:
@@ -87,7 +120,10 @@ class Run:
             try:
                 self.signals.look()
                 self._begin()
-                self.writers = writers_for(self.workdir, self.config.logging.tensorboard, self.progress.samples)
+                self.writers = [NoWriter()]
+                if self.team.first:
+                    tensorboard, patient = self.config.logging.tensorboard, self.team.processes == 1
+                    self.writers = writers_for(self.workdir, tensorboard, self.progress.samples, patient, self.screen.say)
                 for writer in self.writers:
                     stack.callback(self._close, writer)
                 self.screen.begin(self.progress.steps + self._steps_left(), self.progress.steps)
@@ -98,50 +134,82 @@ class Run:
             except StopAsked:
                 raise self._stopped() from None
             except guard.TrainingError as error:
+                if not hasattr(self, "writers"):  # nothing has begun
+                    raise
                 advice = "--resume {} with --accept-changes and a new --workdir goes on from there"
                 raise guard.TrainingError(f"{error}; {self._good_checkpoint(advice)}") from None
             except DataError as error:
-                self._save_here()
+                if self.team.processes == 1:  # the others are in a step that this process cannot take
+                    self._save_here()
                 raise DataError(f"{error}; {self._good_checkpoint()}") from None
             result = self._result()
-            directories.write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
+            if self.team.first:
+                text = to_json(dataclasses.asdict(result), indent=2)
+                directories.write_atomically(self.workdir / "result.json", text + "\n")
         return result
 
     def _begin(self) -> None:
         """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""
         self.saved_at, self.saved_samples = time.monotonic(), None
+        own = False
         try:
             found = self.checkpoints.restore(self._abstract)
+            own = found is not None
         except checkpoint.Unfit as error:
             raise ConfigError(f"--workdir: {str(self.workdir)!r} is not allowed; {error}; give another one") from None
         if found is None and self.origin is not None:
             found = self._restored_from_origin()
+        if found is not None:
+            self._check_fit(found[1])
+        if self.team.first:
+            directories.adopt(self.workdir, self.config)
         if found is None:
             self.screen.busy("compiling")
+            self.team.at("compile")
             first = self.plan.phases[0]
             self.programs.prepare_train(first)
             mesh = self.programs.mesh(first)
             self.state = self.signals.result(self.programs.submit(create_state, self.config, self.model, mesh))
-            directories.cut_log(self.workdir, self.workdir, 0, False)
+            self._cut_log(self.workdir)
             return
         self.state, sealed = found
         self.progress = Progress(**sealed.told["progress"])
         self.progress.sessions += 1
-        self.saved_samples = self.progress.samples
+        if own:
+            self.saved_samples = self.progress.samples
+        self.checkpoints.pinned = [*self.progress.pinned] if own else []
+        self.loss_watch.told = self.progress.told_exploded
+        if changes(from_dict(sealed.told["config"]), self.config):  # what was evaluated was another run's
+            self.progress.evaluated = None
         self.datasets.add_bad_images(self.progress.bad_images)
-        source = sealed.path.parent.parent
-        directories.cut_log(source, self.workdir, self.progress.samples, not self.progress.evaluation_due)
+        self._cut_log(sealed.path.parent.parent)
         self.screen.say(
             f"going on from {sealed.path}: epoch {self.progress.samples / self.plan.examples:.2f}, {self.progress.steps} steps"
         )
 
-    def _restored_from_origin(self):
-        difference = changes(from_dict(self.origin.told["config"]), self.config)
-        if difference and not self.accept_changes:
+    def _cut_log(self, source: Path) -> None:
+        if self.team.first:
+            evaluated = self.progress.evaluated is not None and not self.progress.evaluation_due
+            remark = directories.cut_log(source, self.workdir, self.progress.samples, evaluated)
+            if remark:
+                self.screen.say(remark)
+
+    def _check_fit(self, sealed) -> None:
+        """Raise ConfigError where a sound checkpoint is of other data, or lies beyond the run's end."""
+        then, now = sealed.told.get("data"), self.data_facts
+        if then not in (None, now) and not self.accept_changes:
+            different = "; ".join(f"{name}: {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name])
             raise ConfigError(
-                f"--resume: {str(self.origin.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); "
-                "give --accept-changes to go on with them"
+                f"{sealed.path} is of a run on other data ({different}); restore them, give --resume never to begin anew, or "
+                "--accept-changes to go on with the new ones"
             )
+        if sealed.samples > self.plan.total_samples:
+            raise ConfigError(
+                f"epochs: {self.config.epochs:g} is not allowed; {sealed.path} is at epoch {sealed.told['epoch']:g} already; "
+                "give more epochs, or another --workdir"
+            )
+
+    def _restored_from_origin(self):
         try:
             return checkpoint.load(self.origin, self._abstract(self.origin.samples)), self.origin
         except (checkpoint.Damaged, checkpoint.Unfit) as error:
@@ -162,7 +230,9 @@ class Run:
         """Save where the run stands, and say how it goes on."""
         signal, progress = self.signals.asked, self.progress
         if not self._save_here():
-            return Stopped(f"stopped by {signal} before the first step; the same command begins again")
+            good = checkpoint.newest_good(self.checkpoints.folder)
+            goes_on = f"goes on from {good.path}" if good else "begins again"
+            return Stopped(f"stopped by {signal} before the first step; the same command {goes_on}")
         return Stopped(
             f"stopped by {signal} after step {progress.steps} (epoch {progress.samples / self.plan.examples:.2f}); "
             f"{self._good_checkpoint()}"
@@ -230,10 +300,11 @@ class Run:
     def _phase(self, index: int) -> None:
         phase = self.plan.phases[index]
         following = self.plan.phases[index + 1] if index + 1 < len(self.plan.phases) else None
+        self.team.at("compile")
         future = self.programs.prepare_train(phase)
         self.programs.prepare_evaluation(phase)
         mesh = self.programs.mesh(phase)
-        self.state = jax.device_put(self.state, replicated(mesh))
+        self.state = moved(self.state, mesh)
         step = self.signals.result(future)
         if following:
             self.programs.prepare_train(following)
@@ -255,16 +326,19 @@ class Run:
     def _steps_of(self, phase, step, feeder) -> None:
         progress = self.progress
         self.clock = time.perf_counter()
+        self.watchdog.busy(f"loading the first images of phase {phase.index}")
         batch = self._fed(feeder)
         while progress.samples < phase.end:
             self.signals.look()
             before = progress.samples
             self.watchdog.busy(f"step {progress.steps + 1} of phase {phase.index}")
+            self.team.at("step", progress.steps + 1)
+            asked = time.monotonic()
             self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
             progress.samples += phase.global_batch
             progress.steps += 1
             progress.evaluation_due = self._crossed(self.config.evaluation.every_epochs, before, self.plan.examples)
-            self.pending.append((self._record(phase, before), metrics, before == phase.first_sample))
+            self.pending.append((self._record(phase, before), metrics, before == phase.first_sample, asked))
             batch = self._fed(feeder)
             self._fetch_all(but=1)
             if progress.evaluation_due:
@@ -300,9 +374,10 @@ class Run:
         while len(self.pending) > but:
             self._fetch(*self.pending.popleft())
 
-    def _fetch(self, record, metrics, first_of_phase) -> None:
+    def _fetch(self, record, metrics, first_of_phase, asked: float) -> None:
         progress = self.progress
         record |= {name: value.item() for name, value in jax.device_get(metrics).items()}
+        self.team.stepped(record["step"], asked, time.monotonic())
         self.watchdog.busy(f"the step after step {record['step']}")
         now = time.perf_counter()
         progress.training_seconds += now - self.clock
@@ -316,6 +391,7 @@ class Run:
         self.checkpoints.check()
         if (good_until := self.loss_watch.exploded(record)) is not None:
             good = self.checkpoints.pin(good_until)
+            progress.told_exploded, progress.pinned = True, self.checkpoints.pinned
             kept = f"the last checkpoint before is {good.path}, which is kept" if good else "there is no checkpoint before"
             self.screen.say(self.loss_watch.remark(record, kept))
         images, seconds, waited = self.since_log
@@ -331,8 +407,18 @@ class Run:
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
-            self._write(record)
+            self._write(record | self._waiting())
             self.since_log = [0, 0.0, 0.0]
+
+    def _waiting(self) -> dict:
+        """What is known of processes that others wait for, for the log; told to people now and then."""
+        if not (waiting := self.team.waiting()):
+            return {}
+        if waiting["waiting_share"] > WAITING_TOLD and time.monotonic() - self.told_waiting > WAITING_SECONDS:
+            self.told_waiting = time.monotonic()
+            self.screen.say(stragglers.in_words(waiting))
+        slowest = waiting["slowest"][0]
+        return {"waiting_share": waiting["waiting_share"], "slowest_rank": slowest["rank"]}
 
     def _tell_bad_images(self) -> None:
         """The first image that cannot be used is told at once, the others at the end."""
@@ -357,6 +443,7 @@ class Run:
     def _evaluate(self, phase) -> None:
         progress, began = self.progress, time.perf_counter()
         self.screen.busy("evaluating")
+        self.team.at("evaluate")
         self.watchdog.rest()
         program = self.signals.result(self.programs.prepare_evaluation(phase))
         position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
@@ -367,7 +454,9 @@ class Run:
             self.programs.evaluation_rows(phase),
             self.programs.mesh(phase),
             self._between_evaluation_batches,
+            self.signals.result,
         )
+        self.watchdog.rest()
         self._write(progress.evaluated)
         self.screen.evaluated(progress.evaluated)
         progress.evaluation_due = False
@@ -384,6 +473,8 @@ class Run:
         if self.progress.samples >= phase.end:
             return phase is not self.plan.phases[-1]
         minutes = due.every_minutes is not None and time.monotonic() - self.saved_at >= 60 * due.every_minutes
+        minutes = (minutes and self.team.first and self.team.ask("save")) or "save" in self.signals.wanted
+        self.signals.wanted.discard("save")
         epochs = self._crossed(due.every_epochs, before, self.plan.examples)
         return minutes or epochs or self._crossed(due.every_samples, before, 1)
 
@@ -391,6 +482,7 @@ class Run:
         """Begin a checkpoint of the state as it is; all metrics up to here have been read and logged."""
         progress, began = self.progress, time.perf_counter()
         self.watchdog.rest()
+        self.team.at("save")
         self.saved_at, self.saved_samples = time.monotonic(), progress.samples
         evaluated = progress.evaluated
         here = evaluated is not None and evaluated["samples"] == progress.samples
@@ -400,8 +492,10 @@ class Run:
             "epoch": progress.samples / self.plan.examples,
             "config": dataclasses.asdict(self.config),
             "versions": _versions(),
+            "data": self.data_facts,
+            "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in self.plan.phases},
         }
-        self.checkpoints.save(self.state, progress.samples, told)
+        self.checkpoints.save(self.state, progress.samples, told, getattr(self.writers[0], "sync", lambda: None))
         self.clock = time.perf_counter()
         progress.saving_seconds += self.clock - began
 
@@ -411,6 +505,8 @@ class Run:
 
     def _result(self) -> TrainResult:
         phase, progress = self.plan.phases[-1], self._progress_now()
+        bad_images = {name: why for one in self.team.exchange("bad images", progress.bad_images) for name, why in one.items()}
+        waiting = self.team.waiting(whole=True)
         last = progress.evaluated
         return TrainResult(
             accuracy=last["eval_accuracy"],
@@ -435,7 +531,11 @@ class Run:
             input_seconds=progress.input_seconds,
             saving_seconds=progress.saving_seconds,
             sessions=progress.sessions,
-            bad_images=progress.bad_images,
+            bad_images=bad_images,
+            processes=self.team.processes,
+            hosts=len(set(self.team.hosts)),
+            waiting_share=waiting.get("waiting_share", 0.0),
+            slowest=waiting.get("slowest", []),
         )
 
 

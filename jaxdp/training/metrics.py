@@ -5,8 +5,10 @@ global_batch and images_per_second; evaluation records have step, samples, epoch
 eval_examples.
 """
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +16,7 @@ LOG = "metrics.jsonl"
 # Fields of a record, and of result.json, that tell how long something took: all others are the same for every run of a config
 # on a mesh, however often it was interrupted.
 TIMING = ("images_per_second", "input_seconds", "wall_seconds", "seconds_to_first_step", "training_seconds")
-TIMING += ("evaluation_seconds", "saving_seconds", "sessions")
+TIMING += ("evaluation_seconds", "saving_seconds", "sessions", "waiting_share", "slowest_rank", "slowest")
 
 
 def to_json(record: dict, indent: int | None = None) -> str:
@@ -40,20 +42,42 @@ class NoWriter:
 
 
 class JsonLines:
-    """One JSON object a line, in the file as soon as it is written."""
+    """One JSON object a line, in the file as soon as it is written.
 
-    def __init__(self, path: Path):
-        self.file = open(path, "a", encoding="utf-8")
+    patient: lines that a full disk does not take are kept, and written when it does; say is told of it, once.
+    """
+
+    def __init__(self, path: Path, patient: bool = False, say=print):
+        self.file = open(path, "ab", buffering=0)
+        self.whole = self.file.seek(0, os.SEEK_END)  # bytes up to which the file holds whole lines
+        self.waiting, self.patient, self.say, self.told = b"", patient, say, False
 
     def write(self, record):
+        self.waiting += to_json(record).encode() + b"\n"
         try:
-            self.file.write(to_json(record) + "\n")
-            self.file.flush()
+            self._write_waiting()
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self.file.name) from None
+            if not (self.patient and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+                raise OSError(error.errno, error.strerror, self.file.name) from None
+            if not self.told:
+                self.told = True
+                self.say(f"{self.file.name}: {error.strerror}; the run goes on, and writes its log when there is space again")
+
+    def _write_waiting(self):
+        while self.waiting:
+            written = self.file.write(self.waiting)
+            self.waiting = self.waiting[written:]
+
+    def sync(self):
+        """On the disk, whatever happens to the machine. Raises OSError where not all lines are in the file."""
+        self._write_waiting()
+        os.fsync(self.file.fileno())
 
     def close(self):
-        self.file.close()
+        try:
+            self._write_waiting()
+        finally:
+            self.file.close()
 
 
 class TensorBoard:
@@ -92,25 +116,27 @@ class Picture:
 
 
 def read_log(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl, from its start up to a line that is torn or damaged."""
+    """The records of a metrics.jsonl, without lines that are torn or damaged."""
     records = []
     with open(path, encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line)
             except ValueError:
-                break
-            if not line.endswith("\n") or not isinstance(record, dict):
-                break
-            records.append(record)
+                continue
+            if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int):
+                records.append(record)
     return records
 
 
-def writers_for(workdir: Path, tensorboard: bool, samples: int = 0) -> list[Writer]:
-    """All writers of a run that has seen `samples` samples. Closed in the opposite order: the log last."""
+def writers_for(workdir: Path, tensorboard: bool, samples: int = 0, patient: bool = False, say=print) -> list[Writer]:
+    """All writers of a run that has seen `samples` samples. Closed in the opposite order: the log last.
+
+    patient, say: see `JsonLines`.
+    """
     log = workdir / LOG
     return [
-        JsonLines(log),
+        JsonLines(log, patient, say),
         TensorBoard(workdir / "tensorboard", samples) if tensorboard else NoWriter(),
         Picture(workdir / "training.png", log),
     ]

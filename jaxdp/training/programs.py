@@ -13,10 +13,10 @@ from jaxdp.config import Config
 from jaxdp.data.feed import batch_sharding
 from jaxdp.data.groups import AHEAD
 from jaxdp.parallel import wire
-from jaxdp.parallel.mesh import abstract_mesh, make_mesh
+from jaxdp.parallel.mesh import abstract_mesh, make_mesh, of_every_process
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.state import abstract_state, replicated
+from jaxdp.training.state import abstract_state, from_host, replicated
 from jaxdp.training.step import HYPERPARAMETERS, make_train_step
 
 EVALUATED = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
@@ -64,16 +64,25 @@ def wire_account(config: Config, phase: PlannedPhase) -> wire.Account:
     return wire.Account(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
 
 
+def mesh_of(phase: PlannedPhase, devices=None):
+    """The mesh of a phase, over equally many devices of each process. devices: process by process; None: JAX's own."""
+    if devices is not None:
+        devices = of_every_process(devices, phase.devices, phase.devices // phase.local_devices)
+    return make_mesh(phase.vertical, phase.horizontal, devices)
+
+
 class Programs:
     """Ahead-of-time compilation of every training and evaluation step of a plan, each distinct one once.
 
     `prepare_*` starts a compilation and returns at once; `train_step` and `evaluation_step` wait for it if they must.
     """
 
-    def __init__(self, plan: Plan, model, pixels, evaluation_examples: int, strategies: dict | None = None, images=None):
+    def __init__(
+        self, plan: Plan, model, pixels, evaluation_examples: int, strategies: dict | None = None, images=None, devices=None
+    ):
         """strategies: all-reduce strategy by mesh shape, where the config leaves it to be chosen. images: all training images,
-        uint8 [N, H, W, 3], where they are to be kept on the devices."""
-        self.images = images
+        uint8 [N, H, W, 3], where they are to be kept on the devices. devices: all that may be used, process by process."""
+        self.images, self.devices = images, devices
         self.plan, self.model, self.pixels, self.strategies = plan, model, pixels, strategies or {}
         self.evaluation_examples = evaluation_examples
         self.meshes = {}
@@ -84,7 +93,7 @@ class Programs:
     def mesh(self, phase: PlannedPhase):
         shape = (phase.vertical, phase.horizontal)
         if shape not in self.meshes:
-            self.meshes[shape] = make_mesh(*shape)
+            self.meshes[shape] = mesh_of(phase, self.devices)
         return self.meshes[shape]
 
     def strategy(self, phase: PlannedPhase) -> str:
@@ -128,7 +137,7 @@ class Programs:
         """All training images on the devices of a mesh, put there once."""
         with self.lock:
             if mesh not in self.kept:
-                self.kept[mesh] = jax.device_put(self.images, replicated(mesh))
+                self.kept[mesh] = from_host(self.images, mesh)
             return self.kept[mesh]
 
     def _compile_evaluation(self, mesh, rows: int):
@@ -145,7 +154,7 @@ class Programs:
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
         values = {"learning_rate": self.plan.learning_rate(samples), "momentum": phase.momentum}
-        return jax.device_put({n: np.float32(v) for n, v in values.items()}, replicated(self.mesh(phase)))
+        return {name: from_host(np.float32(value), self.mesh(phase)) for name, value in values.items()}
 
     def close(self):
         self.threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,7 @@
 """What can be done with the checkpoints that a run has kept, beside going on from them: list, evaluate, export."""
 
 import dataclasses
+import errno
 import json
 from pathlib import Path
 
@@ -9,23 +10,15 @@ import jax
 from jaxdp import models
 from jaxdp.config import Config, ConfigError
 from jaxdp.data.sources import open_datasets
+from jaxdp.errors import first_line
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.training import checkpoint
 from jaxdp.training.evaluation import evaluate as evaluate_on
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import TrainState, abstract_state
-from jaxdp.training.workdir import CHECKPOINTS
-from jaxdp.validation import from_json, validate
-
-
-def run_config(workdir) -> Config:
-    """The config of the run in a directory. Raises ConfigError where there is none."""
-    path = Path(workdir) / "config.json"
-    try:
-        return from_json(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no run (no config.json)") from None
+from jaxdp.training.workdir import CHECKPOINTS, run_config
+from jaxdp.validation import validate
 
 
 def listed(workdir) -> list[dict]:
@@ -43,33 +36,39 @@ def listed(workdir) -> list[dict]:
             row |= {"epoch": sealed.told["epoch"], "steps": sealed.told["progress"]["steps"]}
             row |= {"accuracy": sealed.accuracy, "bytes": sealed.num_bytes}
             checkpoint.check_files(sealed)
-        except checkpoint.Damaged as error:
+        except (checkpoint.Damaged, checkpoint.Unreadable) as error:
             row["damage"] = str(error)
+            if not path.exists():  # removed by the run, while this one looked
+                continue
         rows.append(row)
     return rows
 
 
 def chosen(workdir, which: str = "newest") -> checkpoint.Sealed:
     """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none."""
-    found = []
-    for path in checkpoint.directories(Path(workdir) / CHECKPOINTS):
-        try:
-            found.append(checkpoint.read_seal(path))
-        except checkpoint.Damaged as error:
-            if which == path.name:
-                raise ConfigError(f"--checkpoint: {which!r} is not allowed; {error}") from None
-    if not found:
-        raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint")
-    if which == "newest":
-        return found[0]
+    folder = Path(workdir) / CHECKPOINTS
+    found = list(checkpoint.all_sealed(folder))
+    if which not in ("newest", "best"):
+        return _named(folder, which)
     if which == "best":
-        if (best := checkpoint.best(found)) is None:
+        order = sorted((one for one in found if one.accuracy is not None), key=lambda one: (one.accuracy, one.samples))
+        if found and not order:
             raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
-        return best
+        found = order[::-1]
     for one in found:
-        if which == str(one.samples):
+        if checkpoint.is_sound(one):
             return one
-    there = ", ".join(str(one.samples) for one in found)
+    raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint (see jaxdp checkpoints)")
+
+
+def _named(folder: Path, which: str) -> checkpoint.Sealed:
+    for path in checkpoint.directories(folder):
+        if which == path.name:
+            try:
+                return checkpoint.read_seal(path)
+            except checkpoint.Damaged as error:
+                raise ConfigError(f"--checkpoint: {which!r} is not allowed; {error}") from None
+    there = ", ".join(path.name for path in checkpoint.directories(folder)) or "none"
     raise ConfigError(f"--checkpoint: {which!r} is not allowed; give newest, best, or the samples of one: {there}")
 
 
@@ -110,6 +109,7 @@ def export(workdir, output, which: str = "newest") -> dict:
 
     Its metadata hold the config as JSON, samples, epoch and accuracy. Returns {"output", "tensors", "bytes", "checkpoint"}.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     output = Path(output)
@@ -124,8 +124,14 @@ def export(workdir, output, which: str = "newest") -> dict:
     told = {"config": json.dumps(dataclasses.asdict(config)), "samples": str(sealed.samples)}
     told |= {"epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
     output.parent.mkdir(parents=True, exist_ok=True)
+    if output.is_dir():
+        raise ConfigError(f"--output: {str(output)!r} is not allowed; it is a directory; give a file")
     temporary = output.with_name(output.name + ".tmp")
-    save_file(tensors, temporary, told)
-    temporary.replace(output)
+    try:
+        save_file(tensors, temporary, told)
+        temporary.replace(output)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(getattr(error, "errno", None) or errno.EIO, first_line(error), str(output)) from None
     size = output.stat().st_size
     return {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.config import ConfigError
+from jaxdp.parallel.stragglers import in_words
 from jaxdp.training.console import clock
 
 
@@ -14,8 +15,9 @@ from jaxdp.training.console import clock
 class Progress:
     """Where a run stands beside its state, saved with every checkpoint. Seconds add up over all sessions of the run.
 
-    evaluated: the last evaluation's record. evaluation_due: one fell due at these samples and is not done. sessions: how often
-    the run was started.
+    evaluated: the last evaluation's record. evaluation_due: one fell due at these samples and is not done. pinned: samples of
+    checkpoints that are kept for good. told_exploded: it was said that the loss has exploded. sessions: how often the run was
+    started.
     """
 
     samples: int = 0
@@ -30,6 +32,8 @@ class Progress:
     evaluation_due: bool = False
     skipped_steps: int = 0
     bad_images: dict = dataclasses.field(default_factory=dict)
+    pinned: list = dataclasses.field(default_factory=list)
+    told_exploded: bool = False
     sessions: int = 1
 
 
@@ -38,7 +42,8 @@ class TrainResult:
     """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock, over all sessions of the run.
 
     images_per_second leaves out compilation, evaluation and saving; seconds_to_first_step counts from the start of the command.
-    Work that was lost when a session was cut off and done again is counted once.
+    Work that was lost when a session was cut off and done again is counted once. Of the last session's steps: waiting_share of
+    their time the devices waited for a process that was not ready, and slowest are those that they waited for most.
     """
 
     accuracy: float
@@ -64,6 +69,10 @@ class TrainResult:
     saving_seconds: float = 0.0
     sessions: int = 1
     bad_images: dict = dataclasses.field(default_factory=dict)
+    processes: int = 1
+    hosts: int = 1
+    waiting_share: float = 0.0
+    slowest: list = dataclasses.field(default_factory=list)
 
 
 def read_result(path: Path, text: str) -> TrainResult:
@@ -88,6 +97,8 @@ def show_result(screen, result: TrainResult) -> None:
         f"time {clock(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
+    if result.slowest:
+        screen.say(in_words({"waiting_share": result.waiting_share, "slowest": result.slowest}))
     if result.bad_images:
         first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
         screen.say(f"{len(result.bad_images)} images could not be used and were skipped, all listed in result.json: {first}")

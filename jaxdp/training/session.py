@@ -5,16 +5,20 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import jax
+
 from jaxdp.config import Config, ConfigError
+from jaxdp.errors import first_line
 from jaxdp.parallel import distributed
+from jaxdp.parallel.cluster import alone_in_a_larger_job
 from jaxdp.planning import summary_table
-from jaxdp.training import checkpoint
+from jaxdp.training import agreement, checkpoint
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet
 from jaxdp.training.loop import Prepared, Run
 from jaxdp.training.result import TrainResult, read_result, show_result
-from jaxdp.training.stop import Signals
-from jaxdp.validation import validate
+from jaxdp.training.stop import Signals, StopAsked, Stopped
+from jaxdp.validation import changes, from_dict, validate
 
 
 def train(
@@ -26,6 +30,7 @@ def train(
     datasets=None,
     accept_changes=False,
     signals: Signals | None = None,
+    cluster: str = "auto",
 ) -> TrainResult:
     """Train as `config` says, into `workdir` (default runs/NAME), going on from its newest sound checkpoint if it has one.
 
@@ -33,10 +38,12 @@ def train(
     path of another run's directory or checkpoint to go on from. accept_changes: of a config that is not the run's own.
     started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
     with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label), in place of the config's source. signals:
-    entered already, where the command line has done so.
+    entered already, where the command line has done so. cluster: whose variables tell of the other processes of the run: auto,
+    none, or a launcher's name (see `jaxdp.parallel.cluster`).
 
     Raises ConfigError where the run cannot be begun, or does not fit into memory, TrainingError where it cannot go on, and
-    Stopped where it was asked to stop (SIGTERM, SIGINT) and saved.
+    Stopped where it was asked to stop (SIGTERM, SIGINT) and saved. Where another process of the run fails, this one says so and
+    exits.
     """
     started = time.monotonic() if started is None else started
     screen = screen or Quiet()
@@ -46,33 +53,68 @@ def train(
     path = Path("runs") / config.name if workdir is None else Path(workdir)
     if workdir == "":
         raise ConfigError("--workdir: '' is not allowed; give a directory")
-    origin = None if resume in ("auto", "never") else _origin(Path(resume), path)
-    if resume == "never":
-        path = directories.next_free(path)
     with nullcontext(signals) if signals else Signals(leave=_interrupt) as signals:
-        prepared = Prepared.of(config, datasets)
-        with directories.claimed(path):
-            finished, remarks = directories.settle(path, config, accept_changes)
-            if finished is not None:
-                result = read_result(path, finished)
-                for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
-                    screen.say(remark)
-                show_result(screen, result)
-                return result
-            screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices), prepared.model_summary))
-            for remark in [*remarks, *prepared.datasets.remarks]:
+        signals.team = team = distributed.join(cluster, config.guard, signals.look_alone)
+        team.before_exit = screen.end
+        try:
+            return _train(config, path, resume, screen if team.first else Quiet(), started, datasets, accept_changes, signals)
+        except Stopped:
+            raise
+        except StopAsked:
+            told = f"stopped by {signals.asked} before the first step"
+            raise Stopped(f"{told}; the same command goes on from the last checkpoint, if there is one") from None
+        except BaseException as error:
+            broken = isinstance(error, jax.errors.JaxRuntimeError)
+            team.fail(first_line(error), 2 if isinstance(error, ConfigError) else 1, broken)
+            raise
+
+
+def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
+    team = signals.team
+    origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
+    if resume == "never":
+        path = Path(team.share("directory", str(directories.next_free(path))))
+    found = origin or checkpoint.newest_good(path / directories.CHECKPOINTS) if team.first else None
+    begun = team.share("begun", found and found.told.get("per_worker_batch"))
+    prepared = Prepared.of(config, datasets, team, begun, signals.result)
+    agreement.check(team, config, prepared.datasets)
+    with directories.claimed(path) if team.first else nullcontext():
+        finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
+        agreement.check_directory(team, path)
+        if finished is not None:
+            result = read_result(path, finished)
+            for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
                 screen.say(remark)
-            result = Run(prepared, path, screen, started, signals, origin, accept_changes).to_the_end()
             show_result(screen, result)
             return result
+        screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices, team), prepared.model_summary))
+        for remark in [*remarks, *_remarks(prepared)]:
+            screen.say(remark)
+        result = Run(prepared, path, screen, started, signals, origin, accept_changes).to_the_end()
+        show_result(screen, result)
+        team.exchange("end", None)
+        return result
+
+
+def _remarks(prepared: Prepared) -> list[str]:
+    """What people should know before a run."""
+    remarks = [*prepared.datasets.remarks]
+    if remark := alone_in_a_larger_job():
+        remarks.append(remark)
+    if not prepared.as_begun:
+        remarks.append(
+            "these devices cannot keep the per-worker batch with which the run was begun: batch normalisation's groups are "
+            "others from here on; the order of the data, the learning rate and the batches are the same"
+        )
+    return remarks
 
 
 def _interrupt():
     raise KeyboardInterrupt
 
 
-def _origin(given: Path, workdir: Path) -> checkpoint.Sealed:
-    """The checkpoint that --resume PATH names: PATH itself, or the newest in PATH/checkpoints."""
+def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> checkpoint.Sealed:
+    """The checkpoint that --resume PATH names: PATH itself, or the newest sound one in PATH/checkpoints."""
     refused = f"--resume: {str(given)!r} is not allowed"
     if given.resolve() == workdir.resolve() or workdir.resolve() in given.resolve().parents:
         raise ConfigError(f"{refused}; it belongs to this run's own directory; give a new --workdir to go on from it")
@@ -82,5 +124,12 @@ def _origin(given: Path, workdir: Path) -> checkpoint.Sealed:
         raise ConfigError(f"{refused}; {error}; give another checkpoint") from None
     found = found or checkpoint.newest_good(given / directories.CHECKPOINTS)
     if found is None:
-        raise ConfigError(f"{refused}; it holds no checkpoint; give auto, never, a run's directory or one of its checkpoints")
+        raise ConfigError(
+            f"{refused}; it holds no sound checkpoint; give auto, never, a run's directory or one of its checkpoints"
+        )
+    if (difference := changes(from_dict(found.told["config"]), config)) and not accept_changes:
+        raise ConfigError(
+            f"--resume: {str(found.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); give "
+            "--accept-changes to go on with them"
+        )
     return found

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
@@ -54,6 +55,26 @@ def _unbiased(average: Average, present: tuple) -> tuple:
 
 def replicated(mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
+
+
+def from_host(value, mesh) -> jax.Array:
+    """An array that every process has, on all devices of a mesh, without asking the other processes whether theirs is equal."""
+    host = np.asarray(value)
+    if mesh.is_multi_process:
+        return jax.make_array_from_callback(host.shape, replicated(mesh), lambda index: host[index])
+    return jax.device_put(host, replicated(mesh))
+
+
+def moved(tree, mesh):
+    """A replicated tree on the devices of another mesh, of which each process has some."""
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, replicated(mesh))
+
+    def one(leaf):
+        copies = [jax.device_put(leaf.addressable_data(0), device) for device in mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(leaf.shape, replicated(mesh), copies)
+
+    return jax.tree.map(one, tree)
 
 
 def _initial(config: Config, model):

@@ -6,6 +6,8 @@ import sys
 import threading
 from concurrent.futures import Future, wait
 
+from jaxdp.parallel.alone import Alone
+
 POLL_SECONDS = 0.1
 
 
@@ -21,12 +23,15 @@ class Signals:
     """While entered, in the main thread: the first SIGTERM or SIGINT is noted, a second one ends the process at once.
 
     asked: the name of the signal that has come, or None. leave: what a second one does; by default it ends the process with 1.
+    team: the processes of the run, all of which stop at the same point. wanted: what they have agreed to do beside stopping.
     """
 
     def __init__(self, leave=None):
         self.asked: str | None = None
         self.leave = leave or _leave
         self.before = {}
+        self.team = Alone()
+        self.wanted: set[str] = set()
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
@@ -43,15 +48,26 @@ class Signals:
         self.asked = signal.Signals(number).name
 
     def look(self) -> None:
-        """Raise StopAsked if the run was asked to stop."""
+        """Raise StopAsked if the run is to stop here. All processes of a run look in the same order."""
+        self._do(self.team.point(self.asked))
+
+    def look_alone(self) -> None:
+        """Raise StopAsked if this process was asked to stop, whatever the others do."""
         if self.asked:
             raise StopAsked
 
     def result(self, future: Future):
-        """The result of a future. Raises StopAsked as soon as the run is asked to stop, the future going on."""
+        """The result of a future. Raises StopAsked as soon as the run is to stop here, the future going on."""
         while not wait([future], POLL_SECONDS).done:
-            self.look()
+            self._do(self.team.agreed_here(self.asked))
         return future.result()
+
+    def _do(self, agreed: dict | None) -> None:
+        if agreed and agreed["what"] == "stop":
+            self.asked = self.asked or agreed["why"]
+            raise StopAsked
+        if agreed:
+            self.wanted.add(agreed["what"])
 
 
 def _leave() -> None:

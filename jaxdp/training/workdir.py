@@ -1,5 +1,6 @@
 """The directory of one run: claimed by one process, holding one configuration, never mixed with another run's files."""
 
+import errno
 import fcntl
 import itertools
 import os
@@ -15,12 +16,16 @@ from jaxdp.validation import changes, from_json, to_json
 def write_atomically(path: Path, text: str) -> None:
     """The file has the old content or the new one at every moment."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-CHECKPOINTS = "checkpoints"
-RUN_FILES = ("config.json", "metrics.jsonl", "result.json", "tensorboard", CHECKPOINTS)
+CHECKPOINTS, CONFIG = "checkpoints", "config.json"
+RUN_FILES = (CONFIG, "metrics.jsonl", "result.json", "tensorboard", CHECKPOINTS)
 
 
 def next_free(workdir: Path) -> Path:
@@ -36,6 +41,9 @@ def claimed(workdir: Path):
         workdir.mkdir(parents=True, exist_ok=True)
         lock = open(workdir / ".lock", "w")
     except OSError as error:
+        if (workdir / "result.json").exists() and error.errno in (errno.EROFS, errno.EACCES):
+            yield workdir  # a finished run, which is only looked at
+            return
         raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; {error.strerror}; give another one") from None
     with lock:
         try:
@@ -50,10 +58,10 @@ def claimed(workdir: Path):
 def settle(workdir: Path, config: Config, accept_changes: bool = False) -> tuple[str | None, list[str]]:
     """Make a claimed directory this run's: (the text of result.json if the run is finished, remarks to show).
 
-    Raises ConfigError where it holds a different run, unless its changes are accepted, or files of a run without its
-    config.json.
+    A directory that holds a run is left as it is until that can go on (see `adopt`). Raises ConfigError where it holds a
+    different run, unless its changes are accepted, or files of a run without its config.json.
     """
-    path, result = workdir / "config.json", workdir / "result.json"
+    path, result = workdir / CONFIG, workdir / "result.json"
     refused = f"--workdir: {str(workdir)!r} is not allowed"
     if not path.exists():
         strangers = [name for name in RUN_FILES if (workdir / name).exists()]
@@ -76,21 +84,43 @@ def settle(workdir: Path, config: Config, accept_changes: bool = False) -> tuple
     if result.exists() and not difference:
         remarks = [f"these changes have no effect on it: {'; '.join(every_change)}"] if every_change else []
         return result.read_text(errors="replace"), remarks
-    result.unlink(missing_ok=True)  # of a run that is to go on with another configuration
-    write_atomically(path, to_json(config))
     return None, [f"going on with changes: {'; '.join(every_change)}"] if every_change and begun else []
 
 
-def cut_log(source: Path, workdir: Path, samples: int, evaluated: bool) -> None:
+def run_config(workdir) -> Config:
+    """The config of the run in a directory. Raises ConfigError where there is none."""
+    refused = f"--workdir: {str(workdir)!r} is not allowed"
+    try:
+        return from_json((Path(workdir) / CONFIG).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{refused}; it holds no run (no {CONFIG})") from None
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(f"{refused}; its {CONFIG} cannot be read ({error})") from None
+
+
+def adopt(workdir: Path, config: Config) -> None:
+    """The run in the directory goes on, with this configuration: it is no longer finished."""
+    path, text = workdir / CONFIG, to_json(config)
+    (workdir / "result.json").unlink(missing_ok=True)
+    if path.read_text() != text:
+        write_atomically(path, text)
+
+
+def cut_log(source: Path, workdir: Path, samples: int, evaluated: bool) -> str | None:
     """Leave in `workdir`'s metrics.jsonl what `source`'s says up to `samples` samples: what comes after will be written again.
 
-    evaluated: whether an evaluation at just these samples is among what is kept.
+    evaluated: whether an evaluation at just these samples is among what is kept. Returns a remark where lines are damaged.
     """
     log = source / LOG
-    records = read_log(log) if samples and log.exists() else []
+    there = samples > 0 and log.exists()
+    records = read_log(log) if there else []
+    lost = log.read_bytes().count(b"\n") - len(records) if there else 0
     kept = [
         record
         for record in records
         if record["samples"] < samples or (record["samples"] == samples and (evaluated or "loss" in record))
     ]
     write_atomically(workdir / LOG, "".join(to_json_line(record) + "\n" for record in kept))
+    if lost > 0:
+        return f"{lost} line{'s' * (lost > 1)} of {log} could not be read and {'are' if lost > 1 else 'is'} left out"
+    return None

@@ -1,0 +1,135 @@
+"""Several hosts on this one Linux machine: network namespaces joined by links of a chosen rate, which can be cut.
+
+    with Hosts(2, rate="100mbit") as hosts:
+        server = hosts.popen(0, [sys.executable, "server.py"])
+        client = hosts.popen(1, [sys.executable, "client.py", hosts.name(0)])
+
+A host has its own name, loopback and network interface, and the names of all hosts resolve on it. Files, processors, memory and
+the clock are the machine's. Needs root and Debian's package iproute2.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+PREFIX = "jaxdp-h"
+SWITCH = f"{PREFIX}-switch"  # a namespace too, so that neither the machine's routes nor its firewall has a part in it
+HOSTS_FILE = Path("/run/jaxdp-hosts")
+BURST = (
+    "256kb"  # what a link that was idle passes at once: 20 ms at 100mbit, and enough to keep 10gbit busy between timer ticks
+)
+QUEUE = "50ms"
+
+
+class HostsError(RuntimeError):
+    pass
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise HostsError(f"{' '.join(command)}: {result.stderr.strip() or result.returncode}")
+    return result.stdout
+
+
+class Hosts:
+    """`number` hosts, numbered from 0, while the context lasts. Its end kills what still runs on them.
+
+    rate: of each link, in each of its directions, as `tc` writes it ("100mbit", "1gbit"); None for no limit.
+    """
+
+    def __init__(self, number: int, rate: str | None = None):
+        self.number, self._first_rate = number, rate
+
+    def __enter__(self):
+        missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if not shutil.which(tool)]
+        if missing:
+            raise HostsError(f"there is no {missing[0]}; install Debian's packages iproute2 and util-linux")
+        if os.geteuid() != 0:
+            raise HostsError("network namespaces need root; run as root")
+        self._lock = socket.socket(socket.AF_UNIX)
+        try:
+            self._lock.bind("\0jaxdp-hosts")  # an abstract name, which goes with its process
+        except OSError:
+            raise HostsError("another process on this machine has its hosts up; end it first") from None
+        try:
+            self._remove()
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        try:
+            self._remove()
+        finally:
+            self._lock.close()
+
+    def _make(self):
+        lines = ["127.0.0.1 localhost", *(f"{self.address(host)} {self.name(host)}" for host in range(self.number))]
+        HOSTS_FILE.write_text("\n".join(lines) + "\n")
+        _run("ip", "netns", "add", SWITCH)
+        _run("ip", "-n", SWITCH, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", SWITCH, "link", "set", "bridge", "up")
+        for host in range(self.number):
+            name = self.name(host)
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", SWITCH, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _run("ip", "-n", SWITCH, "link", "set", name, "master", "bridge", "up")
+            _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _run("ip", "-n", name, "link", "set", link, "up")
+        if self._first_rate:
+            self.rate(self._first_rate)
+
+    def _remove(self):
+        """Removes these hosts, or those that a killed process has left."""
+        names = [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")]
+        for name in names:
+            while pids := _run("ip", "netns", "pids", name).split():
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                time.sleep(0.02)
+            _run("ip", "netns", "delete", name)
+        HOSTS_FILE.unlink(missing_ok=True)
+
+    def name(self, host: int) -> str:
+        if host not in range(self.number):
+            raise HostsError(f"host {host} is none of the {self.number}")
+        return f"{PREFIX}{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def popen(self, host: int, command: list[str], **options) -> subprocess.Popen:
+        """`command` on the host. Every program before it gives its process over to the next: signals reach the command."""
+        enter = ["nsenter", f"--net=/run/netns/{self.name(host)}", "unshare", "--uts", "--mount"]
+        settle = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        return subprocess.Popen([*enter, "sh", "-c", settle, self.name(host), str(HOSTS_FILE), *command], **options)
+
+    def rate(self, rate: str | None, host: int | None = None) -> None:
+        """Limits the link of the host, or all links, in both directions; None lifts the limit."""
+        limit = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE] if rate else ["noqueue"]
+        for name in map(self.name, range(self.number) if host is None else [host]):
+            _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
+            _run("tc", "-n", SWITCH, "qdisc", "replace", "dev", name, "root", *limit)
+
+    def cut(self, host: int) -> None:
+        """Pulls the host's cable: nothing passes and nobody is told, as its own interface stays up."""
+        _run("ip", "-n", SWITCH, "link", "set", self.name(host), "down")
+
+    def mend(self, host: int) -> None:
+        _run("ip", "-n", SWITCH, "link", "set", self.name(host), "up")
+
+    def bytes(self, host: int) -> tuple[int, int]:
+        """(received, sent) by the host so far, with all headers."""
+        (link,) = json.loads(_run("ip", "-n", self.name(host), "-json", "-statistics", "link", "show", "eth0"))
+        return link["stats64"]["rx"]["bytes"], link["stats64"]["tx"]["bytes"]

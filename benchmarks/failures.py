@@ -1,0 +1,206 @@
+"""One process of a run fails; how long until all others have ended, with which code, and whether they name it.
+
+    python benchmarks/failures.py [--times 3] [--processes 2]
+
+Each failure comes in each phase in which it can: killed (SIGKILL), stopped (SIGSTOP), raising (its data set does), a full disk
+(under the working directory: as root), and one that never comes. The victim is drawn at random, rank 0 among them. Writes
+benchmarks/results/failures.json and prints a table.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from chaos import ROOT, TRAINING, stage
+
+LIMIT_SECONDS = 30
+STAGES = ("starting", "compiling", "stepping", "evaluating", "saving")
+CASES = [(kind, place) for kind in ("killed", "stopped") for place in STAGES]
+CASES += [("raising", "stepping"), ("full disk", "stepping"), ("missing", "starting")]
+GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200")
+
+
+class Raising:
+    """Synthetic images that come to a bad end."""
+
+    def __init__(self, examples: int, ends_at: float):
+        self.examples, self.ends_at, self.read = examples, ends_at, 0
+
+    def __len__(self):
+        return self.examples
+
+    def __getitem__(self, index):
+        self.read += 1
+        if self.read > self.ends_at:
+            raise RuntimeError("this data set raises, as planned")
+        return np.full((8, 8, 3), index % 251, np.uint8), index % 10
+
+
+def raising_process(workdir: str, ends_at: float) -> None:
+    """A process of a run whose data set raises after so many images."""
+    import tyro
+
+    import jaxdp
+    from jaxdp.config import Config
+    from jaxdp.recipes import load_config
+
+    config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
+    jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
+
+
+def environment(rank: int, processes: int, port: int) -> dict:
+    place = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes), "JAX_PROCESS_ID": str(rank)}
+    return os.environ | place | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subprocess.Popen | None]:
+    """The processes of a run; None for one that is missing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    running = []
+    for rank in range(processes):
+        if kind == "missing" and rank == victim:
+            running.append(None)
+            continue
+        command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING, *GUARD]
+        if kind == "raising":
+            ends_at = 2000 if rank == victim else float("inf")
+            command = [sys.executable, "-u", __file__, "--raising", str(workdir), str(ends_at)]
+        out = workdir.with_suffix(".out" if rank == 0 else f".{rank}.out")
+        with open(out, "w") as to:
+            places = environment(rank, processes, port)
+            running.append(subprocess.Popen(command, cwd=ROOT, env=places, stdout=to, stderr=subprocess.STDOUT))
+    return running
+
+
+def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Random) -> dict:
+    """One failure: what was done, and what the others did."""
+    victim = draw.randrange(1 if kind == "missing" else 0, processes)
+    workdir = folder / "run"
+    if kind == "full disk":
+        victim = 0  # which writes the log
+        workdir = folder / "disk" / "run"
+        workdir.parent.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", workdir.parent], check=True)
+    try:
+        running = start(kind, victim, processes, workdir)
+        began = time.monotonic()
+        while kind not in ("missing", "raising") and not (stage(workdir) == wanted and _far_enough(workdir, wanted)):
+            assert time.monotonic() - began < 300, "the run did not come so far"
+            time.sleep(0.002)
+        time.sleep(draw.random() * (1.0 if wanted in ("starting", "compiling") else 0.02))
+        found = stage(workdir)
+        if kind == "killed":
+            running[victim].send_signal(signal.SIGKILL)
+        elif kind == "stopped":
+            running[victim].send_signal(signal.SIGSTOP)
+        elif kind == "full disk":
+            _fill(workdir.parent)
+        elif kind == "raising":
+            while "as planned" not in _said(workdir, victim) and time.monotonic() - began < 300:
+                time.sleep(0.01)
+            found = "stepping"
+        failed = time.monotonic()
+        others = [rank for rank in range(processes) if rank != victim]
+        for rank in others:
+            with_limit = max(1.0, failed + 2 * LIMIT_SECONDS - time.monotonic())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[rank].wait(with_limit)
+        seconds = time.monotonic() - failed
+        codes = [running[rank].poll() for rank in others]
+        last = [[line for line in _said(workdir, rank).splitlines() if line.startswith("jaxdp:")][-1:] for rank in others]
+        sign = str(victim) if wanted == "starting" else f"rank {victim}"  # the missing are listed by their numbers
+        named = [bool(lines) and sign in lines[0] for lines in last]
+        for process in running:
+            if process is not None:
+                process.kill()
+                process.wait()
+    finally:
+        if kind == "full disk":
+            subprocess.run(["umount", "-l", workdir.parent], check=True)
+    ended = None not in codes and 0 not in codes
+    return {
+        "failure": kind,
+        "stage": found,
+        "victim": victim,
+        "seconds": round(seconds, 2),
+        "codes": codes,
+        "ended": ended,
+        "named": all(named),
+        "last_line": (last[0] or [""])[0].replace(str(folder), "..."),
+    }
+
+
+def _far_enough(workdir: Path, wanted: str) -> bool:
+    log = workdir / "metrics.jsonl"
+    return wanted in ("starting", "compiling") or (log.exists() and log.read_bytes().count(b"\n") > 3)
+
+
+def _fill(disk: Path) -> None:
+    with open(disk / "filler", "wb") as file:
+        try:
+            while True:
+                file.write(b"0" * 4096)
+                file.flush()
+        except OSError:
+            pass
+
+
+def _said(workdir: Path, rank: int) -> str:
+    return workdir.with_suffix(".out" if rank == 0 else f".{rank}.out").read_text()
+
+
+def table(record: dict) -> str:
+    """By failure and stage: seconds to the last exit of the others, and in how many of the times all was right."""
+    lines = ["| failure | while | seconds to the last exit | most | ended and named |", "|---|---|---|---|---|"]
+    cases = {}
+    for row in record["rows"]:
+        cases.setdefault((row["failure"], row["stage"]), []).append(row)
+    for (kind, place), rows in cases.items():
+        seconds = [row["seconds"] for row in rows]
+        right = sum(row["ended"] and row["named"] for row in rows)
+        lines.append(f"| {kind} | {place} | {statistics.median(seconds):.1f} | {max(seconds):.1f} | {right} of {len(rows)} |")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=3, help="of each case")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", help="the failure to try")
+    parser.add_argument("--raising", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.raising:
+        return raising_process(arguments.raising[0], float(arguments.raising[1]))
+    from jaxdp.bench.provenance import provenance
+
+    draw, rows = random.Random(0), []
+    cache = tempfile.mkdtemp()
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    for kind, wanted in CASES:
+        for _ in range(arguments.times):
+            if arguments.only not in (None, kind):
+                continue
+            with tempfile.TemporaryDirectory() as made:
+                rows.append(one(kind, wanted, arguments.processes, Path(made), draw))
+            print(json.dumps(rows[-1]), flush=True)
+    record = {"provenance": provenance(("jax", "numpy")), "processes": arguments.processes, "rows": rows}
+    if arguments.only is None:
+        (ROOT / "benchmarks/results/failures.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()
