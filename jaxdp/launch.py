@@ -23,7 +23,7 @@ class Process:
     """One of them: its output goes to ours, each line behind its rank."""
 
     def __init__(self, rank: int, command: list[str], environment: dict, write):
-        self.rank, self.last, self.ended = rank, deque(maxlen=LAST_LINES), None
+        self.rank, self.last, self.ended, self.killed = rank, deque(maxlen=LAST_LINES), None, False
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -143,12 +143,13 @@ def _once(command: list[str], processes: int, signals: list[int]) -> int:
                 if one.ended is None:
                     _say(f"rank {one.rank} {'is stopped and' if one.is_stopped else 'still runs and'} is killed")
                     one.signal(signal.SIGKILL)
+                    one.killed = True
             first.ended = now  # again, if that were not the end
         time.sleep(POLL_SECONDS)
     failed = [one for one, code in zip(running, codes, strict=True) if code not in (0, STOPPED)]
     if not failed:
         return STOPPED if STOPPED in codes else 0
-    first = min(failed, key=lambda one: (not _came_by_itself(one), one.ended))
+    first = min(failed, key=lambda one: (one.killed, not _came_by_itself(one), one.ended))
     code = first.process.returncode
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
     _say(f"rank {first.rank} failed first, {how}, after {first.ended - started:.0f} s. Its last lines:")

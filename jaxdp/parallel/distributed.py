@@ -4,6 +4,7 @@ user paid for."""
 import atexit
 import contextlib
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -33,8 +34,17 @@ def join(asked: str = "auto", guard: Guard | None = None, look=lambda: None, **g
             return Alone()
         guard = guard or Guard()
         _team = Team(found, 60 * guard.start_minutes, guard.silence_seconds, cluster.visible_gpus(), look)
-        atexit.register(_team.close)
+        atexit.register(_leave)
     return _team
+
+
+def _leave() -> None:
+    """At the end of the process: together with the others, or at once if it has failed, as JAX would wait for them."""
+    if _team.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    _team.close()
 
 
 def joined() -> Team | Alone:

@@ -47,7 +47,7 @@ class Team:
         self.got: dict[str, object] = {}
         self.turns: dict[str, int] = defaultdict(int)
         self.points, self.holding, self.agreed, self.asked = 0, False, None, set()
-        self.verdict, self.failing = None, False
+        self.verdict, self.failing, self.failed = None, False, False
         self.joined: list[dict] | None = None
         self.offset, self.round_trip = 0.0, float("inf")
         self.steps: list[tuple[int, float, float]] = []
@@ -289,7 +289,7 @@ class Team:
             if self.verdict:
                 time.sleep(60)  # `_end` is under way
         with self.changed:
-            self.failing = True
+            self.failing = self.failed = True
         self._send({"fail": reason, "code": code, "phase": self.phase, "step": self.step})
         with self.changed:
             self.changed.wait_for(lambda: self.verdict, VERDICT_SECONDS)

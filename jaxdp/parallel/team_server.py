@@ -4,7 +4,6 @@ One JSON object a line over TCP. It runs in a thread of its own, so that it answ
 """
 
 import asyncio
-import contextlib
 import json
 import socket
 import threading
@@ -50,7 +49,11 @@ class TeamServer:
         self.listener = socket.socket(family, socket.SOCK_STREAM)
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         loopback = address in ("localhost", "::1") or address.startswith("127.")
-        self.listener.bind((("::1" if family == socket.AF_INET6 else "127.0.0.1") if loopback else "", port))
+        try:
+            self.listener.bind((("::1" if family == socket.AF_INET6 else "127.0.0.1") if loopback else "", port))
+        except OSError:
+            self.listener.close()
+            raise
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="team-server", daemon=True)
         self.thread.start()
 
@@ -87,7 +90,7 @@ class TeamServer:
         return all(member.gone for rank, member in list(self.members.items()) if rank)
 
     def _tell(self, member: Member, message: dict):
-        with contextlib.suppress(Exception):  # gone: its own reader says so
+        if not (member.gone or member.writer.is_closing()):  # gone: its own reader says so
             member.writer.write(encode(message))
 
     def _tell_all(self, message: dict):

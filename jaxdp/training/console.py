@@ -87,7 +87,7 @@ class Screen:
             self.progress.start()
 
     def busy(self, what):
-        if self.live:
+        if self.progress is not None:
             self.progress.update(self.task, description=what)
         elif self.first_step is None:
             self.say(f"{what} ...")

@@ -1,0 +1,287 @@
+"""Runs of several real processes on this machine."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp.training import checkpoint
+from jaxdp.training.metrics import TIMING, read_log
+from jaxdp.training.restored import restored
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+PATIENCE = 300  # seconds: a slow machine is no failure
+TINY = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "37"),
+    *(
+        "--model.depth",
+        "18",
+        "--model.width",
+        "2",
+        "--model.stem",
+        "small",
+        "--epochs",
+        "4",
+        "--schedule.learning-rate",
+        "0.002",
+    ),
+    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "2", "--batch.1.global-batch", "16", "--optimizer.name", "sgd"),
+    *("--batch.0.per-worker-batch", "2", "--batch.1.per-worker-batch", "2", "--schedule.warmup-epochs", "1"),
+    *("--logging.no-tensorboard", "--logging.every-steps", "1"),
+]
+
+
+def launched(processes, workdir, *more, devices=None, restarts=0, command=(), environment=None, **options):
+    """`jaxdp launch` of the tiny run, eight devices being spread over its processes."""
+    command = command or ["train.py", "--workdir", str(workdir), *TINY, "--mesh.cpu-devices", str(devices or 8 // processes)]
+    line = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--restarts", str(restarts), "--"]
+    pipe = subprocess.PIPE
+    there = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | (environment or {})
+    return subprocess.Popen([*line, *command, *more], cwd=ROOT, env=there, stdout=pipe, stderr=pipe, text=True, **options)
+
+
+def done(process, code=0):
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == code, (process.returncode, out, err)
+    return out, err
+
+
+def left(workdir):
+    """Everything that a run leaves and that does not tell time."""
+    log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
+    result = json.loads((workdir / "result.json").read_text())
+    return log, result["accuracy"], checkpoint.newest_good(workdir / "checkpoints").arrays
+
+
+def parameters(workdir):
+    """Of the last checkpoint, in one vector."""
+    state, _, _ = restored(workdir)
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(state.params)])
+
+
+def ranks_of(process, number):
+    """The process ids of the ranks that a launcher has started, by rank."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+                places = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if parent == str(process.pid):
+                found |= {int(one[15:]): int(path.name) for one in places if one.startswith(b"JAX_PROCESS_ID=")}
+        if len(found) == number:
+            return [found[rank] for rank in range(number)]
+        time.sleep(0.05)
+    raise AssertionError("the processes did not start")
+
+
+def wait_for_lines(workdir, number, process):
+    end = time.monotonic() + PATIENCE
+    log = workdir / "metrics.jsonl"
+    while not (log.exists() and log.read_bytes().count(b"\n") >= number):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("alone") / "run"
+    done(launched(1, workdir))
+    return workdir
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_training_and_evaluation_on_several_processes_are_those_of_one(alone, tmp_path, processes):
+    done(launched(processes, tmp_path / "run"))
+    one, several = left(alone), left(tmp_path / "run")
+    assert len(one[0]) == len(several[0])
+    for ours, theirs in zip(one[0], several[0], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours.keys() - {"accuracy"}:
+            assert theirs[name] == pytest.approx(ours[name], rel=1e-4), name
+    assert several[1] == one[1]
+    first, second = parameters(alone), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["processes"], result["hosts"], result["devices"]) == (processes, 1, 8)
+    assert 0 <= result["waiting_share"] <= 1
+
+
+def test_sigterm_to_any_one_saves_all_at_the_same_step_and_the_same_command_goes_on_exactly(tmp_path):
+    done(launched(2, tmp_path / "whole"))
+    process = launched(2, tmp_path / "cut")
+    wait_for_lines(tmp_path / "cut", 9, process)
+    os.kill(ranks_of(process, 2)[1], signal.SIGTERM)  # not the one that writes
+    _, err = done(process, 75)
+    assert re.search(
+        r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last good checkpoint is .*/checkpoints/\d+", err
+    )
+    done(launched(2, tmp_path / "cut"))
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+
+
+def test_a_run_goes_on_with_more_and_with_fewer_processes(alone, tmp_path):
+    process = launched(2, tmp_path / "run")
+    wait_for_lines(tmp_path / "run", 6, process)
+    process.send_signal(signal.SIGTERM)  # to all of them
+    done(process, 75)
+    process = launched(4, tmp_path / "run")
+    wait_for_lines(tmp_path / "run", 14, process)
+    process.send_signal(signal.SIGINT)
+    done(process, 75)
+    done(launched(1, tmp_path / "run"))
+    ours, theirs = left(alone)[0], left(tmp_path / "run")[0]
+    exact = ("step", "samples", "epoch", "phase", "global_batch", "learning_rate", "momentum")
+    assert [[line.get(name) for name in exact] for line in ours] == [[line.get(name) for name in exact] for line in theirs]
+    first, second = parameters(alone), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_is_named_and_a_restart_goes_on_exactly(tmp_path, victim):
+    done(launched(2, tmp_path / "whole"))
+    process = launched(2, tmp_path / "cut", restarts=1)
+    wait_for_lines(tmp_path / "cut", 20, process)
+    os.kill(ranks_of(process, 2)[victim], signal.SIGKILL)
+    _, err = done(process)
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*killed.*goes on from \S+/checkpoints/\d+", err)
+    assert f"rank {victim} failed first, by SIGKILL" in err
+    assert "starting again; 0 more restarts after this one" in err
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_process_is_named_by_the_others_and_killed_by_the_launcher(tmp_path, victim):
+    process = launched(2, tmp_path / "run", "--guard.silence-seconds", "4")
+    wait_for_lines(tmp_path / "run", 5, process)
+    os.kill(ranks_of(process, 2)[victim], signal.SIGSTOP)
+    began = time.monotonic()
+    _, err = done(process, 1)
+    assert time.monotonic() - began < 60  # 4 s of silence, 10 s of the launcher's grace
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*has not been heard of for 4 s", err)
+    assert f"rank {victim} is stopped and is killed" in err
+
+
+def test_another_configuration_on_one_process_stops_all_and_is_shown_field_by_field(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        sys.argv += ["--optimizer.momentum", "0.8"] if os.environ["JAX_PROCESS_ID"] == "2" else []
+        sys.path.insert(0, {str(ROOT)!r})
+        from jaxdp.cli import run
+        run("train", sys.argv[1:], "train.py")
+        """)
+    )
+    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "2"]
+    _, err = done(launched(4, tmp_path / "run", command=command), 2)
+    assert "rank 2 on " in err
+    assert "is about to run something else than rank 0" in err
+    assert re.search(r"\(batch.*|\(optimizer.momentum: 0.9 on rank 0, 0.8 on rank 2\)", err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_does_not_come_is_listed(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "jaxdp",
+        "train",
+        "--workdir",
+        str(tmp_path / "run"),
+        *TINY,
+        "--guard.start-minutes",
+        "0.1",
+    ]
+    address = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:28765", "JAX_NUM_PROCESSES": "4"}
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | address | {"JAX_PROCESS_ID": rank}, stderr=pipe, text=True)
+        for rank in ("0", "2")
+    ]
+    for one in running:
+        _, err = one.communicate(timeout=PATIENCE)
+        assert one.returncode == 1
+        assert re.search(r"jaxdp: of 4 processes these did not come within 6 s: 1, 3 \(there are 0 on \S+, 2 on \S+\)", err)
+
+
+SLOW = """
+import dataclasses, os, sys, time
+import numpy as np
+sys.path.insert(0, {root!r})
+import jaxdp
+from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
+
+class Images:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if {fails} and os.environ["JAX_PROCESS_ID"] == "1" and index == 17:
+            raise RuntimeError("no such row")
+        time.sleep({seconds} if os.environ["JAX_PROCESS_ID"] == "1" else 0)
+        return np.full((80, 80, 3), index, np.uint8), index % 10
+
+config = Config(
+    name="slow", epochs=3.0, data=Data(source="given", image_size=80, threads=1, resident="off", augmentation="none"),
+    model=Model(depth=18, width=2, stem="small"), batch=(Phase(8),), optimizer=Optimizer(name="sgd"),
+    schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0), mesh=Mesh(cpu_devices=2),
+    logging=Logging(every_steps=4, tensorboard=False),
+)
+jaxdp.train(config, {workdir!r}, datasets=(Images(), Images()))
+"""
+
+
+def test_a_process_that_makes_the_others_wait_is_named(tmp_path):
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0.1, fails=False))
+    done(launched(2, None, command=[str(script)]))
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["slowest"][0]["rank"] == 1
+    assert result["slowest"][0]["last_share"] > 0.5
+    assert result["waiting_share"] > 0.1  # half of nearly all of the time
+    lines = [line for line in read_log(tmp_path / "run/metrics.jsonl") if "slowest_rank" in line]
+    assert [line["slowest_rank"] for line in lines].count(1) > len(lines) / 2
+
+
+def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
+    script = tmp_path / "raises.py"
+    script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=True))
+    _, err = done(launched(2, None, command=[str(script)]), 1)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed in phase \w+.*no such row", err)
+    assert "rank 1 failed first, with exit code 1" in err
+
+
+def test_a_checkpoint_is_written_by_all_processes(tmp_path):
+    done(launched(2, tmp_path / "run"))
+    (state,) = {checkpoint.newest_good(tmp_path / "run/checkpoints").path / "state"}
+    parts = [state / f"ocdbt.process_{rank}" for rank in range(2)]
+    assert all(any((part / "d").iterdir()) for part in parts)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
+def test_mpirun_starts_a_run(alone, tmp_path):
+    allowed = ["--allow-run-as-root", "--oversubscribe"]
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "4"]
+    there = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    ran = subprocess.run(
+        ["mpirun", *allowed, "-np", "2", *command], cwd=ROOT, env=there, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((tmp_path / "run/result.json").read_text())["processes"] == 2
+    first, second = parameters(alone), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
