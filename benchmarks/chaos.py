@@ -52,15 +52,25 @@ def start(workdir: Path) -> subprocess.Popen:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
 
 
+def last_record(log: Path) -> dict | None:
+    """The last whole line of a log that another process writes."""
+    if not log.exists():
+        return None
+    with open(log, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4096))
+        lines = file.read().split(b"\n")[:-1]
+    return json.loads(lines[-1]) if lines else None
+
+
 def stage(workdir: Path) -> str:
     """Where a run is, as far as its files tell."""
     if "compiling ..." in (said := workdir.with_suffix(".out").read_text()) or "going on from" in said:
-        records = read_log(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
+        last = last_record(workdir / "metrics.jsonl")
         if any((workdir / "checkpoints").glob("saving-*")):
             return "saving"
-        if not records:
+        if last is None:
             return "compiling"
-        last = records[-1]
         before = last["samples"] - last.get("global_batch", 0)
         due = "loss" in last and before // EPOCH < last["samples"] // EPOCH
         return "evaluating" if due else "stepping"

@@ -7,6 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+import chaos
+import failures
+import saving
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 
@@ -128,7 +132,19 @@ def input_stages() -> str:
     return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
 
 
+def of(script, name: str):
+    """The table that a script makes of its own measurement."""
+
+    def made() -> str:
+        record = json.loads((RESULTS / f"{name}.json").read_text())
+        return f"{script.table(record)}\n\nBy `benchmarks/{name}.py` on {made_on(record)}."
+
+    return made
+
+
 TABLES = {
+    "docs/resuming.md": {"chaos": of(chaos, "chaos"), "saving": of(saving, "saving")},
+    "docs/clusters.md": {"failures": of(failures, "failures")},
     "README.md": {"digits": digits},
     "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled},
     "docs/data.md": {"stages": input_stages, "input": input_vs_peers},

@@ -101,10 +101,13 @@ def test_sigterm_sigkill_and_a_second_signal_lose_nothing(tmp_path, uninterrupte
 
 @pytest.mark.slow
 def test_the_slurm_script_of_the_docs_saves_and_requeues(tmp_path):
-    """Its own lines, with srun and scontrol that do what Slurm's do for one task, and Slurm's signal to the shell alone."""
+    """Its own lines, with srun and scontrol that do what Slurm's do for one task, and Slurm's signal to the task alone."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/resuming.md").read_text(), re.DOTALL)
     (tmp_path / "job.sh").write_text(script.replace("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"))
-    for name, text in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" > {tmp_path / "requeued"}')):
+    for name, text in (
+        ("srun", f'echo $$ > {tmp_path / "task"}; exec "$@"'),
+        ("scontrol", f'echo "$@" > {tmp_path / "requeued"}'),
+    ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     config = tmp_path / "config.py"
@@ -120,7 +123,7 @@ def test_the_slurm_script_of_the_docs_saves_and_requeues(tmp_path):
     pipe = subprocess.PIPE
     job = subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
     wait_for(lambda: lines_of(tmp_path / "run") > 5, job)
-    job.send_signal(signal.SIGTERM)
+    os.kill(int((tmp_path / "task").read_text()), signal.SIGTERM)
     _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == 75, err
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"

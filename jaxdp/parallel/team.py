@@ -49,6 +49,7 @@ class Team:
         self.points, self.holding, self.agreed, self.asked = 0, False, None, set()
         self.verdict, self.failing, self.failed = None, False, False
         self.joined: list[dict] | None = None
+        self.place_of_first = ("start", None)
         self.offset, self.round_trip = 0.0, float("inf")
         self.steps: list[tuple[int, float, float]] = []
         self.stragglers = Stragglers(self.processes)
@@ -137,6 +138,8 @@ class Team:
     def _heard(self, message: dict) -> None:
         with self.changed:
             match message:
+                case {"beat": place}:
+                    self.place_of_first = place
                 case {"pong": then, "now": now}:
                     round_trip = time.monotonic() - then
                     if round_trip < self.round_trip:
@@ -156,7 +159,8 @@ class Team:
 
     def _lost(self, reason: str) -> None:
         with self.changed:
-            where = {"rank": 0, "host": self.hosts[0], "phase": None, "step": None, "code": 1}
+            phase, step = self.place_of_first
+            where = {"rank": 0, "host": self.hosts[0], "phase": phase, "step": step, "code": 1}
             self._judged(where | {"reason": reason})
             self.changed.notify_all()
 

@@ -71,7 +71,8 @@ class TeamServer:
                     if member.silent_ticks * TICK_SECONDS > self.silence_seconds and not member.said_bye:
                         reason = f"has not been heard of for {self.silence_seconds:g} s: stopped, or its host is cut off"
                         self._fail(member, reason)
-                self._tell_all({"beat": time.monotonic()})
+                first = self.members.get(0)
+                self._tell_all({"beat": [first.phase, first.step] if first else ["start", None]})
 
     async def _refuse_start(self):
         missing = [rank for rank in range(self.processes) if rank not in self.members]
