@@ -21,7 +21,7 @@ from jaxdp.bench.provenance import provenance
 from jaxdp.config import Checkpoint
 from jaxdp.data import feed
 from jaxdp.training.checkpoint import Checkpoints
-from jaxdp.training.loop import Prepared
+from jaxdp.training.prepared import Prepared
 from jaxdp.training.programs import Programs
 from jaxdp.training.state import create_state
 

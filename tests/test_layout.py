@@ -31,8 +31,16 @@ LAYERS = [
     {"training.workdir", "training.result"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},
     {"training.state", "training.guard", "prediction"},
-    {"training.step", "training.evaluation", "training.strategy", "bench.allreduce", "bench.input", "training.checkpoint"}
-    | {"training.agreement"},
+    {
+        "training.step",
+        "training.prepared",
+        "training.evaluation",
+        "training.strategy",
+        "bench.allreduce",
+        "bench.input",
+        "training.checkpoint",
+    }
+    | {"training.agreement", "training.prepared"},
     {"training.programs", "bench.scaling"},
     {"training.loop", "training.restored", "report", "aot"},
     {"training.session"},

@@ -247,7 +247,8 @@ def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return real.write(data[:7])  # a little at a time
 
-        close = real.close
+        def close(self):
+            real.close()
 
     log.file = Disk()
     log.write({"samples": 2})

@@ -258,6 +258,18 @@ def test_a_process_that_makes_the_others_wait_is_named(tmp_path):
     assert [line["slowest_rank"] for line in lines].count(1) > len(lines) / 2
 
 
+def test_a_process_that_is_slow_is_not_taken_for_dead(tmp_path):
+    script = tmp_path / "slow.py"
+    slow = SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=False)
+    slow = slow.replace("time.sleep(0 ", "time.sleep(12 * (index == 17) ").replace("epochs=3.0", "epochs=2.0")
+    slow = slow.replace("import Config, Data,", "import Config, Data, Guard,").replace(
+        "    logging=", "    guard=Guard(silence_seconds=4.0), logging="
+    )
+    script.write_text(slow)
+    done(launched(2, None, command=[str(script)]))
+    assert json.loads((tmp_path / "run/result.json").read_text())["slowest"][0]["rank"] == 1
+
+
 def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     script = tmp_path / "raises.py"
     script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=True))

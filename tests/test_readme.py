@@ -56,7 +56,7 @@ def test_documented_training_commands_do_not_meet_in_one_directory():
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
 def test_documented_commands_are_understood(command, flags, capsys, monkeypatch):
     """Each is parsed and planned; a training run itself is not begun."""
-    from jaxdp.training import loop, session
+    from jaxdp.training import prepared, session
 
     if "--compile-for" in flags and aot.available():
         pytest.skip(aot.available())
@@ -65,7 +65,7 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     monkeypatch.setattr(
         loop, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
-    monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(loop.Prepared.of(config)))
+    monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(prepared.Prepared.of(config)))
     monkeypatch.setattr(scaling, "run", lambda config, counts, *_: planned.append(scaling.check(config, counts, counts[-1])))
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_: planned.append(mesh))
     monkeypatch.setattr(cli, "_bench_result", lambda *_: None)

@@ -5,9 +5,8 @@ import math
 import platform
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
@@ -16,17 +15,17 @@ from pathlib import Path
 import jax
 
 from jaxdp import __version__, models
-from jaxdp.config import Config, ConfigError
+from jaxdp.config import ConfigError
 from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
 from jaxdp.data.loader import DataError
-from jaxdp.data.sources import keeps_images, open_datasets
-from jaxdp.parallel import distributed, stragglers
-from jaxdp.planning import Plan, make_plan, model_summary
+from jaxdp.data.sources import keeps_images
+from jaxdp.parallel import stragglers
 from jaxdp.training import agreement, checkpoint, guard
 from jaxdp.training import workdir as directories
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import NoWriter, to_json, writers_for
+from jaxdp.training.prepared import Prepared
 from jaxdp.training.programs import Programs, mesh_of
 from jaxdp.training.result import Progress, TrainResult
 from jaxdp.training.state import abstract_state, create_state, moved
@@ -37,51 +36,6 @@ from jaxdp.validation import changes, from_dict
 
 SETTLED_STEPS = 10  # after which it can be told whether input keeps up
 WAITING_TOLD, WAITING_SECONDS = 0.1, 60.0  # from which share on, and how often, people are told that processes wait
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A config with its devices, data and plan: everything that can be wrong is known to be right."""
-
-    config: Config
-    devices: list
-    datasets: tuple
-    plan: Plan
-    model_summary: dict
-    as_begun: bool = True
-
-    @classmethod
-    def of(cls, config: Config, given=None, team=None, begun: dict | None = None, result=Future.result) -> "Prepared":
-        """begun: {phase: [global batch, per-worker batch]} with which the run was begun, kept where these devices can; result:
-        how to wait for a future."""
-        team = team or distributed.joined()
-        devices = distributed.start(config.mesh, team)
-        thread = ThreadPoolExecutor(1)  # reading may take long, and signals are to be looked at
-        datasets = result(thread.submit(open_datasets, config, given))
-        thread.shutdown()
-        keeps_images(config.data, datasets.train, devices[0].platform)  # says here what cannot be
-        hosts = distributed.hosts_with_equally_many(team)
-        plan, kept = make_plan(config, len(datasets.train), len(devices), hosts, team.processes), True
-        if begun:
-            try:
-                as_begun = _as_begun(config, begun)
-                plan = dataclasses.replace(
-                    make_plan(as_begun, len(datasets.train), len(devices), hosts, team.processes), config=config
-                )
-            except ConfigError:
-                kept = False
-        return cls(config, devices, datasets, plan, model_summary(config), kept)
-
-
-def _as_begun(config: Config, begun: dict) -> Config:
-    """The config with the per-worker batches that the run has had from its beginning: batch normalisation's groups are kept."""
-    batch = tuple(
-        dataclasses.replace(phase, per_worker_batch=begun[str(index)][1])
-        if phase.per_worker_batch is None and begun.get(str(index), [None])[0] == phase.global_batch
-        else phase
-        for index, phase in enumerate(config.batch)
-    )
-    return dataclasses.replace(config, batch=batch)
 
 
 class Run:
@@ -306,6 +260,7 @@ class Run:
         mesh = self.programs.mesh(phase)
         self.state = moved(self.state, mesh)
         step = self.signals.result(future)
+        self._meet(f"phase {phase.index}")
         if following:
             self.programs.prepare_train(following)
         self._steps(phase, step, mesh)
@@ -328,6 +283,7 @@ class Run:
         self.clock = time.perf_counter()
         self.watchdog.busy(f"loading the first images of phase {phase.index}")
         batch = self._fed(feeder)
+        self._meet(f"the first step of phase {phase.index}")
         while progress.samples < phase.end:
             self.signals.look()
             before = progress.samples
@@ -349,6 +305,13 @@ class Run:
                 self._save()
         self._fetch_all()
         self.watchdog.rest()
+
+    def _meet(self, what: str) -> None:
+        """Wait until every process has come so far: the first collective of a program gives up on one that compiles longer."""
+        if self.team.processes > 1:
+            thread = ThreadPoolExecutor(1)
+            self.signals.result(thread.submit(self.team.exchange, f"ready for {what}", None))
+            thread.shutdown()
 
     def _fed(self, feeder):
         before = feeder.waited
@@ -446,6 +409,7 @@ class Run:
         self.team.at("evaluate")
         self.watchdog.rest()
         program = self.signals.result(self.programs.prepare_evaluation(phase))
+        self._meet("evaluation")
         position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
         progress.evaluated = position | evaluate(
             program,

@@ -15,7 +15,8 @@ from jaxdp.planning import summary_table
 from jaxdp.training import agreement, checkpoint
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet
-from jaxdp.training.loop import Prepared, Run
+from jaxdp.training.loop import Run
+from jaxdp.training.prepared import Prepared
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.validation import changes, from_dict, validate
