@@ -1,6 +1,5 @@
 """The command line: `jaxdp train` and `jaxdp plan`; train.py is `jaxdp train`."""
 
-import argparse
 import dataclasses
 import difflib
 import json
@@ -8,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 STARTED = time.monotonic()
 COMMANDS = {
@@ -102,10 +101,11 @@ def _train(arguments, program):
 def _train_until_stopped(signals, arguments, program):
     import tyro
 
+    from jaxdp.arguments import load
     from jaxdp.config import Config
     from jaxdp.validation import validate
 
-    recipe = _load(arguments, default="digits")
+    recipe = load(arguments, default="digits")
 
     @dataclasses.dataclass(frozen=True)
     class Train:
@@ -161,12 +161,11 @@ def _train_until_stopped(signals, arguments, program):
 def _evaluate(arguments, program):
     import tyro
 
+    from jaxdp.arguments import given
     from jaxdp.config import Config
-
-    workdir = _given(arguments, "--workdir", "runs/digits")
     from jaxdp.training.workdir import run_config
 
-    recipe = run_config(workdir)
+    recipe = run_config(given(arguments, "--workdir", "runs/digits"))
 
     @dataclasses.dataclass(frozen=True)
     class Evaluate:
@@ -299,10 +298,11 @@ def _launch(arguments, program):
 def _plan(arguments, program):
     import tyro
 
+    from jaxdp.arguments import load
     from jaxdp.config import Config
     from jaxdp.validation import validate
 
-    recipe = _load(arguments, default="digits")
+    recipe = load(arguments, default="digits")
 
     @dataclasses.dataclass(frozen=True)
     class PlanRun:
@@ -453,178 +453,9 @@ BENCHES = ("allreduce", "input", "scaling")
 
 
 def _bench(arguments, program):
-    from jaxdp.config import ConfigError
+    from jaxdp.bench.commands import bench
 
-    if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {program} {{{','.join(BENCHES)}}} [options]; `{program} allreduce --help` lists the options")
-        return
-    if not arguments or arguments[0] not in BENCHES:
-        given = arguments[0] if arguments else ""
-        raise ConfigError(f"bench: {given!r} is not allowed; give {', '.join(BENCHES)}")
-    name, rest = arguments[0], arguments[1:]
-    {"allreduce": _bench_allreduce, "input": _bench_input, "scaling": _bench_scaling}[name](rest, f"{program} {name}")
-
-
-def _bench_allreduce(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config, ConfigError
-
-    recipe = _load(arguments, default="digits")
-
-    @dataclasses.dataclass(frozen=True)
-    class BenchAllreduce:
-        """Time every all-reduce strategy on the mesh at hand, fit latency and bandwidth, and say which to take.
-
-        Examples:
-          jaxdp bench allreduce
-          jaxdp bench allreduce --config imagenet_sony_exp2 --mesh.cpu-devices 8 --sizes 65536 1048576 --repeats 5
-        """
-
-        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
-        config: str = "digits"
-        """the recipe whose mesh, wire dtype and gradient are measured"""
-        sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
-        """bytes of a message"""
-        dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
-        """of the messages"""
-        repeats: int = 9
-        """timed calls of each, taking turns"""
-        output: str = "bench/allreduce"
-        """directory for allreduce.json and allreduce.png"""
-        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        """print the record as one JSON document on stdout"""
-
-    chosen = tyro.cli(BenchAllreduce, args=arguments, prog=program)
-    if not chosen.sizes or min(chosen.sizes) < 4:
-        raise ConfigError(f"--sizes: {chosen.sizes} is not allowed; give numbers of bytes, 4 or more")
-    config, devices = _bench_devices(chosen)
-    import jax
-
-    from jaxdp import models
-    from jaxdp.bench import allreduce
-    from jaxdp.parallel.mesh import choose_shape, make_mesh
-
-    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
-    if mesh.size < 2:
-        raise ConfigError("mesh: one device has nobody to exchange with; on a CPU give --mesh.cpu-devices 4")
-    size = config.data.image_size
-    gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
-    record = allreduce.run(config, mesh, gradient, chosen.sizes, chosen.dtypes, chosen.repeats)
-    _bench_result(chosen, "allreduce", record, allreduce)
-
-
-def _bench_input(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config, ConfigError
-
-    recipe = _load(arguments, default="imagenet_goyal_8k")
-
-    @dataclasses.dataclass(frozen=True)
-    class BenchInput:
-        """Time the way of images to the devices: read, decode, crop, batch, transfer, each in images a second.
-
-        Examples:
-          jaxdp bench input
-          jaxdp bench input --data.source folder --data.directory ~/pictures --batch-size 128
-        """
-
-        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
-        config: str = "imagenet_goyal_8k"
-        """the recipe whose crop is taken"""
-        batch_size: int = 64
-        """images of a batch"""
-        repeats: int = 5
-        """timed calls of each stage"""
-        output: str = "bench/input"
-        """directory for input.json and input.png"""
-        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        """print the record as one JSON document on stdout"""
-
-    chosen = tyro.cli(BenchInput, args=arguments, prog=program)
-    if chosen.batch_size < 1:
-        raise ConfigError(f"--batch-size: {chosen.batch_size} is not allowed; give 1 or more")
-    config, devices = _bench_devices(chosen)
-    from jaxdp.bench import input as bench
-    from jaxdp.config import IN_MEMORY
-    from jaxdp.data.sources import open_split
-    from jaxdp.parallel.mesh import make_mesh
-
-    asked = any(word.split("=")[0] in ("--data.source", "--data.directory") for word in arguments)
-    if asked and config.data.source in IN_MEMORY:
-        raise ConfigError(f"data.source: {config.data.source!r} is not allowed; its images are made, not read")
-    source = open_split(config.data, config.data.train_split) if asked else None
-    count = max(n for n in range(1, len(devices) + 1) if chosen.batch_size % n == 0)
-    _bench_result(chosen, "input", bench.run(config, make_mesh(1, count), chosen.batch_size, chosen.repeats, source), bench)
-
-
-def _bench_scaling(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config
-
-    recipe = _load(arguments, default="digits")
-
-    @dataclasses.dataclass(frozen=True)
-    class BenchScaling:
-        """Time the training step on growing numbers of devices: speed-up, efficiency, exposed communication, waiting.
-
-        Examples:
-          jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 32
-          jaxdp bench scaling --config imagenet_mlperf_3264 --devices 1 2 4 8
-        """
-
-        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
-        config: str = "digits"
-        """the recipe whose step is timed, with the batch of its first phase"""
-        devices: tuple[int, ...] = ()
-        """growing numbers of devices; default: powers of two up to all"""
-        repeats: int = 7
-        """timed steps of each kind, taking turns"""
-        output: str = "bench/scaling"
-        """directory for scaling.json and scaling.png"""
-        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-        """print the record as one JSON document on stdout"""
-
-    chosen = tyro.cli(BenchScaling, args=arguments, prog=program)
-    config, devices = _bench_devices(chosen)
-    from jaxdp.bench import scaling
-    from jaxdp.training.console import Screen
-
-    counts = chosen.devices or tuple(2**power for power in range(len(devices).bit_length()))
-    progress = Screen(sys.stderr).say
-    record = scaling.run(config, counts, chosen.repeats, progress)
-    _bench_result(chosen, "scaling", record, scaling)
-
-
-def _bench_devices(chosen):
-    """(the validated config, the devices of this machine) of a bench, its common options checked."""
-    from jaxdp.config import ConfigError
-    from jaxdp.parallel import distributed
-    from jaxdp.validation import validate
-
-    if chosen.repeats < 1:
-        raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
-    config = validate(chosen.run)
-    return config, distributed.start(config.mesh)
-
-
-def _bench_result(chosen, name, record, bench):
-    """Write a bench's JSON and picture, and show what it has to tell."""
-    from jaxdp.training.console import Screen
-
-    folder = Path(chosen.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    bench.draw(record, folder / f"{name}.png")
-    if chosen.json:
-        print(json.dumps(record, indent=1))
-        return
-    screen = Screen()
-    for one in [*bench.shown(record), f"written to {folder}: {name}.json, {name}.png"]:
-        (screen.say if isinstance(one, str) else screen.table)(one)
-        screen.say("")
+    bench(arguments, program)
 
 
 def _data(arguments, program):
@@ -684,29 +515,6 @@ def _report(arguments, program):
         raise ConfigError("workdir: () is not allowed; give at least one run's directory")
     told = [report(workdir) for workdir in chosen.workdir]
     print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told))
-
-
-def _given(arguments, flag: str, default: str) -> str:
-    """The value of a flag, before the full parser sees it."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument(flag, default=default, dest="value")
-    try:
-        return parser.parse_known_args(arguments)[0].value
-    except argparse.ArgumentError:
-        return default
-
-
-def _load(arguments, default):
-    """The recipe that --config names, before the other flags are laid over it."""
-    from jaxdp.recipes import load_config
-
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", default=default)
-    try:
-        known, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:
-        return load_config(default)  # --config without a value: the full parser says so
-    return load_config(known.config)
 
 
 def _help() -> str:

@@ -13,6 +13,7 @@ LAYERS = [
     {"validation", "parallel.cluster", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
+    {"arguments"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
     | {
@@ -44,6 +45,7 @@ LAYERS = [
     {"training.programs", "bench.scaling"},
     {"training.loop", "training.restored", "report", "aot"},
     {"training.session"},
+    {"bench.commands"},
     {"cli"},
     {"__main__"},
 ]

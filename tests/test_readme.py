@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxdp import aot, cli
-from jaxdp.bench import allreduce, scaling
+from jaxdp.bench import allreduce, commands, scaling
 from jaxdp.config import IN_MEMORY, Config, Model
 from jaxdp.data import sources
 
@@ -37,7 +37,8 @@ def documented_commands():
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", path.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 command = line.split("#")[0].strip()
-                if match := re.match(r"(?:python train\.py|jaxdp (train|plan|bench))\b(.*)", command):
+                started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- ", "python ", command)
+                if match := re.match(r"(?:python train\.py|jaxdp (train|plan|bench))\b(.*)", started):
                     yield pytest.param(match[1] or "train", match[2].split(), id=command)
 
 
@@ -63,11 +64,11 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     planned, opened = [], sources.open_datasets
     digits = Config(model=Model(classes=10))  # in place of data that are not here
     monkeypatch.setattr(
-        loop, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
+        prepared, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
     monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(prepared.Prepared.of(config)))
     monkeypatch.setattr(scaling, "run", lambda config, counts, *_: planned.append(scaling.check(config, counts, counts[-1])))
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_: planned.append(mesh))
-    monkeypatch.setattr(cli, "_bench_result", lambda *_: None)
+    monkeypatch.setattr(commands, "_bench_result", lambda *_: None)
     cli.main([command, *flags])
     assert planned or capsys.readouterr().out
