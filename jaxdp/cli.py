@@ -68,9 +68,9 @@ def run(command: str, arguments: list[str], program: str) -> None:
         print("jaxdp: interrupted; what was logged is in the working directory", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(EXIT_FAILURE)  # a compilation in a thread would hold up the end for as long as it takes
-    except BrokenPipeError:  # the reader of stdout has gone, as in `jaxdp plan | head`
+    except BrokenPipeError:  # the reader of stdout has gone, as in `jaxdp plan | head`, or a launcher that was killed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILURE)
+        _leave(EXIT_FAILURE)
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
@@ -526,9 +526,13 @@ def _help() -> str:
 
 
 def _fail(message: str, code: int) -> None:
+    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
+    _leave(code)
+
+
+def _leave(code: int) -> None:
     from jaxdp.parallel import distributed
 
-    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
     if distributed.joined().processes > 1:
         sys.stdout.flush()
         os._exit(code)  # the others have been told; JAX would wait for them

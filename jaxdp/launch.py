@@ -1,7 +1,6 @@
 """`jaxdp launch`: the processes of a run on this machine, started, watched and ended together."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -33,7 +32,6 @@ class Process:
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C comes from here, once
-            preexec_fn=_end_with_parent,
         )
         streams = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
         self.readers = [threading.Thread(target=self._read, args=(*pair, write), daemon=True) for pair in streams]
@@ -66,12 +64,6 @@ class Process:
                 return file.read().rpartition(")")[2].split()[0] == "T"
         except OSError:
             return False
-
-
-def _end_with_parent() -> None:
-    """Where the launcher is killed, the kernel asks its processes to stop (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def launch(command: list[str], processes: int, restarts: int = 0) -> int:

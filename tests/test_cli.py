@@ -247,3 +247,25 @@ def test_plan_for_hosts_has_them_as_rows(capsys):
     cli.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8"])
     (first, _) = json.loads(capsys.readouterr().out)["phases"]
     assert (first["vertical"], first["horizontal"]) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--workdir", "nowhere"], "--workdir: 'nowhere' is not allowed; it holds no run"),
+        (["evaluate", "--workdir", "broken"], "--workdir: 'broken' is not allowed; its config.json cannot be read"),
+        (["checkpoints", "--workdir", "binary"], "--workdir: 'binary' is not allowed; its config.json cannot be read"),
+        (["export", "--workdir", "binary", "--output", "a.safetensors"], "its config.json cannot be read"),
+        (["launch", "--processes", "2"], "no command is given; put it behind --, as in jaxdp launch --processes 2 -- train.py"),
+        (["launch", "--processes", "0", "--", "true"], "--processes: 0 is not allowed; give 1 or more"),
+        (["launch", "--processes", "1", "--", "no-such-program"], "'no-such-program' cannot be started"),
+        (["train", "--cluster", "slurm"], "--cluster: 'slurm' is not allowed; its variables are not set"),
+        (["train", "--rank", "1"], "--coordinator: is missing; give --coordinator, --processes and --rank together"),
+    ],
+)
+def test_a_place_or_a_command_that_is_not_there_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("broken", b"{"), ("binary", b"\xff\xfe\x00")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
+    assert message in failing(capsys, *arguments)

@@ -115,3 +115,22 @@ def test_a_file_is_replaced_whole(tmp_path):
     workdir.write_atomically(tmp_path / "x.json", json.dumps([3]))
     assert json.loads((tmp_path / "x.json").read_text()) == [3]
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_in_a_terminal_something_can_be_said_before_the_steps_are_counted(monkeypatch):
+    """A run compiles before it knows where it stands."""
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    screen = console.Screen(stream)
+    assert screen.live
+    screen.busy("compiling")
+    screen.begin(10)
+    screen.busy("evaluating")
+    screen.step(STEP | {"step": 1})
+    screen.end()
+    assert "compiling ..." in stream.getvalue()

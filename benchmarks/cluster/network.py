@@ -31,16 +31,13 @@ RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network
 HOSTS, DEVICES = 4, 2
 PORT, ECHO_PORT = 29_400, 29_500
 STAGES = {"starting": 8.0, "compiling": 1.0, "stepping": 0.02, "saving": 0.0}  # seconds within which the link is cut
-RATES = {"100mbit": 12.5e6, "1gbit": 125e6}  # bytes a second
+RATES = {None: float("inf"), "100mbit": 12.5e6, "1gbit": 125e6}  # bytes a second
+LIMITED = [rate for rate in RATES if rate]
 STRATEGIES = ("psum", "ring", "hierarchical", "torus", "parameter_server")
 RESNET_50 = 25_557_032  # parameters
-# (elements, dtype) -> repeats at each rate
-MESSAGES = {
-    (1_024, "float32"): {"100mbit": 50, "1gbit": 50},
-    (262_144, "float32"): {"100mbit": 5, "1gbit": 20},
-    (RESNET_50, "float32"): {"100mbit": 1, "1gbit": 3},
-    (RESNET_50, "bfloat16"): {"1gbit": 3},
-}
+# (elements, dtype) -> how many are sent in a row
+MESSAGES = {(1_024, "float32"): 20, (262_144, "float32"): 5, (RESNET_50, "float32"): 1, (RESNET_50, "bfloat16"): 1}
+REPEATS, LONG_SECONDS = 3, 2.0  # a message whose bytes alone take longer is sent once
 
 
 def place(rank: int) -> list[str]:
@@ -195,9 +192,9 @@ def process_of_host(rank: int) -> None:
                 call = measure.reduction(mesh, jax.ShapeDtypeStruct((elements,), dtype), strategy, None, None)
                 jax.block_until_ready(warm_up())
                 answer = None
-            case {"repeats": repeats}:
+            case {"times": times}:
                 began = time.monotonic()
-                for _ in range(repeats):
+                for _ in range(times):
                     jax.block_until_ready(call())
                 answer = [began, time.monotonic()]
         print(json.dumps({"answer": answer}), flush=True)
@@ -259,18 +256,20 @@ class Job:
             process.wait(60)
 
 
-def count(hosts: Hosts, job: Job, rate: str, latency: float, message: tuple[int, str], strategy: str, repeats: int) -> dict:
+def count(hosts: Hosts, job: Job, rate: str | None, latency: float, message: tuple[int, str], strategy: str) -> dict:
     """One strategy's all-reduce of one message: bytes of every host and seconds, counted and expected."""
     from jaxdp.parallel import cost_model
 
     elements, dtype = message
-    size = elements * {"float32": 4, "bfloat16": 2}[dtype]
+    size, times = elements * {"float32": 4, "bfloat16": 2}[dtype], MESSAGES[message]
+    repeats = 1 if size / RATES[rate] > LONG_SECONDS else REPEATS
     job.do(strategy=strategy, elements=elements, dtype=dtype)
-    before = [hosts.bytes(host) for host in range(HOSTS)]
-    spans = job.do(repeats=repeats)
+    before, seconds = [hosts.bytes(host) for host in range(HOSTS)], []
+    for _ in range(repeats):
+        began, ended = (max(moments) for moments in zip(*job.do(times=times), strict=True))
+        seconds.append((ended - began) / times)  # nothing is reduced before the last has begun
     after = [hosts.bytes(host) for host in range(HOSTS)]
-    received, sent = ([(b[i] - a[i]) / repeats for a, b in zip(before, after, strict=True)] for i in (0, 1))
-    began, ended = (max(moments) for moments in zip(*spans, strict=True))  # nothing is reduced before the last has begun
+    received, sent = ([(b[i] - a[i]) / repeats / times for a, b in zip(before, after, strict=True)] for i in (0, 1))
     accounted_sent, accounted_received = account(strategy, elements, dtype)
     # A link carries both directions at once, but the server's sums go out only when all vectors have come in.
     one_way = [max(both) for both in zip(accounted_sent, accounted_received, strict=True)]
@@ -280,12 +279,12 @@ def count(hosts: Hosts, job: Job, rate: str, latency: float, message: tuple[int,
         "strategy": strategy,
         "dtype": dtype,
         "bytes": size,
-        "repeats": repeats,
+        "in_a_row": times,
         "sent": sent,
         "received": received,
         "accounted_sent": accounted_sent,
         "accounted_received": accounted_received,
-        "seconds": (ended - began) / repeats,
+        "seconds": seconds,
         "model_seconds": cost_model.allreduce_seconds(strategy, HOSTS, DEVICES, size, latency, RATES[rate]),
         "link_seconds": passing / RATES[rate],
     }
@@ -299,10 +298,12 @@ def bytes_passed() -> dict:
         job = Job(hosts)
         for rate in RATES:
             hosts.rate(rate)
-            latencies[rate] = job.do(echo=500)[0]
-            for message, repeats in MESSAGES.items():
-                for strategy in STRATEGIES if rate in repeats else ():
-                    rows.append(count(hosts, job, rate, latencies[rate], message, strategy, repeats[rate]))
+            latency = latencies[rate or "no limit"] = job.do(echo=500)[0]
+            for message in MESSAGES:
+                if message[1] == "bfloat16" and rate != LIMITED[-1]:
+                    continue  # the bytes do not depend on the rate
+                for strategy in STRATEGIES:
+                    rows.append(count(hosts, job, rate, latency, message, strategy))
                     print(json.dumps(rows[-1]), flush=True)
         job.close()
     made = provenance(("jax", "numpy"))
@@ -310,12 +311,15 @@ def bytes_passed() -> dict:
 
 
 def bytes_table(record: dict) -> str:
-    """By message and strategy: what the busiest host sends, in messages, and the seconds at each rate beside the model's."""
+    """By message and strategy: what the busiest host sends, in messages, and seconds.
+
+    Those without a limit are what the hosts themselves take; beside those at each rate the cost model's, and what the accounted
+    bytes take on the busiest link.
+    """
+    times = "".join(f" {rate} | model | link |" for rate in LIMITED)
     lines = [
-        "| message | strategy | a host sends at most | accounted | "
-        + " | ".join(f"{rate} | model | link" for rate in RATES)
-        + " |",
-        "|---|---|---|---|" + "---|" * 3 * len(RATES),
+        f"| message | strategy | a host sends at most | accounted | no limit |{times}",
+        "|---|---|---|---|---|" + "---|" * 3 * len(LIMITED),
     ]
     cases = {}
     for row in record["bytes"]["rows"]:
@@ -324,15 +328,17 @@ def bytes_table(record: dict) -> str:
         counted = max(max(row["sent"]) for row in rows.values()) / size
         accounted = max(next(iter(rows.values()))["accounted_sent"]) / size
         cells = [f"{size:,} B {dtype}", strategy, f"{counted:.3f} x", f"{accounted:.3f} x"]
-        for rate in RATES:
-            times = ("seconds", "model_seconds", "link_seconds")
-            cells += [_seconds(rows[rate][name]) for name in times] if rate in rows else ["-"] * 3
+        cells.append(_in_words(statistics.median(rows[None]["seconds"])) if None in rows else "-")
+        for rate in LIMITED:
+            row = rows.get(rate)
+            values = (statistics.median(row["seconds"]), row["model_seconds"], row["link_seconds"]) if row else ()
+            cells += map(_in_words, values) if row else ["-"] * 3
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.2f} ms"
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def draw_picture(record: dict, path) -> None:
@@ -340,32 +346,35 @@ def draw_picture(record: dict, path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in record["bytes"]["rows"] if (row["bytes"], row["dtype"]) == (4 * RESNET_50, "float32")]
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    panels = figure.subplots(1, 1 + len(RATES))
+    figure = Figure(figsize=(12.5, 4.4), layout="constrained")
+    panels = figure.subplots(1, 1 + len(LIMITED))
     places = range(len(STRATEGIES))
-
-    def bars(axes, values, label):
-        drawn = axes.bar(places, values, 0.6, color="#56B4E9", label=label)
-        axes.bar_label(drawn, [f"{value:.3g}" for value in values], padding=6, fontsize=8)
-        axes.set_xticks(places, [name.replace("_", "\n") for name in STRATEGIES], fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
 
     def at(rate, value):
         return [next(value(row) for row in rows if (row["rate"], row["strategy"]) == (rate, name)) for name in STRATEGIES]
 
-    fastest = list(RATES)[-1]
-    bars(panels[0], at(fastest, lambda row: max(row["sent"]) / 1e6), "measured")
-    accounted = {"color": "#000000", "marker": "_", "s": 900, "linewidths": 2}
-    panels[0].scatter(places, at(fastest, lambda row: max(row["accounted_sent"]) / 1e6), **accounted, label="accounted")
-    panels[0].set(title="sent by the busiest host", ylabel="MB")
-    for axes, rate in zip(panels[1:], RATES, strict=True):
-        bars(axes, at(rate, lambda row: row["seconds"]), None)
-        axes.scatter(places, at(rate, lambda row: row["link_seconds"]), **accounted)
-        model = {"color": "#D55E00", "marker": "D", "s": 36, "zorder": 3}
-        label = "cost model: one link a device" if rate == fastest else None
-        axes.scatter(places, at(rate, lambda row: row["model_seconds"]), **model, label=label)
-        axes.set(title=f"time, links of {rate}", ylabel="seconds")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    def draw(axes, measured, accounted, **more):
+        bars = axes.bar(places, measured, 0.6, color="#56B4E9", label="measured")
+        axes.bar_label(bars, [f"{value:.3g}" for value in measured], padding=9, fontsize=8)
+        axes.scatter(
+            places, accounted, marker="_", s=900, linewidths=2, color="#000000", label="accounted: bytes of the busiest link"
+        )
+        axes.set_xticks(places, [name.replace("_", "\n") for name in STRATEGIES], fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.12)
+        axes.set(**more)
+
+    sent, accounted = (at(LIMITED[-1], lambda row, name=name: max(row[name]) / 1e6) for name in ("sent", "accounted_sent"))
+    draw(panels[0], sent, accounted, title="sent by the busiest host", ylabel="MB")
+    own = at(None, lambda row: statistics.median(row["seconds"]))
+    for axes, rate in zip(panels[1:], LIMITED, strict=True):
+        measured = at(rate, lambda row: statistics.median(row["seconds"]))
+        draw(axes, measured, at(rate, lambda row: row["link_seconds"]), title=f"time, links of {rate}", ylabel="seconds")
+        points = {"s": 32, "zorder": 3}
+        model = at(rate, lambda row: row["model_seconds"])
+        axes.scatter(places, model, marker="D", color="#D55E00", label="cost model: a link a device", **points)
+        axes.scatter(places, own, marker="^", color="#009E73", label="measured without a limit", **points)
+    figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     what = f"ResNet-50's gradient (float32, {4 * RESNET_50 / 1e6:.0f} MB)"
     figure.suptitle(f"All-reduce of {what} over {HOSTS} hosts of {DEVICES} devices, gloo")
     figure.savefig(path, dpi=120)
