@@ -28,6 +28,7 @@ class Signals:
 
     def __init__(self, leave=None):
         self.asked: str | None = None
+        self.came = False
         self.leave = leave or _leave
         self.before = {}
         self.team = Alone()
@@ -43,9 +44,10 @@ class Signals:
             signal.signal(number, handler)
 
     def _on_signal(self, number, frame):
-        if self.asked:
+        if self.came:
             self.leave()
-        self.asked = signal.Signals(number).name
+        self.came = True
+        self.asked = self.asked or signal.Signals(number).name  # the others' signal may have been told of before
 
     def look(self) -> None:
         """Raise StopAsked if the run is to stop here. All processes of a run look in the same order."""
