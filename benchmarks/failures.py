@@ -179,26 +179,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=3, help="of each case")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", help="the failure to try")
+    parser.add_argument("--only", nargs="+", help="the failures to try; what was measured of the others stays")
     parser.add_argument("--raising", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raising:
         return raising_process(arguments.raising[0], float(arguments.raising[1]))
     from jaxdp.bench.provenance import provenance
 
-    draw, rows = random.Random(0), []
+    path = ROOT / "benchmarks/results/failures.json"
+    kept = json.loads(path.read_text())["rows"] if arguments.only and path.exists() else []
+    rows = [row for row in kept if row["failure"] not in arguments.only]
+    draw = random.Random(0)
     cache = tempfile.mkdtemp()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
     for kind, wanted in CASES:
         for _ in range(arguments.times):
-            if arguments.only not in (None, kind):
+            if arguments.only and kind not in arguments.only:
                 continue
             with tempfile.TemporaryDirectory() as made:
                 rows.append(one(kind, wanted, arguments.processes, Path(made), draw))
             print(json.dumps(rows[-1]), flush=True)
-    record = {"provenance": provenance(("jax", "numpy")), "processes": arguments.processes, "rows": rows}
-    if arguments.only is None:
-        (ROOT / "benchmarks/results/failures.json").write_text(json.dumps(record, indent=1) + "\n")
+            record = {"provenance": provenance(("jax", "numpy")), "processes": arguments.processes, "rows": rows}
+            path.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
 
 

@@ -30,7 +30,7 @@ from failures import GUARD, LIMIT_SECONDS
 RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network.png"
 HOSTS, DEVICES = 4, 2
 PORT, ECHO_PORT = 29_400, 29_500
-STAGES = {"starting": 8.0, "compiling": 1.0, "stepping": 0.02, "saving": 0.0}  # seconds within which the link is cut
+STAGES = {"starting": 3.0, "compiling": 1.0, "stepping": 0.02, "saving": 0.0}  # seconds within which the link is cut
 RATES = {None: float("inf"), "100mbit": 12.5e6, "1gbit": 125e6}  # bytes a second
 LIMITED = [rate for rate in RATES if rate]
 STRATEGIES = ("psum", "ring", "hierarchical", "torus", "parameter_server")
