@@ -9,6 +9,7 @@ benchmarks/results/failures.json and prints a table.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -44,7 +45,7 @@ class Raising:
         self.read += 1
         if self.read > self.ends_at:
             raise RuntimeError("this data set raises, as planned")
-        return np.full((8, 8, 3), index % 251, np.uint8), index % 10
+        return np.full((80, 80, 3), index % 251, np.uint8), index % 10
 
 
 def raising_process(workdir: str, ends_at: float) -> None:
@@ -52,10 +53,11 @@ def raising_process(workdir: str, ends_at: float) -> None:
     import tyro
 
     import jaxdp
-    from jaxdp.config import Config
+    from jaxdp.config import Config, Data
     from jaxdp.recipes import load_config
 
     config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
+    config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be read all at once
     jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
 
 
@@ -76,7 +78,7 @@ def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subproc
             continue
         command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TRAINING, *GUARD]
         if kind == "raising":
-            ends_at = 2000 if rank == victim else float("inf")
+            ends_at = 600 if rank == victim else float("inf")
             command = [sys.executable, "-u", __file__, "--raising", str(workdir), str(ends_at)]
         out = workdir.with_suffix(".out" if rank == 0 else f".{rank}.out")
         with open(out, "w") as to:
@@ -109,7 +111,8 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
         elif kind == "full disk":
             _fill(workdir.parent)
         elif kind == "raising":
-            while "as planned" not in _said(workdir, victim) and time.monotonic() - began < 300:
+            while "as planned" not in _said(workdir, victim):
+                assert running[victim].poll() is None and time.monotonic() - began < 300, _said(workdir, victim)
                 time.sleep(0.01)
             found = "stepping"
         failed = time.monotonic()

@@ -102,6 +102,7 @@ def test_refused_changes_leave_a_finished_run_as_it_was(tiny, tmp_path):
         assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.slow
 def test_accepted_changes_of_the_evaluation_are_evaluated(tiny, tmp_path):
     train(tiny, tmp_path)
     other = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, eval_examples=11))
@@ -124,6 +125,7 @@ def test_a_kill_between_sealing_and_naming_loses_nothing(tiny, tmp_path):
     assert not list(folder.glob("saving-*"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_path, monkeypatch):
     """And is there at every moment: nothing is removed before the new one has its name."""
     cut(tiny, tmp_path)
@@ -161,6 +163,7 @@ def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(ti
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_type_on_the_wire_is_no_harmless_change(tiny, tmp_path):
     cut(tiny, tmp_path)
     with pytest.raises(ConfigError, match=r"reduce\.wire_dtype: 'float32' -> 'bfloat16'"):
@@ -178,6 +181,7 @@ class Images:
         return np.full((16, 16, 3), 40 * (index % 6), np.uint8), index % 6
 
 
+@pytest.mark.slow
 def test_other_data_are_refused_and_shown(tiny, tmp_path):
     config = dataclasses.replace(tiny, data=Data(image_size=16, augmentation="none"), batch=(Phase(8),))
     with pytest.raises(Cut):
@@ -187,6 +191,7 @@ def test_other_data_are_refused_and_shown(tiny, tmp_path):
     train(config, tmp_path, datasets=(Images(51), Images(10)), accept_changes=True)
 
 
+@pytest.mark.slow
 def test_damaged_lines_of_the_log_are_counted_and_the_others_kept(tiny, tmp_path):
     cut(tiny, tmp_path)
     log = tmp_path / "metrics.jsonl"
@@ -200,6 +205,7 @@ def test_damaged_lines_of_the_log_are_counted_and_the_others_kept(tiny, tmp_path
     assert steps == [1, 3, *range(5, result.steps + 1)] or len(steps) == result.steps - 2
 
 
+@pytest.mark.slow
 def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_sessions(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.guard.LossWatch, "WINDOW", 5)
     config = dataclasses.replace(
@@ -216,6 +222,7 @@ def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_session
         assert str(sealed.told["progress"]["pinned"][0]) in names(tmp_path)
 
 
+@pytest.mark.slow
 def test_going_on_from_a_finished_run_elsewhere_leaves_a_checkpoint_here(tiny, tmp_path):
     train(tiny, tmp_path / "first")
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
@@ -267,6 +274,7 @@ def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
     strict.close()
 
 
+@pytest.mark.slow
 def test_the_watchdog_guards_the_first_images_and_the_evaluation(tiny, tmp_path, monkeypatch):
     guarded = []
     monkeypatch.setattr(loop.Watchdog, "busy", lambda self, what: guarded.append(what))

@@ -91,10 +91,10 @@ class Team:
 
     def _connect(self, address: str, port: int, seconds: float):
         """The line to rank 0, tried until it is there."""
-        began, reason = time.monotonic(), ""
-        while time.monotonic() - began < seconds + CONNECT_SECONDS:
+        end, reason = time.monotonic() + seconds, ""
+        while (left := end - time.monotonic()) > 0:
             try:
-                line = socket.create_connection((address, port), CONNECT_SECONDS)
+                line = socket.create_connection((address, port), min(CONNECT_SECONDS, left))
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line.settimeout(BEAT_SECONDS)
                 return line

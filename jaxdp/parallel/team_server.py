@@ -66,13 +66,19 @@ class TeamServer:
                 started += TICK_SECONDS
                 if len(self.members) < self.processes and started >= self.start_seconds:
                     await self._refuse_start()
-                for member in list(self.members.values()):
+                for member in self.members.values():
                     member.silent_ticks += 1
-                    if member.silent_ticks * TICK_SECONDS > self.silence_seconds and not member.said_bye:
-                        reason = f"has not been heard of for {self.silence_seconds:g} s: stopped, or its host is cut off"
-                        self._fail(member, reason)
+                silent = [one for one in self.members.values() if self._is_silent(one)]
+                if silent:
+                    reason = f"has not been heard of for {self.silence_seconds:g} s: stopped, or its host is cut off"
+                    if len(silent) == self.processes - 1 > 1:
+                        reason += f" (no other process is heard either: this host, {self.members[0].host}, may be the one)"
+                    self._fail(silent[0], reason)
                 first = self.members.get(0)
                 self._tell_all({"beat": [first.phase, first.step] if first else ["start", None]})
+
+    def _is_silent(self, member: Member) -> bool:
+        return member.silent_ticks * TICK_SECONDS > self.silence_seconds and not member.said_bye
 
     async def _refuse_start(self):
         missing = [rank for rank in range(self.processes) if rank not in self.members]
