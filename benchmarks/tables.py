@@ -7,8 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import chaos
 import failures
+import network
 import saving
 
 ROOT = Path(__file__).parent.parent
@@ -132,21 +134,25 @@ def input_stages() -> str:
     return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
 
 
-def of(script, name: str):
-    """The table that a script makes of its own measurement."""
+def of(table, script: str, part: str | None = None):
+    """The table that a script makes of its own measurement, or of a part of it."""
 
     def made() -> str:
-        record = json.loads((RESULTS / f"{name}.json").read_text())
-        return f"{script.table(record)}\n\nBy `benchmarks/{name}.py` on {made_on(record)}."
+        record = json.loads((RESULTS / f"{Path(script).stem}.json").read_text())
+        return f"{table(record)}\n\nBy `benchmarks/{script}` on {made_on(record[part] if part else record)}."
 
     return made
 
 
 TABLES = {
-    "docs/resuming.md": {"chaos": of(chaos, "chaos"), "saving": of(saving, "saving")},
-    "docs/clusters.md": {"failures": of(failures, "failures")},
+    "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
+    "docs/clusters.md": {
+        "failures": of(failures.table, "failures.py"),
+        "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
+    },
     "README.md": {"digits": digits},
-    "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled},
+    "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled}
+    | {"network": of(network.bytes_table, "cluster/network.py", "bytes")},
     "docs/data.md": {"stages": input_stages, "input": input_vs_peers},
 }
 
