@@ -95,7 +95,7 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
         victim = 0  # which writes the log
         workdir = folder / "disk" / "run"
         workdir.parent.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", workdir.parent], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", workdir.parent], check=True)
     try:
         running = start(kind, victim, processes, workdir)
         began = time.monotonic()
@@ -152,13 +152,9 @@ def _far_enough(workdir: Path, wanted: str) -> bool:
 
 
 def _fill(disk: Path) -> None:
-    with open(disk / "filler", "wb") as file:
-        try:
-            while True:
-                file.write(b"0" * 4096)
-                file.flush()
-        except OSError:
-            pass
+    with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 512)
 
 
 def _said(workdir: Path, rank: int) -> str:
