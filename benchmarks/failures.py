@@ -80,7 +80,7 @@ def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subproc
         if kind == "raising":
             ends_at = 600 if rank == victim else float("inf")
             command = [sys.executable, "-u", __file__, "--raising", str(workdir), str(ends_at)]
-        out = workdir.with_suffix(".out" if rank == 0 else f".{rank}.out")
+        out = said_by(workdir, rank)
         with open(out, "w") as to:
             places = environment(rank, processes, port)
             running.append(subprocess.Popen(command, cwd=ROOT, env=places, stdout=to, stderr=subprocess.STDOUT))
@@ -157,8 +157,12 @@ def _fill(disk: Path) -> None:
             file.write(b"0" * 512)
 
 
+def said_by(workdir: Path, rank: int) -> Path:
+    return workdir.with_suffix(".out" if rank == 0 else f".{rank}.out")
+
+
 def _said(workdir: Path, rank: int) -> str:
-    return workdir.with_suffix(".out" if rank == 0 else f".{rank}.out").read_text()
+    return said_by(workdir, rank).read_text()
 
 
 def table(record: dict) -> str:

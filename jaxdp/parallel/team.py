@@ -174,10 +174,12 @@ class Team:
         if self.first:
             time.sleep(0.5)  # for the others to hear of it
         verdict = self.verdict
-        with contextlib.suppress(Exception):
+        advice = f"; {self.advice}" if self.advice else ""
+        with contextlib.suppress(Exception):  # what is said may go to a disk that is full: the end comes all the same
             self.before_exit()
-        sys.stdout.flush()
-        print(f"jaxdp: {in_words(verdict)}{f'; {self.advice}' if self.advice else ''}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        with contextlib.suppress(Exception):
+            print(f"jaxdp: {in_words(verdict)}{advice}", file=sys.stderr, flush=True)
         os._exit(verdict["code"] or 1)
 
     # What goes to rank 0.
