@@ -4,6 +4,8 @@ import dataclasses
 import errno
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -282,3 +284,30 @@ def test_the_watchdog_guards_the_first_images_and_the_evaluation(tiny, tmp_path,
     first = guarded.index("loading the first images of phase 0")
     assert guarded[first + 1].startswith("step 1 of phase 0")
     assert "a batch of the evaluation" in guarded
+
+
+def test_lines_written_while_a_save_syncs_the_log_come_once_and_in_order(tmp_path):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    real, ended = log.file, threading.Event()
+
+    class Slow:
+        name, fileno, close = real.name, real.fileno, real.close
+
+        def write(self, data):
+            time.sleep(0.001)
+            return real.write(data)
+
+    log.file = Slow()
+
+    def sync():
+        while not ended.is_set():
+            log.sync()
+
+    saving = threading.Thread(target=sync)
+    saving.start()
+    for samples in range(200):
+        log.write({"samples": samples})
+    ended.set()
+    saving.join()
+    log.close()
+    assert [line["samples"] for line in read_log(tmp_path / "metrics.jsonl")] == list(range(200))

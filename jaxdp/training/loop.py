@@ -459,7 +459,7 @@ class Run:
             "data": self.data_facts,
             "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in self.plan.phases},
         }
-        self.checkpoints.save(self.state, progress.samples, told, getattr(self.writers[0], "sync", lambda: None))
+        self.checkpoints.save(self.state, progress.samples, told, self.writers[0].sync)
         self.clock = time.perf_counter()
         progress.saving_seconds += self.clock - began
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 LOG = "metrics.jsonl"
@@ -37,6 +38,9 @@ class NoWriter:
     def write(self, record):
         pass
 
+    def sync(self):
+        pass
+
     def close(self):
         pass
 
@@ -49,13 +53,12 @@ class JsonLines:
 
     def __init__(self, path: Path, patient: bool = False, say=print):
         self.file = open(path, "ab", buffering=0)
-        self.whole = self.file.seek(0, os.SEEK_END)  # bytes up to which the file holds whole lines
+        self.lock = Lock()  # a save syncs from a thread of its own, while the run writes on
         self.waiting, self.patient, self.say, self.told = b"", patient, say, False
 
     def write(self, record):
-        self.waiting += to_json(record).encode() + b"\n"
         try:
-            self._write_waiting()
+            self._write_waiting(to_json(record).encode() + b"\n")
         except OSError as error:
             if not (self.patient and error.errno in (errno.ENOSPC, errno.EDQUOT)):
                 raise OSError(error.errno, error.strerror, self.file.name) from None
@@ -63,10 +66,12 @@ class JsonLines:
                 self.told = True
                 self.say(f"{self.file.name}: {error.strerror}; the run goes on, and writes its log when there is space again")
 
-    def _write_waiting(self):
-        while self.waiting:
-            written = self.file.write(self.waiting)
-            self.waiting = self.waiting[written:]
+    def _write_waiting(self, more: bytes = b""):
+        with self.lock:
+            self.waiting += more
+            while self.waiting:
+                written = self.file.write(self.waiting)
+                self.waiting = self.waiting[written:]
 
     def sync(self):
         """On the disk, whatever happens to the machine. Raises OSError where not all lines are in the file."""
