@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from jaxdp.bench.provenance import provenance
-from jaxdp.training import checkpoint
+from jaxdp.training import seal
 from jaxdp.training.metrics import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
@@ -98,7 +98,7 @@ def to_the_end(workdir: Path) -> dict:
     assert process.wait() == 0, workdir.with_suffix(".out").read_text()
     result = json.loads((workdir / "result.json").read_text())
     log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
-    last = checkpoint.newest_good(workdir / "checkpoints")
+    last = seal.newest_good(workdir / "checkpoints")
     return {"arrays": last.arrays, "log": log, "accuracy": result["accuracy"], "loss": result["loss"], "steps": result["steps"]}
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxdp
 from jaxdp.config import Checkpoint, ConfigError
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.training import checkpoint
+from jaxdp.training import checkpoint, seal
 from jaxdp.training.digest import devices_that_differ, digest
 from jaxdp.training.guard import LossWatch, TrainingError, check_step
 from jaxdp.training.restored import chosen, export, listed
@@ -65,7 +65,7 @@ def test_a_device_with_other_parameters_stops_the_run_by_its_name(tmp_path):
     name = str(mesh.devices.flat[6])
     with pytest.raises(TrainingError, match=rf"do not hold the same parameters at samples 80: {name} differs from"):
         kept.check()
-    assert checkpoint.directories(tmp_path) == []
+    assert seal.directories(tmp_path) == []
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
@@ -83,11 +83,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for samples, accuracy in [(10, 0.2), (20, 0.9), (30, 0.5), (40, None), (50, 0.9), (60, 0.1), (70, None)]:
         kept.save(replicated_tree(mesh, x=np.full(3, samples)), samples, {"accuracy": accuracy})
     kept.wait()
-    assert [path.name for path in checkpoint.directories(tmp_path)] == ["70", "60", "50"]  # of equals the later is the best
+    assert [path.name for path in seal.directories(tmp_path)] == ["70", "60", "50"]  # of equals the later is the best
     kept.pinned.append(50)
     kept.save(replicated_tree(mesh, x=np.zeros(3)), 80, {"accuracy": 1.0})
     kept.wait()
-    assert [path.name for path in checkpoint.directories(tmp_path)] == ["80", "70", "50"]
+    assert [path.name for path in seal.directories(tmp_path)] == ["80", "70", "50"]
 
 
 def test_a_save_that_was_cut_off_is_no_checkpoint_and_is_cleared_away(tmp_path):

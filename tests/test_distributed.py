@@ -22,3 +22,10 @@ def test_more_cpu_devices_than_jax_has_started_with_are_refused():
 def test_fewer_cpu_devices_are_the_first_ones():
     assert distributed.start(Mesh(cpu_devices=2)) == jax.devices()[:2]
     assert distributed.start(Mesh()) == jax.devices()[:1]
+
+
+def test_what_gloo_gives_up_on_is_told_with_what_to_do():
+    told = distributed.of_gloo(RuntimeError("UNKNOWN: Gloo ReduceScatter failed: Read timeout [127.0.0.1]:41870"))
+    assert "waits for 30 s" in told
+    assert "--reduce.strategy psum" in told
+    assert distributed.of_gloo(RuntimeError("UNKNOWN: Gloo AllReduce failed: Connection closed by peer")) == ""

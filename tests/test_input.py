@@ -23,7 +23,7 @@ from jaxdp.data.loader import DataError, Loader
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import input_bytes, make_plan
 from jaxdp.recipes import load_config
-from jaxdp.training import checkpoint, guard
+from jaxdp.training import guard, seal
 from jaxdp.training.console import Quiet
 
 
@@ -823,7 +823,7 @@ def test_a_run_in_groups_gives_the_same_parameters(tiny, tmp_path):
     data = dataclasses.replace(tiny.data, ahead_bytes=3 * 4 * image)  # one image a device at a time
     other = jaxdp.train(dataclasses.replace(tiny, data=data), tmp_path / "groups")
     assert one.accuracy == other.accuracy
-    arrays = [checkpoint.newest_good(tmp_path / name / "checkpoints").arrays for name in ("whole", "groups")]
+    arrays = [seal.newest_good(tmp_path / name / "checkpoints").arrays for name in ("whole", "groups")]
     assert arrays[0] == arrays[1]
 
 

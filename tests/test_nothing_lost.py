@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxdp.config import ConfigError, Data, Mesh, Phase, Reduce
-from jaxdp.training import checkpoint, loop
+from jaxdp.training import checkpoint, loop, seal
 from jaxdp.training.console import Quiet
 from jaxdp.training.guard import TrainingError
 from jaxdp.training.metrics import JsonLines, read_log
@@ -60,7 +60,7 @@ def damage(path):
 
 def test_where_all_checkpoints_are_damaged_a_second_try_stops_as_the_first_did(tiny, tmp_path):
     cut(tiny, tmp_path)
-    for path in checkpoint.directories(tmp_path / "checkpoints"):
+    for path in seal.directories(tmp_path / "checkpoints"):
         flip(path / "seal.json")
     before, log = names(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_an_error_that_is_not_damage_condemns_no_checkpoint(tiny, tmp_path, monk
         def denied(path):
             raise OSError(errno.EIO, "Input/output error")
 
-        patch.setattr(checkpoint, "_checksum", denied)
+        patch.setattr(seal, "checksum", denied)
         with pytest.raises(TrainingError, match="cannot be read: Input/output error"):
             train(tiny, tmp_path)
     assert names(tmp_path) == before
@@ -116,7 +116,7 @@ def test_accepted_changes_of_the_evaluation_are_evaluated(tiny, tmp_path):
 
 def test_a_kill_between_sealing_and_naming_loses_nothing(tiny, tmp_path):
     cut(tiny, tmp_path)
-    newest = checkpoint.newest_good(tmp_path / "checkpoints")
+    newest = seal.newest_good(tmp_path / "checkpoints")
     folder, samples = newest.path.parent, newest.samples
     newest.path.rename(folder / f"saving-{samples}")  # sealed, and not yet named
     (folder / f"saving-{samples}-replaced").mkdir()  # the one of the same samples before it
@@ -131,7 +131,7 @@ def test_a_kill_between_sealing_and_naming_loses_nothing(tiny, tmp_path):
 def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_path, monkeypatch):
     """And is there at every moment: nothing is removed before the new one has its name."""
     cut(tiny, tmp_path)
-    newest = checkpoint.newest_good(tmp_path / "checkpoints")
+    newest = seal.newest_good(tmp_path / "checkpoints")
     there, remove = [], shutil.rmtree
 
     def watched(path, *arguments, **options):
@@ -148,7 +148,7 @@ def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_pa
     assert kept._seal(saved, newest.samples, newest.told, newest.arrays, lambda: None) is None
     assert there
     assert all(there[1:])  # the first removes what an earlier kill may have left
-    assert checkpoint.is_sound(checkpoint.newest_good(newest.path.parent))
+    assert seal.is_sound(seal.newest_good(newest.path.parent))
 
 
 def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(tiny, tmp_path):
@@ -219,7 +219,7 @@ def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_session
     told = [line for line in first.said if "exploded" in line]
     assert len(told) == 1
     train(config, tmp_path, screen=second)
-    sealed = checkpoint.newest_good(tmp_path / "checkpoints")
+    sealed = seal.newest_good(tmp_path / "checkpoints")
     if "told_exploded" in sealed.told["progress"] and sealed.told["progress"]["pinned"]:
         assert str(sealed.told["progress"]["pinned"][0]) in names(tmp_path)
 
@@ -228,12 +228,12 @@ def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_session
 def test_going_on_from_a_finished_run_elsewhere_leaves_a_checkpoint_here(tiny, tmp_path):
     train(tiny, tmp_path / "first")
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
-    assert checkpoint.newest_good(tmp_path / "second/checkpoints") is not None
+    assert seal.newest_good(tmp_path / "second/checkpoints") is not None
 
 
 def test_the_newest_sound_one_is_taken_where_a_newer_is_damaged(tiny, tmp_path):
     train(tiny, tmp_path / "first")
-    newest, before, *_ = checkpoint.directories(tmp_path / "first/checkpoints")
+    newest, before, *_ = seal.directories(tmp_path / "first/checkpoints")
     damage(newest)
     assert chosen(tmp_path / "first").path == before
     screen = CutAt()

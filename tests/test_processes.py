@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp.training import checkpoint
+from jaxdp.training import seal
 from jaxdp.training.metrics import TIMING, read_log
 from jaxdp.training.restored import restored
 
@@ -61,7 +61,7 @@ def left(workdir):
     """Everything that a run leaves and that does not tell time."""
     log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
     result = json.loads((workdir / "result.json").read_text())
-    return log, result["accuracy"], checkpoint.newest_good(workdir / "checkpoints").arrays
+    return log, result["accuracy"], seal.newest_good(workdir / "checkpoints").arrays
 
 
 def parameters(workdir):
@@ -278,9 +278,12 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     assert "rank 1 failed first, with exit code 1" in err
 
 
-def test_a_checkpoint_is_written_by_all_processes(tmp_path):
-    done(launched(2, tmp_path / "run"))
-    (state,) = {checkpoint.newest_good(tmp_path / "run/checkpoints").path / "state"}
+def test_a_checkpoint_is_written_by_all_processes_and_runs_no_program_of_its_own_beside_the_step(tmp_path):
+    there = {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    _, err = done(launched(2, tmp_path / "run", environment=there))
+    assert "Finished XLA compilation of jit(step)" in err
+    assert "Finished XLA compilation of jit(slice)" not in err
+    (state,) = {seal.newest_good(tmp_path / "run/checkpoints").path / "state"}
     parts = [state / f"ocdbt.process_{rank}" for rank in range(2)]
     assert all(any((part / "d").iterdir()) for part in parts)
 

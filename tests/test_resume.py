@@ -12,7 +12,7 @@ import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
 from jaxdp.config import Checkpoint, Data, Mesh, Phase
 from jaxdp.data.loader import DataError
-from jaxdp.training import checkpoint
+from jaxdp.training import checkpoint, seal
 from jaxdp.training.console import Quiet
 from jaxdp.training.metrics import TIMING, read_log
 from jaxdp.training.stop import Signals
@@ -47,7 +47,7 @@ def without_timing(record):
 def told(workdir):
     """Everything a run has to tell that does not depend on time: its log, its result, the digests of its last state."""
     result = json.loads((workdir / "result.json").read_text())
-    last = checkpoint.newest_good(workdir / "checkpoints")
+    last = seal.newest_good(workdir / "checkpoints")
     return (
         [
             {name: value for name, value in record.items() if name not in TIMING}
@@ -115,7 +115,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path
         assert str(stopped.value) == "stopped by SIGTERM before the first step; the same command begins again"
     else:
         assert "the same command goes on from it" in str(stopped.value)
-        saved = checkpoint.newest_good(tmp_path / "run/checkpoints")
+        saved = seal.newest_good(tmp_path / "run/checkpoints")
         assert saved.told["progress"]["evaluation_due"] == (moment in ("evaluating", 15))
         assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[moment]  # between steps, one is ahead of the log
     train(tiny, tmp_path / "run")
@@ -201,7 +201,7 @@ def test_what_does_not_change_the_run_may_be_changed(tiny, tmp_path):
         tiny, checkpoint=Checkpoint(every_samples=32, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
     )
     train(config, tmp_path)
-    assert [int(path.name) for path in checkpoint.directories(tmp_path / "checkpoints")][:3] == [160, 128, 112]
+    assert [int(path.name) for path in seal.directories(tmp_path / "checkpoints")][:3] == [160, 128, 112]
 
 
 def test_another_model_cannot_go_on_from_a_checkpoint(tiny, tmp_path):
@@ -279,7 +279,7 @@ def test_every_file_of_a_checkpoint_damaged_in_turn_is_named_and_the_one_before_
         train(tiny, tmp_path / "run", screen=CutAt(step=13))
     folder = tmp_path / "run/checkpoints"
     names = files_of(tmp_path / "run", 112 if (folder / "112").exists() else 80)
-    newest, older = [int(path.name) for path in checkpoint.directories(folder)][:2]
+    newest, older = [int(path.name) for path in seal.directories(folder)][:2]
     assert "seal.json" in names
     assert len(names) > 5
     _, abstract = abstract_of(tiny)
@@ -310,7 +310,7 @@ def abstract_of(config):
 def test_a_run_with_a_damaged_checkpoint_still_ends_bit_by_bit(tiny, tmp_path, uninterrupted):
     with pytest.raises(Cut):
         train(tiny, tmp_path / "run", screen=CutAt(step=13))
-    newest = checkpoint.directories(tmp_path / "run/checkpoints")[0]
+    newest = seal.directories(tmp_path / "run/checkpoints")[0]
     flip(max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size))
     screen = CutAt()
     train(tiny, tmp_path / "run", screen=screen)
@@ -323,9 +323,9 @@ def test_an_array_that_was_changed_with_its_checksums_is_still_found(tiny, tmp_p
     for seed in (0, 1):
         with pytest.raises(Cut):
             train(dataclasses.replace(tiny, seed=seed), tmp_path / str(seed), screen=CutAt(step=12))
-    ours, theirs = (checkpoint.newest_good(tmp_path / str(seed) / "checkpoints") for seed in (0, 1))
+    ours, theirs = (seal.newest_good(tmp_path / str(seed) / "checkpoints") for seed in (0, 1))
     forged = dataclasses.replace(theirs, arrays=ours.arrays)
-    with pytest.raises(checkpoint.Damaged, match=r"the array .* is not what was saved"):
+    with pytest.raises(seal.Damaged, match=r"the array .* is not what was saved"):
         checkpoint.load(forged, abstract_of(tiny)[1])
 
 
@@ -333,7 +333,7 @@ def test_where_every_checkpoint_is_damaged_the_run_stops_and_does_not_begin_anew
     with pytest.raises(Cut):
         train(tiny, tmp_path, screen=CutAt(step=12))
     log = (tmp_path / "metrics.jsonl").read_bytes()
-    for path in checkpoint.directories(tmp_path / "checkpoints"):
+    for path in seal.directories(tmp_path / "checkpoints"):
         (path / "seal.json").unlink()
     with pytest.raises(TrainingError, match=r"no checkpoint in .* is sound .*seal.json cannot be read.*--resume never"):
         train(tiny, tmp_path)

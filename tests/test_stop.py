@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.training import checkpoint
+from jaxdp.training import seal
 from jaxdp.training.metrics import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +51,7 @@ def finished(workdir) -> tuple:
         {name: value for name, value in record.items() if name not in TIMING} for record in read_log(workdir / "metrics.jsonl")
     ]
     result = json.loads((workdir / "result.json").read_text())
-    return log, result["accuracy"], result["loss"], checkpoint.newest_good(workdir / "checkpoints").arrays
+    return log, result["accuracy"], result["loss"], seal.newest_good(workdir / "checkpoints").arrays
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_the_slurm_script_of_the_docs_saves_and_requeues(tmp_path):
     _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode == 75, err
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
-    assert checkpoint.newest_good(tmp_path / "run/checkpoints") is not None
+    assert seal.newest_good(tmp_path / "run/checkpoints") is not None
 
 
 HANGS = """

@@ -15,9 +15,6 @@ class Alone:
     def share(self, name: str, value):
         return value
 
-    def gather(self, name: str, value) -> list:
-        return [value]
-
     def ask(self, what: str, why: str = "") -> bool:
         return True
 

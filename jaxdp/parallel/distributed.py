@@ -145,6 +145,14 @@ def _start_processes(team: Team) -> None:
         ) from None
 
 
+def of_gloo(error: Exception) -> str:
+    """What to add to the error of a collective among CPUs. All but gloo's reduce-scatter wait for as long as they are told
+    (jax-ml/jax#40831)."""
+    if "Gloo ReduceScatter" not in str(error):
+        return ""
+    return " (on CPUs a reduce-scatter waits for 30 s; on a machine so loaded, --reduce.strategy psum waits longer)"
+
+
 def hosts_with_equally_many(team: Team | Alone) -> int:
     """The number of hosts, which then are the rows of the mesh; 1 where they do not have equally many processes."""
     counts = Counter(team.host_numbers)

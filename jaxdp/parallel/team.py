@@ -67,7 +67,7 @@ class Team:
         self.outgoing = self.socket.dup()  # with a time-out of its own
         self.outgoing.settimeout(silence_seconds)
         hello = {"rank": self.rank, "processes": self.processes, "host": self.host, "identity": identity, "gpus": gpus}
-        self._send(hello | {"jax_port": _free_port() if self.first else None, "pid": os.getpid()})
+        self._send(hello | {"jax_port": _free_port() if self.first else None})
         threading.Thread(target=self._listen, name="team-listen", daemon=True).start()
         threading.Thread(target=self._beat, name="team-beat", daemon=True).start()
         self._wait(lambda: self.joined is not None, look)
@@ -212,21 +212,15 @@ class Team:
     def exchange(self, name: str, value) -> list:
         """What every process gives under this name, by rank; waits for all. The n-th of a name meets the n-th of the others."""
         name = self._turn(f"exchange {name}")
-        self._send({"put": name, "value": value, "to": "each"})
+        self._send({"put": name, "value": value})
         return self._take(name)
 
     def share(self, name: str, value):
         """Rank 0's value, which JSON can hold; what the others give does not matter."""
         name = self._turn(f"share {name}")
         if self.first:
-            self._send({"put": name, "value": value, "to": "all"})
+            self._send({"tell": name, "value": value})
         return self._take(name)
-
-    def gather(self, name: str, value) -> list | None:
-        """For rank 0 what `exchange` gives; the others go on at once with None."""
-        name = self._turn(f"gather {name}")
-        self._send({"put": name, "value": value, "to": "first"})
-        return self._take(name) if self.first else None
 
     def at(self, phase: str, step: int | None = None) -> None:
         """Where this process stands, for the case that it fails."""

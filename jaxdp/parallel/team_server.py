@@ -157,8 +157,10 @@ class TeamServer:
                 self._tell(member, {"pong": beat["ping"], "now": time.monotonic()})
                 for step, asked, done in beat["steps"]:
                     self._arrived(member.rank, step, asked, done)
-            case {"put": name, "value": value, "to": to}:
-                self._put(member, name, value, to)
+            case {"tell": name, "value": value}:  # from rank 0, whether the others wait for it yet or not
+                self._tell_all({"got": name, "value": value})
+            case {"put": name, "value": value}:
+                self._put(member, name, value)
             case {"ask": what}:
                 if what["what"] not in [one["what"] for one in self.wanted]:
                     self.wanted.append(what)
@@ -185,19 +187,12 @@ class TeamServer:
             self.answers = {}
             self._tell_all({"hold": self.wanted[0]["what"]})
 
-    def _put(self, member: Member, name: str, value, to: str):
-        if to == "all":  # from rank 0, whether the others wait for it yet or not
-            self._tell_all({"got": name, "value": value})
-            return
+    def _put(self, member: Member, name: str, value):
         values = self.values.setdefault(name, {})
         values[member.rank] = value
         if len(values) == self.processes:
             del self.values[name]
-            message = {"got": name, "value": [values[rank] for rank in range(self.processes)]}
-            if to == "first":
-                self._tell(self.members[0], message)
-            else:
-                self._tell_all(message)
+            self._tell_all({"got": name, "value": [values[rank] for rank in range(self.processes)]})
 
     def _arrived(self, rank: int, step: int, asked: float, done: float):
         here = self.steps.setdefault(step, {})

@@ -1,20 +1,15 @@
 """Checkpoints: written beside the run by Orbax, sealed when whole, and checked bit by bit before they are believed.
 
-A checkpoint is a directory named by its samples seen: `state/`, Orbax's, and `seal.json`, written last, with what the run knew,
-the size and checksum of every file, and a digest of every array. It gets its name when it is sealed.
+What one consists of is told in `seal`. It gets its name, its samples seen, when it is sealed.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -24,136 +19,17 @@ import orbax.checkpoint as ocp
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.errors import first_line
 from jaxdp.parallel.alone import Alone
+from jaxdp.training import seal
 from jaxdp.training.digest import described, devices_that_differ
 from jaxdp.training.guard import TrainingError
+from jaxdp.training.seal import STATE, Damaged, Sealed, Unreadable, all_sealed, newest_good
 
-SEAL, STATE, SAVING = "seal.json", "state", "saving-"
+SAVING = "saving-"  # in the name of one that is being written
 SAVE_SECONDS = 120  # for which processes wait for one another in a save
-
-
-class Damaged(Exception):
-    """A checkpoint that must not be used: one line that names it, the file or array, and what is wrong."""
-
-
-class Unreadable(TrainingError):
-    """A checkpoint that could not be read now, and may be sound: nothing is done to it."""
 
 
 class Unfit(Exception):
     """A sound checkpoint of another state than the one asked for: one line that names the first array that differs."""
-
-
-@dataclass(frozen=True)
-class Sealed:
-    """A checkpoint with its seal. told: what the run knew, a dict that JSON can hold."""
-
-    path: Path
-    samples: int
-    told: dict
-    arrays: dict[str, list]
-    files: dict[str, list]
-
-    @property
-    def accuracy(self) -> float | None:
-        return self.told.get("accuracy")
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(size for size, _ in self.files.values())
-
-
-def directories(folder: Path) -> list[Path]:
-    """What may be checkpoints in a folder, the newest first."""
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name), reverse=True)
-
-
-def read_seal(path: Path) -> Sealed:
-    """The seal of a checkpoint. Raises Damaged where it is missing or damaged."""
-    try:
-        text = (path / SEAL).read_bytes()
-    except OSError as error:
-        raise _unreadable(path / SEAL, error) from None
-    body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise Damaged(f"{path / SEAL} is damaged")
-    held = json.loads(body)
-    return Sealed(path, held["samples"], held["told"], held["arrays"], held["files"])
-
-
-def _unreadable(file: Path, error: OSError) -> Exception:
-    """What is not there is damage; what cannot be read for another reason may be read the next time."""
-    kind = Damaged if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) else Unreadable
-    return kind(f"{file} cannot be read: {error.strerror}")
-
-
-def _write_seal(sealed: Sealed) -> None:
-    held = {"samples": sealed.samples, "told": sealed.told, "arrays": sealed.arrays, "files": sealed.files}
-    body = json.dumps(held, indent=1).encode()
-    temporary = sealed.path / (SEAL + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, sealed.path / SEAL)
-
-
-def _checksum(path: Path) -> list:
-    """[bytes, CRC-32 in hexadecimal] of a file."""
-    size, crc = 0, 0
-    with open(path, "rb") as file:
-        while chunk := file.read(2**22):
-            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-    return [size, f"{crc:08x}"]
-
-
-def _files(path: Path) -> list[str]:
-    return sorted(str(file.relative_to(path)) for file in (path / STATE).rglob("*") if file.is_file())
-
-
-def check_files(sealed: Sealed) -> None:
-    """Raise Damaged, naming the file, if one that was sealed is missing or not what it was."""
-    for name, expected in sealed.files.items():
-        file = sealed.path / name
-        try:
-            found = _checksum(file)
-        except OSError as error:
-            raise _unreadable(file, error) from None
-        if found != expected:
-            what = "truncated" if found[0] < expected[0] else "changed"
-            raise Damaged(f"{file} is damaged: {what} since it was written")
-
-
-def all_sealed(folder: Path) -> Iterator[Sealed]:
-    """The checkpoints whose seals are sound, the newest first; their files are not looked at.
-
-    Those with a damaged seal are passed over here: `restore` and `jaxdp checkpoints` name them.
-    """
-    for path in directories(folder):
-        with contextlib.suppress(Damaged, Unreadable):
-            yield read_seal(path)
-
-
-def is_sound(sealed: Sealed) -> bool:
-    """Whether every file is what was sealed."""
-    try:
-        check_files(sealed)
-    except (Damaged, Unreadable):
-        return False
-    return True
-
-
-def newest_good(folder: Path, before: int | None = None) -> Sealed | None:
-    """The newest sound one, of at most `before` samples."""
-    return next((one for one in all_sealed(folder) if (before is None or one.samples <= before) and is_sound(one)), None)
-
-
-def best(sealed: list[Sealed]) -> Sealed | None:
-    """The one of the highest accuracy, of equals the latest; None where none was saved right after an evaluation."""
-    scored = [one for one in sealed if one.accuracy is not None]
-    return max(scored, key=lambda one: (one.accuracy, one.samples), default=None)
 
 
 def _checkpointer(rank: int, processes: int, alone: bool) -> ocp.StandardCheckpointer:
@@ -179,7 +55,7 @@ def load(sealed: Sealed, abstract):
             raise Unfit(
                 f"{sealed.path} holds for {name} {_in_words(held.get(name))}, and the run wants {_in_words(wanted.get(name))}"
             )
-    check_files(sealed)
+    seal.check_files(sealed)
     try:
         with _checkpointer(jax.process_index(), jax.process_count(), alone=True) as checkpointer:
             state = checkpointer.restore((sealed.path / STATE).absolute(), abstract)
@@ -290,8 +166,8 @@ class Checkpoints:
         """Give what was written its seal and its name; what stood against it, if anything did."""
         try:
             before_seal()
-            files = {name: _checksum(path / name) for name in _files(path)}
-            _write_seal(Sealed(path, samples, told, arrays, files))
+            files = {name: seal.checksum(path / name) for name in seal.state_files(path)}
+            seal.write(Sealed(path, samples, told, arrays, files))
             final = self.folder / str(samples)
             if final.exists():  # of the same samples, saved before their evaluation
                 replaced = _leaving(final)
@@ -320,7 +196,7 @@ class Checkpoints:
             name = path.name.removeprefix(SAVING)
             if name.isdigit() and not (self.folder / name).exists():
                 with contextlib.suppress(Damaged, Unreadable, OSError):
-                    if read_seal(path).samples == int(name):
+                    if seal.read(path).samples == int(name):
                         path.rename(self.folder / name)
         for path in self.folder.glob(f"{SAVING}*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -328,8 +204,7 @@ class Checkpoints:
     def _remove_old(self) -> None:
         sealed = list(all_sealed(self.folder))
         kept = {one.samples for one in sealed[: self.config.keep]} | set(self.pinned)
-        if one := best(sealed):
-            kept.add(one.samples)
+        kept |= {one.samples for one in seal.by_accuracy(sealed)[:1]}
         for one in sealed:
             if one.samples not in kept:
                 shutil.rmtree(_leaving(one.path), ignore_errors=True)
@@ -356,7 +231,7 @@ class Checkpoints:
         if found or samples is None:
             return found
         try:
-            sealed = read_seal(self.folder / str(samples))
+            sealed = seal.read(self.folder / str(samples))
             return load(sealed, abstract_of(samples)), sealed
         except (Damaged, Unfit) as error:
             raise TrainingError(
@@ -366,9 +241,9 @@ class Checkpoints:
     def _newest_sound(self, abstract_of):
         damaged = []
         self._sweep()
-        for path in directories(self.folder):
+        for path in seal.directories(self.folder):
             try:
-                sealed = read_seal(path)
+                sealed = seal.read(path)
                 state = load(sealed, abstract_of(sealed.samples))
             except Damaged as error:
                 damaged.append((path, str(error)))
@@ -411,21 +286,26 @@ def put_aside(path: Path) -> Path:
 
 
 def _to_be_written(host, team):
-    """What Orbax is given of a copy of the state: where there are several processes, arrays that all of them hold, of which
-    each then writes a part."""
+    """What Orbax is given of a copy of the state: where there are several processes, arrays of which each holds, and writes, a
+    part.
+
+    Of arrays that all hold whole Orbax would cut the parts on the devices, beside the step. On CPU devices that ends in a
+    deadlock: the cuts take all places for programs of one device, and wait for threads that wait for it in a collective.
+    """
     if team.processes == 1:
         return host
     writers = {}
     for device in jax.devices():
         writers.setdefault(device.process_index, device)
     mesh = jax.sharding.Mesh(np.array([writers[rank] for rank in sorted(writers)]), ("process",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    def everywhere(leaf):
-        own = jax.device_put(leaf, writers[jax.process_index()])
-        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, [own])
+    def in_parts(leaf):
+        axis = next((axis for axis, size in enumerate(leaf.shape) if size and size % team.processes == 0), None)
+        spec = () if axis is None else (*[None] * axis, "process")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
+        return jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__)
 
-    return jax.tree.map(everywhere, host)
+    return jax.tree.map(in_parts, host)
 
 
 def _why_unusable(samples: int, everywhere: list[dict], hosts: list[str]) -> str | None:

@@ -59,10 +59,9 @@ class LossWatch:
 
     WINDOW = 20
 
-    def __init__(self, classes: int, factor: float, told: bool = False):
-        """told: it was said in an earlier session of the run."""
+    def __init__(self, classes: int, factor: float):
         self.limit, self.factor = factor * math.log(classes), factor
-        self.recent, self.told = deque(maxlen=self.WINDOW), told
+        self.recent, self.told = deque(maxlen=self.WINDOW), False  # told: in this session or an earlier one
 
     def exploded(self, record: dict) -> int | None:
         """The samples seen when the loss was last good, when it is found to have exploded; None at other times."""

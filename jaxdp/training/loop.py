@@ -5,7 +5,6 @@ import math
 import platform
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fractions import Fraction
 from functools import partial
@@ -21,7 +20,7 @@ from jaxdp.data.groups import rows_a_group
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images
 from jaxdp.parallel import stragglers
-from jaxdp.training import agreement, checkpoint, guard
+from jaxdp.training import checkpoint, guard, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import NoWriter, to_json, writers_for
@@ -45,7 +44,7 @@ class Run:
         self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
         self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
         self.origin, self.accept_changes = origin, accept_changes
-        self.data_facts = agreement.data_facts(self.datasets)
+        self.data_facts = prepared.data_facts
         self.device_kind = prepared.devices[0].device_kind
         self.team = team = signals.team
         pixels = (self.datasets.mean, self.datasets.std)
@@ -123,7 +122,7 @@ class Run:
             first = self.plan.phases[0]
             self.programs.prepare_train(first)
             mesh = self.programs.mesh(first)
-            self.state = self.signals.result(self.programs.submit(create_state, self.config, self.model, mesh))
+            self.state = self.signals.run(create_state, self.config, self.model, mesh)
             self._cut_log(self.workdir)
             return
         self.state, sealed = found
@@ -166,7 +165,7 @@ class Run:
     def _restored_from_origin(self):
         try:
             return checkpoint.load(self.origin, self._abstract(self.origin.samples)), self.origin
-        except (checkpoint.Damaged, checkpoint.Unfit) as error:
+        except (seal.Damaged, checkpoint.Unfit) as error:
             raise ConfigError(f"--resume: {str(self.origin.path)!r} is not allowed; {error}") from None
 
     def _abstract(self, samples: int):
@@ -184,7 +183,7 @@ class Run:
         """Save where the run stands, and say how it goes on."""
         signal, progress = self.signals.asked, self.progress
         if not self._save_here():
-            good = checkpoint.newest_good(self.checkpoints.folder)
+            good = seal.newest_good(self.checkpoints.folder)
             goes_on = f"goes on from {good.path}" if good else "begins again"
             return Stopped(f"stopped by {signal} before the first step; the same command {goes_on}")
         return Stopped(
@@ -207,7 +206,7 @@ class Run:
     def _good_checkpoint(self, advice="the same command goes on from it") -> str:
         """What a person is to know of the newest checkpoint, for an error or at the end of a session."""
         self.checkpoints.wait()
-        good = checkpoint.newest_good(self.checkpoints.folder)
+        good = seal.newest_good(self.checkpoints.folder)
         if good is None:
             return "there is no checkpoint yet"
         accuracy = "" if good.accuracy is None else f", accuracy {100 * good.accuracy:.2f} %"
@@ -309,9 +308,7 @@ class Run:
     def _meet(self, what: str) -> None:
         """Wait until every process has come so far: the first collective of a program gives up on one that compiles longer."""
         if self.team.processes > 1:
-            thread = ThreadPoolExecutor(1)
-            self.signals.result(thread.submit(self.team.exchange, f"ready for {what}", None))
-            thread.shutdown()
+            self.signals.run(self.team.exchange, f"ready for {what}", None)
 
     def _fed(self, feeder):
         before = feeder.waited
@@ -497,7 +494,7 @@ class Run:
             sessions=progress.sessions,
             bad_images=bad_images,
             processes=self.team.processes,
-            hosts=len(set(self.team.hosts)),
+            hosts=len(set(self.team.host_numbers)),
             waiting_share=waiting.get("waiting_share", 0.0),
             slowest=waiting.get("slowest", []),
         )

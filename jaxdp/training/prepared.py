@@ -1,13 +1,13 @@
 """A run that has been checked and planned, before anything of it is compiled."""
 
 import dataclasses
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jaxdp.config import Config, ConfigError
-from jaxdp.data.sources import keeps_images, open_datasets
+from jaxdp.data.sources import Datasets, keeps_images, open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary
+from jaxdp.training.agreement import data_facts
 
 
 @dataclass(frozen=True)
@@ -16,32 +16,32 @@ class Prepared:
 
     config: Config
     devices: list
-    datasets: tuple
+    datasets: Datasets
+    data_facts: dict[str, str]
     plan: Plan
     model_summary: dict
     as_begun: bool = True
 
     @classmethod
-    def of(cls, config: Config, given=None, team=None, begun: dict | None = None, result=Future.result) -> "Prepared":
-        """begun: {phase: [global batch, per-worker batch]} with which the run was begun, kept where these devices can; result:
-        how to wait for a future."""
+    def of(cls, config: Config, given=None, team=None, begun: dict | None = None, run=lambda work: work()) -> "Prepared":
+        """begun: {phase: [global batch, per-worker batch]} with which the run was begun, kept where these devices can; run:
+        how to do what may take long, which is to read the data."""
         team = team or distributed.joined()
         devices = distributed.start(config.mesh, team)
-        thread = ThreadPoolExecutor(1)  # reading may take long, and signals are to be looked at
-        datasets = result(thread.submit(open_datasets, config, given))
-        thread.shutdown()
+        datasets, facts = run(lambda: _opened(config, given))
         keeps_images(config.data, datasets.train, devices[0].platform)  # says here what cannot be
         hosts = distributed.hosts_with_equally_many(team)
-        plan, kept = make_plan(config, len(datasets.train), len(devices), hosts, team.processes), True
-        if begun:
-            try:
-                as_begun = _as_begun(config, begun)
-                plan = dataclasses.replace(
-                    make_plan(as_begun, len(datasets.train), len(devices), hosts, team.processes), config=config
-                )
-            except ConfigError:
-                kept = False
-        return cls(config, devices, datasets, plan, model_summary(config), kept)
+        sizes = len(datasets.train), len(devices), hosts, team.processes
+        try:
+            plan, kept = make_plan(_as_begun(config, begun or {}), *sizes), True
+        except ConfigError:
+            plan, kept = make_plan(config, *sizes), False
+        return cls(config, devices, datasets, facts, dataclasses.replace(plan, config=config), model_summary(config), kept)
+
+
+def _opened(config: Config, given) -> tuple[Datasets, dict[str, str]]:
+    datasets = open_datasets(config, given)
+    return datasets, data_facts(datasets)
 
 
 def _as_begun(config: Config, begun: dict) -> Config:

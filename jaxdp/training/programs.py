@@ -147,10 +147,6 @@ class Programs:
         batch = _abstract_batch(config, mesh, rows, EVALUATED)
         return step.lower(state.params, state.batch_stats, batch).compile()
 
-    def submit(self, work, *arguments) -> Future:
-        """Let a thread do something that would keep signals waiting, as compilation in the main thread does."""
-        return self.threads.submit(work, *arguments)
-
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
         values = {"learning_rate": self.plan.learning_rate(samples), "momentum": phase.momentum}

@@ -13,7 +13,7 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.errors import first_line
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
-from jaxdp.training import checkpoint
+from jaxdp.training import checkpoint, seal
 from jaxdp.training.evaluation import evaluate as evaluate_on
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import TrainState, abstract_state
@@ -28,15 +28,15 @@ def listed(workdir) -> list[dict]:
     """
     run_config(workdir)
     rows = []
-    for path in reversed(checkpoint.directories(Path(workdir) / CHECKPOINTS)):
+    for path in reversed(seal.directories(Path(workdir) / CHECKPOINTS)):
         row = dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "damage"))
         row = {"path": str(path), "samples": int(path.name)} | row
         try:
-            sealed = checkpoint.read_seal(path)
+            sealed = seal.read(path)
             row |= {"epoch": sealed.told["epoch"], "steps": sealed.told["progress"]["steps"]}
             row |= {"accuracy": sealed.accuracy, "bytes": sealed.num_bytes}
-            checkpoint.check_files(sealed)
-        except (checkpoint.Damaged, checkpoint.Unreadable) as error:
+            seal.check_files(sealed)
+        except (seal.Damaged, seal.Unreadable) as error:
             row["damage"] = str(error)
             if not path.exists():  # removed by the run, while this one looked
                 continue
@@ -44,35 +44,35 @@ def listed(workdir) -> list[dict]:
     return rows
 
 
-def chosen(workdir, which: str = "newest") -> checkpoint.Sealed:
+def chosen(workdir, which: str = "newest") -> seal.Sealed:
     """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none."""
     folder = Path(workdir) / CHECKPOINTS
-    found = list(checkpoint.all_sealed(folder))
+    found = list(seal.all_sealed(folder))
     if which not in ("newest", "best"):
         return _named(folder, which)
     if which == "best":
-        order = sorted((one for one in found if one.accuracy is not None), key=lambda one: (one.accuracy, one.samples))
-        if found and not order:
+        scored = seal.by_accuracy(found)
+        if found and not scored:
             raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
-        found = order[::-1]
+        found = scored
     for one in found:
-        if checkpoint.is_sound(one):
+        if seal.is_sound(one):
             return one
     raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint (see jaxdp checkpoints)")
 
 
-def _named(folder: Path, which: str) -> checkpoint.Sealed:
-    for path in checkpoint.directories(folder):
+def _named(folder: Path, which: str) -> seal.Sealed:
+    for path in seal.directories(folder):
         if which == path.name:
             try:
-                return checkpoint.read_seal(path)
-            except checkpoint.Damaged as error:
+                return seal.read(path)
+            except seal.Damaged as error:
                 raise ConfigError(f"--checkpoint: {which!r} is not allowed; {error}") from None
-    there = ", ".join(path.name for path in checkpoint.directories(folder)) or "none"
+    there = ", ".join(path.name for path in seal.directories(folder)) or "none"
     raise ConfigError(f"--checkpoint: {which!r} is not allowed; give newest, best, or the samples of one: {there}")
 
 
-def restored(workdir, which: str = "newest", config: Config | None = None) -> tuple[TrainState, Config, checkpoint.Sealed]:
+def restored(workdir, which: str = "newest", config: Config | None = None) -> tuple[TrainState, Config, seal.Sealed]:
     """(state, config, checkpoint) of a run, on all devices of this machine. config: the run's own, changed where it may be.
 
     Raises ConfigError for a checkpoint that is not there, damaged, or of another model.
@@ -83,7 +83,7 @@ def restored(workdir, which: str = "newest", config: Config | None = None) -> tu
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     try:
         state = checkpoint.load(sealed, abstract_state(config, models.create(config.model), mesh))
-    except (checkpoint.Damaged, checkpoint.Unfit) as error:
+    except (seal.Damaged, checkpoint.Unfit) as error:
         raise ConfigError(f"--checkpoint: {sealed.path.name!r} is not allowed; {error}") from None
     return state, config, sealed
 

@@ -12,7 +12,7 @@ from jaxdp.errors import first_line
 from jaxdp.parallel import distributed
 from jaxdp.parallel.cluster import alone_in_a_larger_job
 from jaxdp.planning import summary_table
-from jaxdp.training import agreement, checkpoint
+from jaxdp.training import agreement, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet
 from jaxdp.training.loop import Run
@@ -66,7 +66,8 @@ def train(
             raise Stopped(f"{told}; the same command goes on from the last checkpoint, if there is one") from None
         except BaseException as error:
             broken = isinstance(error, jax.errors.JaxRuntimeError)
-            team.fail(first_line(error), 2 if isinstance(error, ConfigError) else 1, broken)
+            reason = first_line(error) + (distributed.of_gloo(error) if broken else "")
+            team.fail(reason, 2 if isinstance(error, ConfigError) else 1, broken)
             raise
 
 
@@ -75,10 +76,10 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
     origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
     if resume == "never":
         path = Path(team.share("directory", str(directories.next_free(path))))
-    found = origin or checkpoint.newest_good(path / directories.CHECKPOINTS) if team.first else None
+    found = origin or next(seal.all_sealed(path / directories.CHECKPOINTS), None) if team.first else None
     begun = team.share("begun", found and found.told.get("per_worker_batch"))
-    prepared = Prepared.of(config, datasets, team, begun, signals.result)
-    agreement.check(team, config, prepared.datasets)
+    prepared = Prepared.of(config, datasets, team, begun, signals.run)
+    agreement.check(team, config, prepared.data_facts)
     with directories.claimed(path) if team.first else nullcontext():
         finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
         agreement.check_directory(team, path)
@@ -114,16 +115,16 @@ def _interrupt():
     raise KeyboardInterrupt
 
 
-def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> checkpoint.Sealed:
+def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> seal.Sealed:
     """The checkpoint that --resume PATH names: PATH itself, or the newest sound one in PATH/checkpoints."""
     refused = f"--resume: {str(given)!r} is not allowed"
     if given.resolve() == workdir.resolve() or workdir.resolve() in given.resolve().parents:
         raise ConfigError(f"{refused}; it belongs to this run's own directory; give a new --workdir to go on from it")
     try:
-        found = checkpoint.read_seal(given) if (given / checkpoint.SEAL).exists() else None
-    except checkpoint.Damaged as error:
+        found = seal.read(given) if (given / seal.SEAL).exists() else None
+    except seal.Damaged as error:
         raise ConfigError(f"{refused}; {error}; give another checkpoint") from None
-    found = found or checkpoint.newest_good(given / directories.CHECKPOINTS)
+    found = found or seal.newest_good(given / directories.CHECKPOINTS)
     if found is None:
         raise ConfigError(
             f"{refused}; it holds no sound checkpoint; give auto, never, a run's directory or one of its checkpoints"

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from jaxdp.parallel.alone import Alone
 
@@ -63,6 +63,14 @@ class Signals:
         while not wait([future], POLL_SECONDS).done:
             self._do(self.team.agreed_here(self.asked))
         return future.result()
+
+    def run(self, work, *arguments):
+        """What work(*arguments) gives: done in a thread, since what goes on in the main thread keeps signals waiting."""
+        thread = ThreadPoolExecutor(1)
+        try:
+            return self.result(thread.submit(work, *arguments))
+        finally:
+            thread.shutdown(wait=False)
 
     def _do(self, agreed: dict | None) -> None:
         if agreed and agreed["what"] == "stop":
