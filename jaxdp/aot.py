@@ -57,6 +57,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     from jax.experimental import topologies
 
     from jaxdp import models
+    from jaxdp.parallel import compilation
     from jaxdp.parallel.mesh import make_mesh
     from jaxdp.training.programs import trace_train_step
 
@@ -68,7 +69,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     model = models.create(plan.config.model, platform="gpu")
     traced = trace_train_step(plan.config, model, (0.0, 1.0), phase, mesh)
     began = time.perf_counter()
-    compiled = traced.lower(lowering_platforms=("cuda",)).compile()
+    compiled = traced.lower(lowering_platforms=("cuda",)).compile(compilation.options(plan.config.compile))
     seconds = time.perf_counter() - began
     try:
         schedule = read_schedule(compiled.as_text(), mesh.size)

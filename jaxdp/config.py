@@ -280,6 +280,17 @@ class Guard(_Strict):
 
 
 @dataclass(frozen=True)
+class Compile(_Strict):
+    """How XLA compiles the programs of a run."""
+
+    cache: str = "auto"
+    """directory in which compiled programs are kept for the next run; auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
+    XDG_CACHE_HOME or ~/.cache; off: none"""
+    deterministic: bool = False
+    """on GPUs only kernels that give the same bits whenever they run; on CPUs that is so in any case"""
+
+
+@dataclass(frozen=True)
 class Logging(_Strict):
     """What is written down."""
 
@@ -312,6 +323,7 @@ class Config(_Strict):
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
+    compile: Compile = field(default_factory=Compile)
     logging: Logging = field(default_factory=Logging)
 
 
@@ -319,7 +331,7 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce.strategy", "reduce.bucket_bytes", "logging", "checkpoint", "guard", "name")
+HARMLESS = ("mesh", "reduce.strategy", "reduce.bucket_bytes", "logging", "checkpoint", "guard", "compile", "name")
 HARMLESS += ("data.directory", "data.threads", "data.ahead_bytes", "data.resident")
 
 

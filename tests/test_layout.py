@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
     {"config", "errors", "parallel.alone", "parallel.stragglers", "parallel.team_server"},
-    {"validation", "parallel.cluster", "launch", "training.stop"},
+    {"validation", "parallel.cluster", "parallel.compilation", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
     {"arguments"},

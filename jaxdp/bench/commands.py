@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from jaxdp.arguments import load
 
-BENCHES = ("allreduce", "input", "scaling")
+BENCHES = ("allreduce", "input", "scaling", "step")
 
 
 def bench(arguments, program):
@@ -22,7 +22,8 @@ def bench(arguments, program):
         given = arguments[0] if arguments else ""
         raise ConfigError(f"bench: {given!r} is not allowed; give {', '.join(BENCHES)}")
     name, rest = arguments[0], arguments[1:]
-    {"allreduce": _bench_allreduce, "input": _bench_input, "scaling": _bench_scaling}[name](rest, f"{program} {name}")
+    benches = {"allreduce": _bench_allreduce, "input": _bench_input, "scaling": _bench_scaling, "step": _bench_step}
+    benches[name](rest, f"{program} {name}")
 
 
 def _bench_allreduce(arguments, program):
@@ -158,6 +159,60 @@ def _bench_scaling(arguments, program):
     _bench_result(chosen, "scaling", record, scaling)
 
 
+def _bench_step(arguments, program):
+    import tyro
+
+    from jaxdp.config import Config, ConfigError
+
+    recipe = load(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class BenchStep:
+        """Time the training step by itself, on images made on the devices: images/s, share of what the devices can do at most,
+        memory, compilation, and the time to a first step with a cold and a warm cache.
+
+        Examples:
+          jaxdp bench step
+          jaxdp bench step --config imagenet_goyal_256 --model.dtype bfloat16 --batch-size 256
+          jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """the recipe whose step is timed"""
+        batch_size: int | None = None
+        """images of a step, on all devices; default: of the recipe's first phase, or its per-worker batch on each device"""
+        starts: bool = True
+        """time the start of a command as well, twice"""
+        repeats: int = 7
+        """timed rounds"""
+        seconds: float = 2.0
+        """of a round, about"""
+        output: str = "bench/step"
+        """directory for step.json and step.png"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print the record as one JSON document on stdout"""
+
+    chosen = tyro.cli(BenchStep, args=arguments, prog=program)
+    if not chosen.seconds > 0:
+        raise ConfigError(f"--seconds: {chosen.seconds} is not allowed; give more than 0")
+    from jaxdp.bench import step as bench
+    from jaxdp.parallel.mesh import choose_shape, make_mesh
+    from jaxdp.training.console import Screen
+    from jaxdp.validation import validate
+
+    starts, config = None, validate(chosen.run)
+    if chosen.starts:
+        batch = chosen.batch_size or bench.batch_for(config, bench.devices_there(config))
+        Screen(sys.stderr).say("two commands of one step, to see how long a start takes ...")
+        starts = bench.first_steps(config, batch)
+    config, devices = _bench_devices(chosen)
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
+    batch = bench.batch_for(config, mesh.size) if chosen.batch_size is None else chosen.batch_size
+    bench.check(config, batch, mesh.size)
+    _bench_result(chosen, "step", bench.run(config, mesh, batch, chosen.repeats, chosen.seconds, starts), bench)
+
+
 def _bench_devices(chosen):
     """(the validated config, the devices of this machine) of a bench, its common options checked."""
     from jaxdp.config import ConfigError
@@ -167,7 +222,7 @@ def _bench_devices(chosen):
     if chosen.repeats < 1:
         raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
     config = validate(chosen.run)
-    return config, distributed.start(config.mesh)
+    return config, distributed.start(config.mesh, compile=config.compile)
 
 
 def _bench_result(chosen, name, record, bench):

@@ -10,60 +10,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp import models
 from jaxdp.bench.provenance import VIRTUAL, provenance
+from jaxdp.bench.stepper import Stepper, stepper
 from jaxdp.config import Config, ConfigError
 from jaxdp.parallel import allreduce, measure
-from jaxdp.parallel.mesh import AXES, choose_shape, make_mesh, unfit
-from jaxdp.training.state import create_state
-from jaxdp.training.step import make_train_step
+from jaxdp.parallel.mesh import choose_shape, make_mesh, unfit
 
 MODES = ("strong", "weak")
-
-
-@dataclasses.dataclass
-class Stepper:
-    """A compiled step on made-up images, and the state that it moves along."""
-
-    step: object
-    state: object
-    batch: dict
-    hyperparameters: dict
-
-    def __call__(self):
-        self.state, metrics = self.step(self.state, self.batch, self.hyperparameters)
-        return self.state.params, metrics
-
-
-def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
-    """A step of the config that combines gradients by `strategy`; with `allreduce.local` it sends nothing at all."""
-    per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
-    accumulation = global_batch // mesh.size // per_worker
-    reduce = dataclasses.replace(config.reduce, strategy=strategy)
-    norm = "per_worker" if strategy is allreduce.local else config.model.norm
-    config = dataclasses.replace(config, reduce=reduce, model=dataclasses.replace(config.model, norm=norm))
-    model = models.create(config.model)
-    rows = NamedSharding(mesh, PartitionSpec(AXES))
-    size = config.data.stored_size or config.data.image_size
-
-    def made():
-        key = jax.random.key(0)
-        return {
-            "images": jax.random.randint(key, (global_batch, size, size, 3), 0, 256, jnp.int32).astype(jnp.uint8),
-            "labels": jnp.arange(global_batch, dtype=jnp.int32) % config.model.classes,
-            "positions": jnp.arange(global_batch, dtype=jnp.uint32),
-        }
-
-    batch = jax.jit(made, out_shardings=rows)()
-    state = create_state(config, model, mesh)
-    step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
-    hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9)}
-    compiled = step.lower(state, batch, hyperparameters).compile()
-    return Stepper(compiled, state, batch, hyperparameters)
 
 
 def _waiting(stepper: Stepper, repeats: int) -> list[float]:

@@ -8,10 +8,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from jaxdp.config import ConfigError, Guard
+from jaxdp.config import Compile, ConfigError, Guard
 from jaxdp.config import Mesh as MeshConfig
 from jaxdp.errors import first_line
-from jaxdp.parallel import cluster
+from jaxdp.parallel import cluster, compilation
 from jaxdp.parallel.alone import Alone
 from jaxdp.parallel.team import Team
 
@@ -57,18 +57,21 @@ def nvidia_gpu_present() -> bool:
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
-def start(config: MeshConfig, team: Team | Alone | None = None):
+def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile | None = None):
     """The devices of a run, JAX being started if it was not: all accelerators, or each process's CPU split into `cpu_devices`.
 
-    They come host by host, and in a host process by process. Raises ConfigError where the machine has an NVIDIA GPU that JAX
-    does not see (unless JAX_PLATFORMS=cpu asks for that), where JAX's platform does not start, where it already runs in this
-    process with fewer CPU devices, and where the processes do not have equally many devices.
+    They come host by host, and in a host process by process. compile: where programs are kept; None: as JAX was told. Raises
+    ConfigError where the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), where JAX's
+    platform does not start, where it already runs in this process with fewer CPU devices, and where the processes do not have
+    equally many devices.
     """
     team = team or joined()
     if CPU_PATIENCE.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_PATIENCE}".strip()
     import jax
 
+    if compile:
+        compilation.keep_programs(compile)
     wanted = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX has started: the devices there are decide below
         jax.config.update("jax_num_cpu_devices", wanted)

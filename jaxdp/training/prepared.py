@@ -27,7 +27,7 @@ class Prepared:
         """begun: {phase: [global batch, per-worker batch]} with which the run was begun, kept where these devices can; run:
         how to do what may take long, which is to read the data."""
         team = team or distributed.joined()
-        devices = distributed.start(config.mesh, team)
+        devices = distributed.start(config.mesh, team, config.compile)
         datasets, facts = run(lambda: _opened(config, given))
         keeps_images(config.data, datasets.train, devices[0].platform)  # says here what cannot be
         hosts = distributed.hosts_with_equally_many(team)

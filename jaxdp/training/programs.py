@@ -12,7 +12,7 @@ from jaxdp import models
 from jaxdp.config import Config
 from jaxdp.data.feed import batch_sharding
 from jaxdp.data.groups import AHEAD
-from jaxdp.parallel import wire
+from jaxdp.parallel import compilation, wire
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh, of_every_process
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.evaluation import make_evaluation_step
@@ -88,7 +88,7 @@ class Programs:
         self.meshes = {}
         self.futures: dict[tuple, Future] = {}
         self.kept, self.lock = {}, Lock()
-        self.threads = ThreadPoolExecutor(2, thread_name_prefix="compile")
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one at a time: tracing is Python
 
     def mesh(self, phase: PlannedPhase):
         shape = (phase.vertical, phase.horizontal)
@@ -114,20 +114,21 @@ class Programs:
         mesh = self.mesh(phase)
         key = ("train", mesh, phase.global_batch, phase.accumulation)
         if key not in self.futures:
-            self.futures[key] = self.threads.submit(self._compile_train, mesh, phase)
+            self.futures[key] = self.thread.submit(self._compile_train, mesh, phase)
         return self.futures[key]
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future:
         mesh = self.mesh(phase)
         key = ("evaluation", mesh, self.evaluation_rows(phase)[1])
         if key not in self.futures:
-            self.futures[key] = self.threads.submit(self._compile_evaluation, mesh, key[2])
+            self.futures[key] = self.thread.submit(self._compile_evaluation, mesh, key[2])
         return self.futures[key]
 
     def _compile_train(self, mesh, phase: PlannedPhase):
         config = self.plan.config
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
-        compiled = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images).lower().compile()
+        traced = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images)
+        compiled = traced.lower().compile(compilation.options(config.compile))
         if self.images is None:
             return compiled
         kept = self._kept(mesh)
@@ -145,7 +146,7 @@ class Programs:
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(config, mesh, rows, EVALUATED)
-        return step.lower(state.params, state.batch_stats, batch).compile()
+        return step.lower(state.params, state.batch_stats, batch).compile(compilation.options(config.compile))
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
@@ -153,4 +154,4 @@ class Programs:
         return {name: from_host(np.float32(value), self.mesh(phase)) for name, value in values.items()}
 
     def close(self):
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.thread.shutdown(wait=False, cancel_futures=True)

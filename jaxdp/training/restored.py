@@ -79,7 +79,7 @@ def restored(workdir, which: str = "newest", config: Config | None = None) -> tu
     """
     config = run_config(workdir) if config is None else validate(config)
     sealed = chosen(workdir, which)
-    devices = distributed.start(config.mesh)
+    devices = distributed.start(config.mesh, compile=config.compile)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     try:
         state = checkpoint.load(sealed, abstract_state(config, models.create(config.model), mesh))

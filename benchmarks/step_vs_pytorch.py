@@ -1,0 +1,331 @@
+"""jaxdp's training step beside PyTorch's and a plain Flax one: the same ResNet-50, images, batch, precision and optimiser.
+
+    pip install -e '.[peers]' && python benchmarks/step_vs_pytorch.py [--rounds 5] [--only NAME ...] [--cases SIZE:STEM:BATCH]
+
+Every contender runs in a process of its own and keeps its compiled step; rounds of several steps take turns, one process
+working at a time, after a warm-up. The work is a whole step: uint8 images [B, H, W, 3] on the device, normalised, forward,
+label-smoothed loss, backward, SGD with momentum and weight decay. On a CPU in float32; on a GPU in bfloat16 (PyTorch by
+autocast) with float32 weights.
+
+- jaxdp: our step; jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
+- torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
+
+Adds its cases to benchmarks/results/step_vs_pytorch.json and prints a table with the ratio to PyTorch's best.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results/step_vs_pytorch.json"
+CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
+CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
+GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
+CPU_NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
+GPU_NAMES = (*CPU_NAMES, "torch-reduce", "torch-max")
+STAGES = (3, 4, 6, 3)
+WARM_UP = 3
+
+
+def ours(size: int, stem: str, batch: int):
+    """(step(count), what was used): jaxdp's own step on one device."""
+    from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
+    from jaxdp.config import Mesh as MeshConfig
+    from jaxdp.parallel import distributed
+
+    devices = distributed.start(MeshConfig(cpu_devices=1))[:1]
+    import jax
+
+    from jaxdp.bench.scaling import stepper
+    from jaxdp.parallel.mesh import make_mesh
+
+    gpu = devices[0].platform != "cpu"
+    config = Config(
+        name="step",
+        data=Data(source="synthetic", image_size=size, train_examples=4096, eval_examples=10),
+        model=Model(depth=50, stem=stem, classes=CLASSES, dtype="bfloat16" if gpu else "float32"),
+        batch=(Phase(global_batch=batch),),
+        optimizer=Optimizer(name="sgd", momentum=MOMENTUM, weight_decay=DECAY, label_smoothing=SMOOTHING),
+        reduce=Reduce(strategy="psum"),
+    )
+    one = stepper(config, make_mesh(1, 1, devices), batch, "psum")
+
+    def step(count):
+        for _ in range(count):
+            _, metrics = one()
+        jax.block_until_ready(metrics)
+
+    return step, {"jax": jax.__version__, "device": devices[0].device_kind, "convolution": config.model.convolution}
+
+
+def linen(size: int, stem: str, batch: int):
+    """The same model as most JAX code has it."""
+    from functools import partial
+
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    gpu = jax.default_backend() != "cpu"
+    dtype = jnp.bfloat16 if gpu else jnp.float32
+
+    class Block(nn.Module):
+        features: int
+        stride: int
+        conv: object
+        norm: object
+
+        @nn.compact
+        def __call__(self, x):
+            shortcut = x
+            y = nn.relu(self.norm()(self.conv(self.features, (1, 1))(x)))
+            y = nn.relu(self.norm()(self.conv(self.features, (3, 3), (self.stride, self.stride))(y)))
+            y = self.norm(scale_init=nn.initializers.zeros_init())(self.conv(4 * self.features, (1, 1))(y))
+            if shortcut.shape != y.shape:
+                shortcut = self.norm()(self.conv(4 * self.features, (1, 1), (self.stride, self.stride))(x))
+            return nn.relu(shortcut + y)
+
+    class ResNet(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            conv = partial(nn.Conv, use_bias=False, dtype=dtype)
+            norm = partial(nn.BatchNorm, use_running_average=False, momentum=0.9, epsilon=1e-5, dtype=dtype)
+            x = conv(64, (7, 7), (2, 2), padding=[(3, 3), (3, 3)])(x) if stem == "imagenet" else conv(64, (3, 3))(x)
+            x = nn.relu(norm()(x))
+            if stem == "imagenet":
+                x = nn.max_pool(x, (3, 3), (2, 2), padding=[(1, 1), (1, 1)])
+            for stage, blocks in enumerate(STAGES):
+                for block in range(blocks):
+                    x = Block(64 * 2**stage, 2 if stage and not block else 1, conv, norm)(x)
+            return nn.Dense(CLASSES, dtype=dtype)(x.mean((1, 2))).astype(jnp.float32)
+
+    model, optimizer = ResNet(), optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(RATE, MOMENTUM))
+    images = jax.random.randint(jax.random.key(0), (batch, size, size, 3), 0, 256, jnp.int32).astype(jnp.uint8)
+    labels = jnp.arange(batch, dtype=jnp.int32) % CLASSES
+    variables = jax.jit(model.init)(jax.random.key(1), jnp.zeros((1, size, size, 3), dtype))
+    state = [variables["params"], variables["batch_stats"], optimizer.init(variables["params"])]
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    def train_step(params, statistics, slots, images, labels):
+        def loss_of(params):
+            x = ((images.astype(jnp.float32) - MEAN) / STD).astype(dtype)
+            logits, new = model.apply({"params": params, "batch_stats": statistics}, x, mutable=["batch_stats"])
+            targets = optax.smooth_labels(jax.nn.one_hot(labels, CLASSES), SMOOTHING)
+            return optax.softmax_cross_entropy(logits, targets).mean(), new["batch_stats"]
+
+        (loss, statistics), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+        updates, slots = optimizer.update(gradient, slots, params)
+        return optax.apply_updates(params, updates), statistics, slots, loss
+
+    def step(count):
+        for _ in range(count):
+            *state[:], loss = train_step(*state, images, labels)
+        jax.block_until_ready(loss)
+
+    return step, {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+
+
+def pytorch(size: int, stem: str, batch: int, mode: str):
+    """PyTorch in channels_last; mode: eager, or one of torch.compile."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    gpu = torch.cuda.is_available()
+    device = "cuda" if gpu else "cpu"
+    torch.backends.cudnn.benchmark = True
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    class Block(nn.Module):
+        def __init__(self, before, features, stride):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(before, features, 1, bias=False), nn.BatchNorm2d(features)
+            self.conv2 = nn.Conv2d(features, features, 3, stride, 1, bias=False)
+            self.bn2, self.conv3 = nn.BatchNorm2d(features), nn.Conv2d(features, 4 * features, 1, bias=False)
+            self.bn3, self.relu, self.shortcut = nn.BatchNorm2d(4 * features), nn.ReLU(inplace=True), None
+            if stride != 1 or before != 4 * features:
+                projection = nn.Conv2d(before, 4 * features, 1, stride, bias=False)
+                self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(4 * features))
+
+        def forward(self, x):
+            y = self.relu(self.bn1(self.conv1(x)))
+            y = self.relu(self.bn2(self.conv2(y)))
+            y = self.bn3(self.conv3(y))
+            return self.relu(y + (x if self.shortcut is None else self.shortcut(x)))
+
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False) if stem == "imagenet" else nn.Conv2d(3, 64, 3, 1, 1, bias=False)]
+    layers += [nn.BatchNorm2d(64), nn.ReLU(inplace=True)] + [nn.MaxPool2d(3, 2, 1)] * (stem == "imagenet")
+    before = 64
+    for stage, blocks in enumerate(STAGES):
+        for block in range(blocks):
+            layers.append(Block(before, 64 * 2**stage, 2 if stage and not block else 1))
+            before = 4 * 64 * 2**stage
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+    model = model.to(device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.SGD(model.parameters(), RATE, MOMENTUM, weight_decay=DECAY, fused=True)
+    images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=device)
+    labels = torch.arange(batch, device=device) % CLASSES
+
+    def forward(images, labels):
+        x = (images.permute(0, 3, 1, 2).float() - MEAN) / STD  # [B, H, W, 3] in memory is channels_last
+        with torch.autocast(device, torch.bfloat16, enabled=gpu):
+            return functional.cross_entropy(model(x), labels, label_smoothing=SMOOTHING)
+
+    run = forward if mode == "eager" else torch.compile(forward, mode=None if mode == "compile" else mode)
+
+    def step(count):
+        for _ in range(count):
+            optimizer.zero_grad(set_to_none=True)
+            if gpu and mode not in ("eager", "compile"):
+                torch.compiler.cudagraph_mark_step_begin()
+            loss = run(images, labels)
+            loss.backward()
+            optimizer.step()
+        if gpu:
+            torch.cuda.synchronize()
+        return loss.item()
+
+    return step, {"torch": torch.__version__, "device": torch.cuda.get_device_name() if gpu else "cpu"}
+
+
+MAKERS = {
+    "jaxdp": ours,
+    "jaxdp-linen": linen,
+    "torch": lambda *case: pytorch(*case, "eager"),
+    "torch-compile": lambda *case: pytorch(*case, "compile"),
+    "torch-reduce": lambda *case: pytorch(*case, "reduce-overhead"),
+    "torch-max": lambda *case: pytorch(*case, "max-autotune"),
+}
+
+
+def work(name: str, case: str) -> None:
+    """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds."""
+    size, stem, batch = case.split(":")
+    answers, sys.stdout = sys.stdout, sys.stderr
+    began = time.perf_counter()
+    step, told = MAKERS[name](int(size), stem, int(batch))
+    step(1)
+    first = time.perf_counter() - began
+    step(WARM_UP)
+    print(json.dumps(told | {"seconds_to_first_step": first}), file=answers, flush=True)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        step(int(line))
+        print(json.dumps(time.perf_counter() - began), file=answers, flush=True)
+
+
+class Contender:
+    def __init__(self, name: str, case: str):
+        self.name = name
+        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        line = [sys.executable, __file__, "--work", name, case]
+        self.process = subprocess.Popen(
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        )
+        self.told = self._answer()
+        self.seconds = []
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def steps(self, count: int) -> float:
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
+    contenders, batch = [], int(case.split(":")[2])
+    failed = {}
+    for name in names:
+        print(f"{case}: {name} starts ...", file=sys.stderr, flush=True)
+        try:
+            contenders.append(Contender(name, case))
+        except RuntimeError as error:
+            failed[name] = str(error)
+    counts = {one.name: max(1, round(seconds_a_round / one.steps(1))) for one in contenders}
+    for _ in range(rounds):
+        for one in contenders:
+            one.seconds.append(one.steps(counts[one.name]) / counts[one.name])
+    for one in contenders:
+        one.close()
+    rows = {
+        one.name: one.told
+        | {
+            "steps_a_round": counts[one.name],
+            "step_seconds": statistics.median(one.seconds),
+            "fastest": min(one.seconds),
+            "slowest": max(one.seconds),
+            "images_per_second": batch / statistics.median(one.seconds),
+        }
+        for one in contenders
+    }
+    peers = [row["images_per_second"] for name, row in rows.items() if name.startswith("torch")]
+    for row in rows.values():
+        row["to_pytorchs_best"] = row["images_per_second"] / max(peers) if peers else None
+    return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
+
+
+def has_gpu() -> bool:
+    return Path("/dev/nvidia0").exists()
+
+
+def table(record: dict):
+    from rich.table import Table
+
+    shown = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("image", "stem", "batch", "", "images/s", "fastest to slowest", "to PyTorch's best", "to first step"):
+        shown.add_column(name, justify="left" if name in ("stem", "") else "right")
+    for one in record["cases"]:
+        size, stem, batch = one["case"].split(":")
+        for name, row in one["rows"].items():
+            spread = f"{int(batch) / row['slowest']:,.1f} to {int(batch) / row['fastest']:,.1f}"
+            ratio = "" if row["to_pytorchs_best"] is None else f"{row['to_pytorchs_best']:.2f}"
+            rate, first = f"{row['images_per_second']:,.1f}", f"{row['seconds_to_first_step']:.0f} s"
+            shown.add_row(f"{size}x{size}", stem, batch, name, rate, spread, ratio, first)
+    return shown
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of a contender's round")
+    parser.add_argument("--only", nargs="*", help="contenders")
+    parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, stem small or imagenet")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(*given.work)
+        return
+    gpu = has_gpu()
+    names, cases = given.only or (GPU_NAMES if gpu else CPU_NAMES), given.cases or (GPU_CASES if gpu else CPU_CASES)
+    record = {"cases": []}
+    for case in cases:
+        record["cases"].append(measured(case, names, given.rounds, given.seconds))
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # from here on this process only asks where it is
+    from rich.console import Console
+
+    from jaxdp.bench.provenance import provenance
+
+    record = {"provenance": provenance(), **record}
+    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    Console(width=140).print(table(record))
+
+
+if __name__ == "__main__":
+    main()

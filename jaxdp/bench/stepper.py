@@ -1,0 +1,56 @@
+"""The training step by itself, to be timed: compiled, on images made on the devices."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Config
+from jaxdp.parallel import allreduce, compilation
+from jaxdp.parallel.mesh import AXES
+from jaxdp.training.state import create_state
+from jaxdp.training.step import make_train_step
+
+
+@dataclasses.dataclass
+class Stepper:
+    """A compiled step on made-up images, and the state that it moves along."""
+
+    step: object
+    state: object
+    batch: dict
+    hyperparameters: dict
+
+    def __call__(self):
+        self.state, metrics = self.step(self.state, self.batch, self.hyperparameters)
+        return self.state.params, metrics
+
+
+def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
+    """A step of the config that combines gradients by `strategy`; with `allreduce.local` it sends nothing at all."""
+    per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
+    accumulation = global_batch // mesh.size // per_worker
+    reduce = dataclasses.replace(config.reduce, strategy=strategy)
+    norm = "per_worker" if strategy is allreduce.local else config.model.norm
+    config = dataclasses.replace(config, reduce=reduce, model=dataclasses.replace(config.model, norm=norm))
+    model = models.create(config.model)
+    rows = NamedSharding(mesh, PartitionSpec(AXES))
+    size = config.data.stored_size or config.data.image_size
+
+    def made():
+        key = jax.random.key(0)
+        return {
+            "images": jax.random.randint(key, (global_batch, size, size, 3), 0, 256, jnp.int32).astype(jnp.uint8),
+            "labels": jnp.arange(global_batch, dtype=jnp.int32) % config.model.classes,
+            "positions": jnp.arange(global_batch, dtype=jnp.uint32),
+        }
+
+    batch = jax.jit(made, out_shardings=rows)()
+    state = create_state(config, model, mesh)
+    step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
+    hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9)}
+    compiled = step.lower(state, batch, hyperparameters).compile(compilation.options(config.compile))
+    return Stepper(compiled, state, batch, hyperparameters)

@@ -1,0 +1,62 @@
+"""Where XLA keeps compiled programs from one run to the next, and with which options it compiles them."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+from jaxdp.config import Compile, ConfigError
+
+# Deterministic forms of scatters, reductions and cuDNN's convolutions, and the choice of kernels without timing them.
+DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
+
+
+def cache_directory(asked: str) -> Path | None:
+    """Where compiled programs are kept unless JAX was told; None: nowhere.
+
+    Programs for a CPU use what that kind of processor knows: hosts that share a home directory have a directory for each kind.
+    """
+    if asked == "off":
+        return None
+    if asked != "auto":
+        return Path(asked).expanduser()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "jaxdp/programs" / _kind_of_processor()
+
+
+def _kind_of_processor() -> str:
+    """A short name of this processor and of what it knows."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    facts = {line for line in lines if line.split("\t")[0] in ("model name", "flags", "CPU part", "Features")}
+    digest = hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:8]
+    return f"{platform.machine()}-{digest}"
+
+
+def keep_programs(config: Compile) -> None:
+    """Let JAX keep compiled programs in the directory that the config names, or, for `auto`, where it was told to before.
+
+    Raises ConfigError where that directory was asked for and cannot be made; a default one that cannot is done without.
+    """
+    import jax
+
+    if config.cache == "auto" and jax.config.jax_compilation_cache_dir:
+        return
+    directory = cache_directory(config.cache)
+    if directory is not None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if config.cache != "auto":
+                raise ConfigError(
+                    f"compile.cache: {config.cache!r} is not allowed; it cannot be made ({error.strerror}); give another "
+                    "directory, auto or off"
+                ) from None
+            directory = None
+    jax.config.update("jax_compilation_cache_dir", directory and str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
+
+
+def options(config: Compile) -> dict:
+    """XLA's options for the programs of a run, as `compile` of a lowered function takes them."""
+    return dict(DETERMINISTIC) if config.deterministic else {}
