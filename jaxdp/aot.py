@@ -17,7 +17,10 @@ PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 @dataclass(frozen=True)
 class Compiled:
-    """A step as compiled for one device of `hosts` x `gpus_per_host`. memory_bytes: arguments, results and temporaries."""
+    """A step as compiled for one device of `hosts` x `gpus_per_host`.
+
+    memory_bytes: arguments, results and temporaries; text: the compiled module.
+    """
 
     chip: str
     hosts: int
@@ -27,6 +30,7 @@ class Compiled:
     seconds: float
     memory_bytes: int
     schedule: Schedule
+    text: str
 
 
 def available() -> str | None:
@@ -72,7 +76,8 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     compiled = traced.lower(lowering_platforms=("cuda",)).compile(compilation.options(plan.config.compile))
     seconds = time.perf_counter() - began
     try:
-        schedule = read_schedule(compiled.as_text(), mesh.size)
+        text = compiled.as_text()
+        schedule = read_schedule(text, mesh.size)
     except ValueError as error:
         raise ConfigError(f"--compile-for: the compiled step cannot be accounted for: {error}") from None
     memory = compiled.memory_analysis()
@@ -86,6 +91,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
         seconds=seconds,
         memory_bytes=total - memory.alias_size_in_bytes,
         schedule=schedule,
+        text=text,
     )
 
 

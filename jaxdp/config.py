@@ -121,6 +121,8 @@ class Model(_Strict):
     """decay of the moving averages of batch normalisation, per step (moving_average)"""
     remat: bool = False
     """compute each block's activations again in the backward pass instead of keeping them"""
+    gradients: Literal["own", "autodiff"] = "own"
+    """of batch normalisation with ReLU, and of max pooling: written out, which moves less memory, or as JAX derives them"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """product: 1x1 and small-map convolutions as matrix products, faster on CPUs; auto: product on a CPU, else direct"""
 

@@ -14,7 +14,7 @@ LAYERS = [
     {"parallel.team"},
     {"recipes"},
     {"arguments"},
-    {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "optim.lars"}
+    {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "models.normalization", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
     | {
         "data.order",

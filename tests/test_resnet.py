@@ -119,7 +119,7 @@ def test_batch_normalisation_equals_flax_in_training_and_evaluation():
     mean, var = jnp.linspace(-2, 2, 7), jnp.linspace(0.1, 3, 7)
     variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}
     for train in (True, False):
-        ours = BatchNorm(train=train).apply(variables, x, mutable=["moments"])[0]
+        ours = BatchNorm(train=train).apply(variables, x, mutable=["moments"])[0].value()
         peer = nn.BatchNorm(use_running_average=not train, epsilon=1e-5).apply(variables, x, mutable=["batch_stats"])[0]
         np.testing.assert_allclose(ours, peer, rtol=1e-4, atol=1e-5)
 

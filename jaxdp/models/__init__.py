@@ -59,6 +59,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
             form=form,
             axes=AXES if config.norm == "synchronised" else (),
             remat=config.remat,
+            own_gradients=config.gradients == "own",
         )
     )
 

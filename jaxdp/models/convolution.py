@@ -1,8 +1,9 @@
 """Convolution and max pooling, each in two forms that compute the same numbers.
 
-`direct` is what every accelerator wants: one `conv_general_dilated`, one `reduce_window`. XLA's CPU backend is slow at a
-few of these (1x1 kernels, maps of a few pixels, the gradient of max pooling), so on a CPU the `product` form writes them
-as matrix products and elementwise passes instead. `ModelConfig.convolution` is the switch.
+A convolution is `direct`, one `conv_general_dilated`, as every accelerator wants it, or a `product`: XLA's CPU backend is slow
+at 1x1 kernels and maps of a few pixels, which there are written as matrix products. `model.convolution` is the switch.
+The gradient of max pooling that JAX derives is slow everywhere; ours notes which entry of a window was the largest, in a byte.
+`model.gradients` is the switch.
 """
 
 import jax
@@ -51,9 +52,9 @@ def _small_map(images, kernel, stride: int, height: int, width: int):
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
 
-def max_pool(images, form: str = "direct"):
-    """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C]."""
-    if form == "product":
+def max_pool(images, own_gradient: bool = True):
+    """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C]; of equals the first counts."""
+    if own_gradient:
         return _max_pool_by_slices(images)
     return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
 

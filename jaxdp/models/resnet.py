@@ -10,10 +10,11 @@ import math
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxdp.models.convolution import convolve, max_pool
+from jaxdp.models.normalization import Normalised, moments, relu_of_sum, trained_relu_of_sum
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 BOTTLENECK_DEPTHS = (50, 101, 152)
@@ -42,13 +43,12 @@ class BatchNorm(nn.Module):
 
     In training the batch's mean and squared mean (float32, [C]) are stored in the collection `moments`; the caller averages
     them over workers and makes one moving-average update (`jaxdp.training.step`). `axes` names the mesh axes over which the
-    statistics are synchronised; empty means per worker.
+    statistics are synchronised; empty means per worker. Returns what is to be normalised, a `Normalised`.
     """
 
     train: bool
-    dtype: Any = jnp.float32
-    epsilon: float = 1e-5
     axes: tuple[str, ...] = ()
+    own_gradients: bool = True
     zero_scale: bool = False
 
     @nn.compact
@@ -59,20 +59,12 @@ class BatchNorm(nn.Module):
         bias = self.param("bias", zeros, features, jnp.float32)
         mean_ = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         var_ = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-        if self.train:
-            wide = x.astype(jnp.float32)
-            mean = wide.mean((0, 1, 2))
-            square = (wide * wide).mean((0, 1, 2))
-            if self.axes:  # marked as each device's own again, so that moments are treated alike with and without axes
-                moments = jax.lax.pmean((mean, square), self.axes)
-                mean, square = jax.lax.pcast(moments, self.axes, to="varying")
-            self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-            self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-            var = jnp.maximum(square - mean * mean, 0.0)
-        else:
-            mean, var = mean_.value, var_.value
-        factor = scale * jax.lax.rsqrt(var + self.epsilon)
-        return (x.astype(jnp.float32) * factor + (bias - mean * factor)).astype(self.dtype)
+        if not self.train:
+            return Normalised(x, scale, bias, mean_.value, var_.value)
+        mean, square = moments(lax.stop_gradient(x) if self.own_gradients else x, self.axes)
+        self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
+        self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
+        return Normalised(x, scale, bias, mean, jnp.maximum(square - mean * mean, 0.0))
 
 
 class Block(nn.Module):
@@ -81,21 +73,22 @@ class Block(nn.Module):
     bottleneck: bool
     conv: Any
     norm: Any
+    relu: Any
 
     @nn.compact
     def __call__(self, x):
         if self.bottleneck:
             width = 4 * self.features
-            y = nn.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(x)))
-            y = nn.relu(self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y)))
+            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(x)))
+            y = self.relu(self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y)))
             y = self.norm(zero_scale=True, name="bn3")(self.conv(width, 1, name="conv3")(y))
         else:
             width = self.features
-            y = nn.relu(self.norm(name="bn1")(self.conv(self.features, 3, self.stride, name="conv1")(x)))
+            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 3, self.stride, name="conv1")(x)))
             y = self.norm(zero_scale=True, name="bn2")(self.conv(width, 3, name="conv2")(y))
         if self.stride != 1 or x.shape[-1] != width:
-            x = self.norm(name="downsample_bn")(self.conv(width, 1, self.stride, name="downsample_conv")(x))
-        return nn.relu(x + y)
+            return self.relu(y, self.norm(name="downsample_bn")(self.conv(width, 1, self.stride, name="downsample_conv")(x)))
+        return self.relu(y, shortcut=x)
 
 
 class ResNet(nn.Module):
@@ -107,6 +100,7 @@ class ResNet(nn.Module):
     form: str = "direct"
     axes: tuple[str, ...] = ()
     remat: bool = False
+    own_gradients: bool = True
 
     @nn.compact
     def __call__(self, images, train: bool):
@@ -114,15 +108,20 @@ class ResNet(nn.Module):
             return Conv(features, size, stride, self.dtype, self.form, name=name)
 
         def norm(zero_scale=False, name=None):
-            return BatchNorm(train, self.dtype, axes=self.axes, zero_scale=zero_scale, name=name)
+            return BatchNorm(train, self.axes, self.own_gradients, zero_scale, name=name)
+
+        def relu(*terms, shortcut=None):
+            if train and self.own_gradients:
+                return trained_relu_of_sum(self.axes, terms, shortcut)
+            return relu_of_sum(terms, shortcut)
 
         block_type = nn.remat(Block) if self.remat else Block
         x = images.astype(self.dtype)
         if self.stem == "imagenet":
-            x = nn.relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(x)))
-            x = max_pool(x, self.form)
+            x = relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(x)))
+            x = max_pool(x, self.own_gradients)
         else:
-            x = nn.relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(x)))
+            x = relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(x)))
         for stage, blocks in enumerate(BLOCKS[self.depth]):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
@@ -132,6 +131,7 @@ class ResNet(nn.Module):
                     self.depth in BOTTLENECK_DEPTHS,
                     conv,
                     norm,
+                    relu,
                     name=f"layer{stage + 1}_{block}",
                 )(x)
         x = x.astype(jnp.float32).mean((1, 2))

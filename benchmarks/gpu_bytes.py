@@ -1,0 +1,131 @@
+"""What a training step moves on a GPU that is not there, by stage and kind of kernel: ResNet-50 in bfloat16.
+
+    python benchmarks/gpu_bytes.py [--batch 256] [--chip h200] [--cases own autodiff]     (needs the extra cuda13, no GPU)
+
+For every kernel of the compiled step the bytes of its operands and results, and the FLOP of the convolutions. No kernel is
+faster than its bytes at the memory's bandwidth, nor than its FLOP at the matrix units' rate: the sum of the larger ones is the
+floor, by the figures that the maker gives for the chip. Writes benchmarks/results/gpu_bytes.json and prints a table a case.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+
+import jaxdp
+from jaxdp import aot
+from jaxdp.bench.provenance import provenance
+from jaxdp.bench.step import published
+from jaxdp.parallel import hlo
+from jaxdp.parallel.chips import CHIPS
+
+ROOT = Path(__file__).parent.parent
+CASES = {"own": [], "autodiff": ["--model.gradients", "autodiff"]}
+SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
+KINDS = ("convolution", "its input gradient", "its weight gradient", "forward", "backward", "rest")
+_DIMENSIONS = re.compile(r"\b(?:pred|s8|u8|s16|u16|f16|bf16|s32|u32|f32)\[([0-9,]+)\]")
+
+
+def dimensions(shape: str) -> list[list[int]]:
+    return [[int(n) for n in sizes.split(",")] for sizes in _DIMENSIONS.findall(shape)]
+
+
+def kernels(text: str, batch: int):
+    """(side of the largest map, kind, bytes, FLOP) of every kernel of a compiled step."""
+    computations, entry = hlo.parse(text)
+    shapes = {one.name: one.shape for one in computations[entry]}
+    for one in computations[entry]:
+        if one.opcode in hlo.FREE or one.opcode.endswith("-done"):
+            continue
+        operands = [shapes.get(name, "") for name in one.operands]
+        moved = hlo.num_bytes(one.shape) + sum(map(hlo.num_bytes, operands))
+        arrays = [sizes for shape in (one.shape, *operands) for sizes in dimensions(shape) if len(sizes) == 4]
+        maps = [sizes for sizes in arrays if sizes[0] == batch and sizes[1] == sizes[2]]
+        side = max((sizes[1] for sizes in maps), default=0)
+        side = next((name for limit, name in sorted(SIDES.items()) if 0 < side <= limit + 3), "rest")
+        backward = "transpose(" in one.attributes.split("op_name=")[-1][:200]
+        flop = 0
+        if "__cudnn$conv" in one.attributes:
+            kernel = min(arrays[:3], key=math.prod)
+            output = min((sizes for sizes in arrays[:3] if sizes is not kernel), key=lambda sizes: sizes[1])
+            flop = 2 * math.prod(kernel) * batch * output[1] * output[2]
+            kind = KINDS[2] if "BackwardFilter" in one.attributes else KINDS[1] if backward else KINDS[0]
+        elif side == "rest":
+            kind = "rest"
+        else:
+            kind = "backward" if backward else "forward"
+        yield side, kind, moved, flop
+
+
+def measured(case: str, flags, batch: int, chip: str) -> dict:
+    words = ["--model.dtype", "bfloat16", "--reduce.strategy", "psum", "--compile.cache", "off", *flags]
+    words += ["--batch.0.global-batch", str(batch), "--batch.0.per-worker-batch", str(batch)]
+    plan = jaxdp.plan(jaxdp.load_config("imagenet_goyal_256", words), devices=1)
+    compiled = aot.compile_for(plan, 0, chip, 1, 1)
+    limits = published(CHIPS[chip].name, "bfloat16", 1)
+    table, count, floor, flops = defaultdict(float), 0, 0.0, 0.0
+    for side, kind, moved, flop in kernels(compiled.text, batch):
+        table[side, kind] += moved
+        count, flops = count + 1, flops + flop
+        floor += max(moved / limits["bytes_per_second"], flop / limits["flops"])
+    return {
+        "case": case,
+        "flags": flags,
+        "chip": CHIPS[chip].name,
+        "batch": batch,
+        "kernels": count,
+        "megabytes_an_image": {f"{side} {kind}": moved / batch / 1e6 for (side, kind), moved in table.items()},
+        "all_megabytes_an_image": sum(table.values()) / batch / 1e6,
+        "convolutions_gigaflop_an_image": flops / batch / 1e9,
+        "limits": limits,
+        "bytes_only_images_per_second": batch / (sum(table.values()) / limits["bytes_per_second"]),
+        "floor_images_per_second": batch / floor,
+        "memory_bytes": compiled.memory_bytes,
+    }
+
+
+def shown(result: dict):
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.title = f"{result['case']}: MB an image, batch {result['batch']}, {result['chip']}"
+    limits = result["limits"]
+    table.caption = (
+        f"{result['kernels']} kernels; {result['convolutions_gigaflop_an_image']:.1f} GFLOP an image in convolutions; at "
+        f"{limits['bytes_per_second'] / 1e12:.1f} TB/s and {limits['flops'] / 1e12:.0f} TFLOP/s, the maker's, at most "
+        f"{result['floor_images_per_second']:,.0f} images/s"
+    )
+    for name in ("map", *KINDS, "all"):
+        table.add_column(name, justify="right")
+    told = result["megabytes_an_image"]
+    for side in [*SIDES.values(), "rest"]:
+        values = [told.get(f"{side} {kind}", 0.0) for kind in KINDS]
+        table.add_row(side, *(f"{value:.1f}" if value else "" for value in values), f"{sum(values):.1f}")
+    sums = [sum(value for name, value in told.items() if name.endswith(f" {kind}")) for kind in KINDS]
+    table.add_row("all", *(f"{value:.1f}" for value in sums), f"{result['all_megabytes_an_image']:.1f}")
+    return table
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--chip", default="h200")
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    given = parser.parse_args()
+    results = [measured(case, CASES[case], given.batch, given.chip) for case in given.cases]
+    out = ROOT / "benchmarks/results/gpu_bytes.json"
+    out.write_text(json.dumps({"provenance": provenance(), "results": results}, indent=1) + "\n")
+    from rich.console import Console
+
+    for result in results:
+        Console(width=130).print(shown(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Batch normalisation (Ioffe & Szegedy, arXiv 1502.03167) with what follows it: the sum with the shortcut, and ReLU.
+
+On most devices these passes take the time that it takes to move the activations, so both directions are written to move them as
+seldom as can be: forward one pass for the moments and one for the rest; backward one for two sums and one for the gradients.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+EPSILON = 1e-5
+PLACES = (0, 1, 2)  # all but the channels
+
+
+class Normalised(NamedTuple):
+    """A tensor [B, H, W, C] that is to be normalised: scale, bias, mean and var (the variance) are float32, [C]."""
+
+    x: jax.Array
+    scale: jax.Array
+    bias: jax.Array
+    mean: jax.Array
+    var: jax.Array
+
+    @property
+    def inverse(self):
+        """One over the standard deviation."""
+        return lax.rsqrt(self.var + EPSILON)
+
+    def affine(self):
+        """(factor, offset): the normalised tensor is factor * x + offset."""
+        factor = self.scale * self.inverse
+        return factor, self.bias - self.mean * factor
+
+    def value(self):
+        """The normalised tensor, in float32."""
+        factor, offset = self.affine()
+        return self.x.astype(jnp.float32) * factor + offset
+
+
+def moments(x, axes: tuple[str, ...] = ()):
+    """Mean and squared mean by channel, float32 [C]; over the devices of mesh axes as well."""
+    wide = x.astype(jnp.float32)
+    both = wide.mean(PLACES), (wide * wide).mean(PLACES)
+    if axes:  # marked as each device's own again, so that moments are treated alike with and without axes
+        both = lax.pcast(lax.pmean(both, axes), axes, to="varying")
+    return both
+
+
+def relu_of_sum(terms, shortcut=None):
+    """ReLU of the sum of normalised tensors and, if there is one, a plain one; differentiated as it stands."""
+    total = sum(term.value() for term in terms)
+    if shortcut is not None:
+        total += shortcut.astype(jnp.float32)
+    return jnp.maximum(total, 0.0).astype(terms[0].x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def trained_relu_of_sum(axes, terms, shortcut=None):
+    """`relu_of_sum` in training, with a gradient of its own; mean and var are those of x over the batch and `axes`.
+
+    The gradient for x is the whole one, which goes through mean and var too; for these themselves it is zero, so that they are
+    to be given behind a `stop_gradient`.
+    """
+    return relu_of_sum(terms, shortcut)
+
+
+def _forward(axes, terms, shortcut):
+    y = relu_of_sum(terms, shortcut)
+    if len(terms) == 1 and shortcut is None:
+        return y, (terms, None, False)
+    y = lax.optimization_barrier(y)  # or XLA computes it once more where the next shortcut is added
+    return y, (terms, y, shortcut is not None)
+
+
+def _backward(axes, saved, gradient):
+    terms, y, has_shortcut = saved
+    if y is None:  # the sign is known from x, so that y need not be read
+        passed = jnp.where(terms[0].value() > 0, gradient.astype(jnp.float32), 0.0)
+    else:
+        passed = jnp.where(y > 0, gradient, 0)
+    wide = passed.astype(jnp.float32)
+    total = wide.sum(PLACES)
+    products = [(wide * term.x.astype(jnp.float32)).sum(PLACES) for term in terms]
+    if y is not None:  # written once, with the sums, and read again for the gradients
+        passed, total, products = lax.optimization_barrier((passed, total, products))
+    found = [_for_term(axes, term, passed, total, product) for term, product in zip(terms, products, strict=True)]
+    return tuple(found), passed if has_shortcut else None
+
+
+def _for_term(axes, term: Normalised, passed, total, product) -> Normalised:
+    """The gradient for one term: passed is what comes through the ReLU, total its sum, product that of it times x."""
+    wide, inverse = term.x.astype(jnp.float32), term.inverse
+    for_scale = (product - term.mean * total) * inverse
+    count = wide.size // wide.shape[-1]
+    means = total / count, for_scale / count
+    if axes:
+        means = lax.pcast(lax.pmean(means, axes), axes, to="varying")
+    factor = term.scale * inverse
+    slope = -factor * inverse * means[1]
+    for_x = factor * passed.astype(jnp.float32) + slope * wide - (factor * means[0] + slope * term.mean)
+    none = jnp.zeros_like(term.mean)
+    return Normalised(for_x.astype(term.x.dtype), for_scale, total, none, none)
+
+
+trained_relu_of_sum.defvjp(_forward, _backward)
