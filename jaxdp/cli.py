@@ -145,17 +145,29 @@ def _train_until_stopped(signals, arguments, program):
     from jaxdp.training.metrics import to_json
     from jaxdp.training.session import train
 
+    answers = _stdout_for_the_document() if chosen.json else None
     given = {name: getattr(chosen, name) for name in ("coordinator", "processes", "rank")}
     team = distributed.join(chosen.cluster, config.guard, signals.look_alone, **given)
     screen = Screen(sys.stderr if chosen.json else sys.stdout)
     asked = {"accept_changes": chosen.accept_changes, "started": STARTED, "signals": signals}
     result = train(config, chosen.workdir, chosen.resume, screen, **asked)
     if chosen.json and team.first:
-        print(to_json(dataclasses.asdict(result), indent=2))
+        print(to_json(dataclasses.asdict(result), indent=2), file=answers, flush=True)
     if team.processes > 1:
         sys.stdout.flush()
         team.close(last=True)
         os._exit(0)  # JAX's own good-bye waits for minutes where a process is late
+
+
+def _stdout_for_the_document():
+    """What was stdout; from here on libraries that write there, as gloo does, write to stderr."""
+    try:
+        number, errors = sys.stdout.fileno(), sys.stderr.fileno()
+    except OSError:  # captured, in a notebook or a test
+        return sys.stdout
+    document = os.fdopen(os.dup(number), "w")
+    os.dup2(errors, number)
+    return document
 
 
 def _evaluate(arguments, program):

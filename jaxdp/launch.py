@@ -119,7 +119,7 @@ def _once(command: list[str], processes: int, signals: list[int]) -> int:
         for one in running:
             one.signal(signal.SIGKILL)
         raise ConfigError(f"launch: {command[0]!r} cannot be started ({error.strerror})") from None
-    passed_on, first = 0, None
+    passed_on, first, killed = 0, None, started
     while True:
         now = time.monotonic()
         codes = [one.poll(now) for one in running]
@@ -130,13 +130,13 @@ def _once(command: list[str], processes: int, signals: list[int]) -> int:
                 one.signal(signals[passed_on] if passed_on == 0 else signal.SIGKILL)
             passed_on += 1
         first = first or next((one for one, code in zip(running, codes, strict=True) if code not in (None, 0)), None)
-        if first and now - first.ended > GRACE_SECONDS:
+        if first and now - max(first.ended, killed) > GRACE_SECONDS:
             for one in running:
                 if one.ended is None:
                     _say(f"rank {one.rank} {'is stopped and' if one.is_stopped else 'still runs and'} is killed")
                     one.signal(signal.SIGKILL)
                     one.killed = True
-            first.ended = now  # again, if that were not the end
+            killed = now  # again, if that were not the end
         time.sleep(POLL_SECONDS)
     failed = [one for one, code in zip(running, codes, strict=True) if code not in (0, STOPPED)]
     if not failed:

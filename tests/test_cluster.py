@@ -97,6 +97,12 @@ def test_a_batch_script_without_srun_is_alone_and_is_told_so():
         ("slurm", {}, {}, "--cluster: 'slurm' is not allowed; its variables are not set: start the run with srun"),
         ("openmpi", SLURM, {}, "its variables are not set: start the run with mpirun"),
         ("lsf", {}, {}, "--cluster: 'lsf' is not allowed; give auto, none, jax, kubeflow, torchrun, openmpi, slurm"),
+        ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"}, {}, "JAX_NUM_PROCESSES: is not set, and the other"),
+        ("auto", {"WORLD_SIZE": "4", "RANK": "1"}, {}, "MASTER_ADDR: is not set, and WORLD_SIZE and RANK are"),
+        ("auto", {"COORDINATOR_ADDRESS": "a", "NUM_PROCESSES": "2"}, {}, "PROCESS_ID: is not set, and the other"),
+        ("auto", {"JAX_COORDINATOR_ADDRESS": "a", "JAX_NUM_PROCESSES": "2"}, {}, "JAX_PROCESS_ID: is not set, and the other"),
+        ("auto", {"MASTER_ADDR": "a", "MASTER_PORT": "99999", "WORLD_SIZE": "2", "RANK": "0"}, {}, "port 99999 is not allowed"),
+        ("auto", {**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""}, {}, "SLURM_STEP_NODELIST: '' is not allowed"),
         ("auto", {"JAX_NUM_PROCESSES": "2"}, {}, "JAX_COORDINATOR_ADDRESS: is not set, and JAX_NUM_PROCESSES is"),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID: 'two' is not allowed; it must be a whole number"),
         ("auto", {**TRAINER, "JAX_PROCESS_ID": "2"}, {}, "rank 2 of 2 processes is not allowed"),
@@ -133,6 +139,7 @@ def test_open_mpi_over_hosts_of_which_it_says_nothing_asks_for_the_address():
         ("gpu[7,9-12]", "gpu7"),
         ("a-b[01-02]-ib,c", "a-b01-ib"),
         ("login,node[1-2]", "login"),
+        ("rack[1-2]node[3-4]", "rack1node3"),
     ],
 )
 def test_the_first_host_of_slurms_lists(nodes, first):

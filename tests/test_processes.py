@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -300,3 +301,133 @@ def test_mpirun_starts_a_run(alone, tmp_path):
     assert json.loads((tmp_path / "run/result.json").read_text())["processes"] == 2
     first, second = parameters(alone), parameters(tmp_path / "run")
     assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+
+
+def script_of(tmp_path, body):
+    """A script of two processes: `config` is the tiny run of `SLOW`, `rank` this process's."""
+    text = SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=False).rpartition("jaxdp.train")[0]
+    script = tmp_path / "script.py"
+    script.write_text(f"{text}\nrank = int(os.environ['JAX_PROCESS_ID'])\n{textwrap.dedent(body)}")
+    return [str(script)]
+
+
+def test_a_save_that_fails_in_one_process_ends_all_and_says_how_to_go_on(tmp_path):
+    """Orbax's own barriers, in which the others are by then, would hold them for minutes."""
+    body = f"""
+        import errno
+        import orbax.checkpoint as ocp
+        save, saves = ocp.StandardCheckpointer.save, []
+        def failing(*arguments, **more):
+            saves.append(None)
+            if rank == 1 and len(saves) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return save(*arguments, **more)
+        ocp.StandardCheckpointer.save = failing
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    began = time.monotonic()
+    _, err = done(launched(2, None, command=script_of(tmp_path, body)), 1)
+    assert time.monotonic() - began < 120
+    assert re.search(
+        r"\[0\] jaxdp: rank 1 on \S+ failed in phase \w+, step \d+, saving the checkpoint of 128 samples: the ", err
+    )
+    assert re.search(r"could not be saved \(.*No space left on device\); the same command goes on from \S+/checkpoints/64", err)
+
+
+def test_sigterm_while_one_process_still_opens_its_data_stops_all(tmp_path):
+    body = f"""
+        from jaxdp.training import prepared
+        opened = prepared.open_datasets
+        def slow(*arguments):
+            print("opening", flush=True)
+            time.sleep(20 * rank)
+            return opened(*arguments)
+        prepared.open_datasets = slow
+        from jaxdp.cli import main
+        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2"])
+    """
+    process = launched(2, None, command=script_of(tmp_path, body))
+    seen = ""
+    while seen.count("opening") < 2:
+        seen += process.stdout.readline()
+    time.sleep(2)  # rank 0 has opened its own, and waits
+    began = time.monotonic()
+    os.kill(ranks_of(process, 2)[1], signal.SIGTERM)
+    done(process, 75)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("flags", [["--resume", "never"], ["--accept-changes"]])
+def test_processes_with_different_commands_end_and_say_in_what_they_differ(tmp_path, flags):
+    body = f"""
+        from jaxdp.cli import main
+        more = {flags!r} if rank else []
+        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2", *more])
+    """
+    _, err = done(launched(2, None, command=script_of(tmp_path, body)), 2)
+    assert re.search(rf"about to run something else than rank 0 .*{flags[0]}: \w+ on rank 0, \w+ on rank 1", err)
+
+
+def test_an_error_between_two_runs_of_a_program_ends_all_its_processes(tmp_path):
+    body = f"""
+        for name in ("one", "two"):
+            jaxdp.train(config, {str(tmp_path)!r} + "/" + name, datasets=(Images(), Images()))
+            if rank == 1:
+                raise ValueError("of the program itself")
+    """
+    _, err = done(launched(2, None, command=script_of(tmp_path, body)), 1)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed .*: ValueError: of the program itself", err)
+
+
+def test_processes_that_have_failed_train_no_more(tmp_path):
+    body = f"""
+        import dataclasses
+        other = dataclasses.replace(config, seed=rank)
+        try:
+            jaxdp.train(other, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+        except jaxdp.ConfigError as error:
+            print("first:", error, flush=True)
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    out, err = done(launched(2, None, command=script_of(tmp_path, body)), 1)
+    assert "seed: 0 on rank 0, 1 on rank 1" in out
+    assert "have failed before, and cannot train together any more" in err
+
+
+def test_a_process_whose_output_nobody_reads_ends_all_the_same(tmp_path):
+    """Its pipe is full: what it has to say cannot be said."""
+    script = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
+    (script,) = script
+    Path(script).write_text(Path(script).read_text().replace("epochs=3.0", "epochs=400.0"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env=os.environ | there | {"JAX_PROCESS_ID": str(rank)},
+            cwd=ROOT,
+            **({"stdout": write, "stderr": write} if rank == 0 else quiet),
+        )
+        for rank in range(2)
+    ]
+    wait_for_lines(tmp_path / "run", 3, running[0])
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    running[1].kill()
+    assert running[0].wait(30) != 0
+    running[1].wait()
+    os.close(read), os.close(write)
+
+
+def test_with_json_stdout_is_one_document_though_gloo_writes_there(tmp_path):
+    out, err = done(launched(2, tmp_path / "run", "--json"))
+    lines = [line.partition("] ")[2] for line in out.splitlines() if line.startswith("[0] ")]
+    assert json.loads("\n".join(lines))["processes"] == 2
+    assert "[Gloo]" in err

@@ -1,5 +1,6 @@
 """The line between the processes of a run; here they are threads of one process."""
 
+import json
 import random
 import socket
 import threading
@@ -9,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from jaxdp.config import ConfigError
 from jaxdp.parallel.cluster import Cluster
 from jaxdp.parallel.stragglers import Stragglers, in_words
 from jaxdp.parallel.team import Team
 from jaxdp.parallel.team import in_words as verdict_in_words
+from jaxdp.parallel.team_server import TeamServer
 
 SECONDS = 60.0
 
@@ -114,26 +115,150 @@ def test_a_save_that_one_asks_for_is_agreed_on_and_the_run_goes_on(teams):
     assert len(first) == 2
 
 
-def test_two_processes_of_one_rank_are_refused(teams, free_port, capfd, monkeypatch):
+def hello(port, rank, processes):
+    """A line to rank 0 by hand."""
+    line = socket.create_connection(("127.0.0.1", port), 5)
+    line.sendall(f'{{"rank": {rank}, "processes": {processes}, "host": "h", "identity": "e", "gpus": []}}\n'.encode())
+    return line
+
+
+@pytest.mark.parametrize(
+    ("rank", "processes", "reason"),
+    [(1, 3, "is rank 1 already"), (2, 4, "as one of 4 processes"), (7, 3, "there is no rank 7")],
+)
+def test_before_all_have_come_a_process_that_does_not_fit_ends_the_start(free_port, rank, processes, reason):
+    TeamServer("127.0.0.1", free_port, 3, SECONDS, SECONDS, None)
+    with hello(free_port, 1, 3) as first, hello(free_port, rank, processes) as second:
+        assert reason in second.recv(4096).decode()
+        told = first.recv(4096).decode()
+        while "verdict" not in told:
+            told += first.recv(4096).decode()
+        assert reason in told
+
+
+@pytest.mark.parametrize(("rank", "processes"), [(1, 2), (1, 4), (5, 2)])
+def test_a_complete_run_goes_on_whoever_comes(teams, free_port, rank, processes):
     members = teams(2)
-    ended = []
-    for one in members:
-        monkeypatch.setattr(one, "_end", lambda one=one: ended.append(one.verdict))
-    third = socket.create_connection(("127.0.0.1", free_port), 5)
-    third.sendall(b'{"rank": 1, "processes": 2, "host": "elsewhere", "identity": "e", "gpus": []}\n')
-    assert b"is rank 1 already" in third.recv(4096)
-    third.close()
+    with hello(free_port, rank, processes) as stranger:
+        assert b"verdict" in stranger.recv(4096)
+    assert everywhere(members, lambda one: one.exchange("still", one.rank)) == [[0, 1]] * 2
+
+
+@pytest.fixture
+def verdicts(monkeypatch):
+    """What members that end have heard, in place of their end; every thread counts as its process's main one."""
+    heard = []
+    monkeypatch.setattr(Team, "_end", lambda one: heard.append(one.verdict))
+    monkeypatch.setattr("jaxdp.parallel.team.threading.main_thread", threading.current_thread)
+    return heard
+
+
+def heard_by_all(heard, number=2):
     deadline = time.monotonic() + SECONDS
-    while len(ended) < 2 and time.monotonic() < deadline:
+    while len(heard) < number and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "is rank 1 already" in verdict_in_words(ended[0])
-    for one in members:
-        one.failing = True
+    assert len(heard) == number
+    return verdict_in_words(heard[0])
+
+
+@pytest.mark.parametrize("kind", ["exchange", "share"])
+def test_processes_that_wait_for_different_things_end_and_say_for_which(verdicts, teams, kind):
+    members = teams(2)
+    one = threading.Thread(target=members[0].exchange, args=("apples", 1), daemon=True)
+    two = threading.Thread(target=getattr(members[1], kind), args=("pears", 1), daemon=True)
+    one.start(), two.start()
+    told = heard_by_all(verdicts)
+    awaited = "pears" if kind == "exchange" else "rank 0's pears"
+    assert told.startswith("rank 1 on ")
+    assert told.endswith(f"it waits for {awaited} and rank 0 for apples: they do different things")
+    for member in members:
+        member.failing = True
+
+
+def test_a_process_that_waits_for_others_stops_with_them(teams, monkeypatch):
+    """One waits in an exchange, the other stops where it is, which it would not do before coming there."""
+    monkeypatch.setattr("jaxdp.parallel.team.threading.main_thread", threading.current_thread)
+    members, stopped = teams(2), []
+
+    def look(one):
+        if one.agreed_here("SIGTERM" if one.rank == 1 else None):
+            raise InterruptedError
+
+    def run(one):
+        one.look = lambda: look(one)
+        try:
+            if one.rank == 0:
+                one.exchange("what the other never gives", None)
+            while True:
+                time.sleep(0.05)
+                one.look()
+        except InterruptedError:
+            stopped.append(one.rank)
+
+    everywhere(members, run)
+    assert sorted(stopped) == [0, 1]
+
+
+def test_one_that_is_asked_to_stop_before_all_have_come_lets_the_others_stop_too(free_port):
+    TeamServer("127.0.0.1", free_port, 3, SECONDS, SECONDS, None)
+
+    def look():
+        raise InterruptedError("SIGTERM")
+
+    with hello(free_port, 2, 3) as other:
+        with pytest.raises(InterruptedError):
+            Team(Cluster("test", "127.0.0.1", free_port, 1, 3), SECONDS, SECONDS, [], look)
+        told = ""
+        while "verdict" not in told:
+            told += other.recv(4096).decode()
+    verdict = next(json.loads(line)["verdict"] for line in told.splitlines() if "verdict" in line)
+    assert verdict["code"] == 75
+    assert verdict_in_words(verdict) == f"rank 1 on {socket.gethostname()} was stopped in phase start: SIGTERM"
+
+
+def test_what_is_no_rank_0_is_noticed(verdicts, free_port):
+    with socket.create_server(("127.0.0.1", free_port)) as other:
+
+        def answer():
+            line, _ = other.accept()
+            with line:
+                line.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                time.sleep(1)
+
+        threading.Thread(target=answer, daemon=True).start()
+
+        def look():
+            if verdicts:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            Team(Cluster("test", "127.0.0.1", free_port, 1, 2), SECONDS, SECONDS, [], look)
+    assert "what answers at 127.0.0.1 sends what cannot be understood" in verdict_in_words(verdicts[0])
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_rank_0_is_reached_by_both_internet_protocols(free_port):
+    server = TeamServer("some.host", free_port, 2, SECONDS, SECONDS, None)
+    for address in ("127.0.0.1", "::1"):
+        socket.create_connection((address, free_port), 5).close()
+    assert server.listener.family == socket.AF_INET6
+
+
+def test_a_failure_is_told_with_what_was_saved_meanwhile():
+    verdict = {
+        "rank": 1,
+        "host": "h",
+        "phase": "step, saving the checkpoint of 64 samples",
+        "step": 9,
+        "code": 1,
+        "reason": "killed",
+    }
+    assert verdict_in_words(verdict) == "rank 1 on h failed in phase step, step 9, saving the checkpoint of 64 samples: killed"
 
 
 def test_strangers_at_the_port_do_no_harm(teams, free_port):
     members = teams(2)
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"rank": "x"}\n', b"\xff\xfe\n", b""):
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"rank": "x"}\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n", b""):
         with socket.create_connection(("127.0.0.1", free_port), 5) as stranger:
             stranger.sendall(text)
     assert everywhere(members, lambda one: one.exchange("still", one.rank)) == [[0, 1]] * 2
@@ -143,13 +268,13 @@ def test_a_port_in_use_is_one_line(free_port):
     with socket.socket() as other:
         other.bind(("127.0.0.1", free_port))
         other.listen()
-        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at port {free_port} .*give another port"):
+        with pytest.raises(OSError, match=f"rank 0 cannot listen at port {free_port} .*give another port"):
             Team(Cluster("test", "127.0.0.1", free_port, 0, 2), 1, SECONDS, [])
 
 
 def test_a_rank_0_that_never_comes_is_one_line(free_port, monkeypatch):
     monkeypatch.setattr("jaxdp.parallel.team.CONNECT_SECONDS", 0.1)
-    with pytest.raises(ConfigError, match=r"rank 1 on .*: rank 0 does not answer at 127\.0\.0\.1"):
+    with pytest.raises(TimeoutError, match=r"rank 1 on .*: rank 0 does not answer at 127\.0\.0\.1"):
         Team(Cluster("test", "127.0.0.1", free_port, 1, 2), 0.3, SECONDS, [])
 
 

@@ -6,7 +6,8 @@ class Alone:
 
     rank, processes, hosts, host_numbers = 0, 1, ["localhost"], [0]
     first = True
-    advice = ""
+    advice = saving = ""
+    failed = False
     before_exit = None
 
     def exchange(self, name: str, value) -> list:
@@ -25,6 +26,9 @@ class Alone:
         return self.point(asked)
 
     def at(self, phase: str, step: int | None = None) -> None:
+        pass
+
+    def saves(self, what: str) -> None:
         pass
 
     def stepped(self, step: int, asked: float, done: float) -> None:

@@ -41,19 +41,23 @@ def split_address(text: str, port: int = PORT) -> tuple[str, int]:
 
 def _jax(environment: Mapping) -> Cluster | None:
     """JAX's own names, as Kubeflow Trainer, JobSet manifests, ssh scripts and `jaxdp launch` set them."""
+    place = "JAX_PROCESS_INDEX" if "JAX_PROCESS_INDEX" in environment else "JAX_PROCESS_ID"
     if "JAX_NUM_PROCESSES" not in environment:
+        if place in environment and "JAX_COORDINATOR_ADDRESS" in environment:
+            _number(environment, "JAX_NUM_PROCESSES")
         return None
+    if _number(environment, "JAX_NUM_PROCESSES") == 1 and place not in environment:
+        return Cluster("jax", "127.0.0.1", PORT, 0, 1)
     if "JAX_COORDINATOR_ADDRESS" not in environment:
         raise ConfigError("JAX_COORDINATOR_ADDRESS: is not set, and JAX_NUM_PROCESSES is; set it to HOST:PORT of rank 0")
     port = _number(environment, "JAX_COORDINATOR_PORT") if "JAX_COORDINATOR_PORT" in environment else PORT
     address, port = split_address(environment["JAX_COORDINATOR_ADDRESS"], port)
-    rank = _number(environment, "JAX_PROCESS_ID" if "JAX_PROCESS_ID" in environment else "JAX_PROCESS_INDEX")
-    return Cluster("jax", address, port, rank, _number(environment, "JAX_NUM_PROCESSES"))
+    return Cluster("jax", address, port, _number(environment, place), _number(environment, "JAX_NUM_PROCESSES"))
 
 
 def _kubeflow(environment: Mapping) -> Cluster | None:
     """The names of Kubeflow's JAXJob (training operator)."""
-    if not {"COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID"} <= environment.keys():
+    if not {"COORDINATOR_ADDRESS", "NUM_PROCESSES"} <= environment.keys():
         return None
     port = _number(environment, "COORDINATOR_PORT") if "COORDINATOR_PORT" in environment else PORT
     address, port = split_address(environment["COORDINATOR_ADDRESS"], port)
@@ -62,23 +66,27 @@ def _kubeflow(environment: Mapping) -> Cluster | None:
 
 def _torchrun(environment: Mapping) -> Cluster | None:
     """The names of torchrun and of everything that imitates it."""
-    if not {"MASTER_ADDR", "WORLD_SIZE", "RANK"} <= environment.keys():
+    if not {"WORLD_SIZE", "RANK"} <= environment.keys():
         return None
+    processes = _number(environment, "WORLD_SIZE")
+    if "MASTER_ADDR" not in environment:
+        if processes == 1:
+            return None
+        raise ConfigError(
+            "MASTER_ADDR: is not set, and WORLD_SIZE and RANK are; set it to the host of rank 0, or --cluster none"
+        )
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else PORT
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at the port that it names
-    return Cluster(
-        "torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
-    )
+    return Cluster("torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), processes)
 
 
 def first_host(nodes: str) -> str:
     """The first host of a Slurm list: node[03-05,09],other -> node03."""
-    prefix, bracket, rest = re.split(r"[,\[]", nodes, maxsplit=1)[0], "[" in nodes.split(",")[0], nodes.partition("[")[2]
-    if not bracket:
-        return prefix
-    inside, _, after = rest.partition("]")
-    return prefix + re.split(r"[,-]", inside)[0] + re.split(r",", after)[0]
+    first = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", nodes).split(",")[0]
+    if not first:
+        raise ConfigError(f"SLURM_STEP_NODELIST: {nodes!r} is not allowed; it must name the hosts of the step")
+    return first
 
 
 def _slurm(environment: Mapping) -> Cluster | None:
@@ -148,6 +156,8 @@ def find(asked: str = "auto", environment: Mapping = os.environ, **given) -> Clu
         raise ConfigError(f"--cluster: {asked!r} is not allowed; its variables are not set: start the run with {_HOW[asked]}")
     if found is None:
         return None
+    if not 0 < found.port < 65_536:
+        raise ConfigError(f"port {found.port} is not allowed ({found.launcher}); give one from 1 to 65535")
     if found.processes < 1 or not 0 <= found.rank < found.processes:
         raise ConfigError(
             f"rank {found.rank} of {found.processes} processes is not allowed ({found.launcher}); ranks count from 0"

@@ -3,6 +3,7 @@ user paid for."""
 
 import atexit
 import contextlib
+import errno
 import os
 import sys
 from collections import Counter
@@ -40,6 +41,9 @@ def join(asked: str = "auto", guard: Guard | None = None, look=lambda: None, **g
 
 def _leave() -> None:
     """At the end of the process: together with the others, or at once if it has failed, as JAX would wait for them."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None and not _team.failed:  # of the caller's own code, outside a run
+        _team.fail(f"{type(error).__name__}: {first_line(error)}")
     if _team.failed:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -142,9 +146,10 @@ def _start_processes(team: Team) -> None:
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except Exception as error:
-        raise ConfigError(
+        raise ConnectionError(
+            errno.ECONNABORTED,
             f"jax.distributed does not start at {team.jax_address} ({first_line(error)}); see whether the hosts reach one "
-            "another at all ports, and whether a JAX computation ran before"
+            "another at all ports, and whether a JAX computation ran before",
         ) from None
 
 

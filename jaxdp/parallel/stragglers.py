@@ -74,7 +74,7 @@ def in_words(report: dict) -> str:
     """One line for the log."""
     slowest = report["slowest"][0]
     return (
-        f"{100 * report['waiting_share']:.0f} % of the time the devices waited for a process that was not ready: most often "
-        f"rank {slowest['rank']} on {slowest['host']} ({1e3 * slowest['late_seconds']:.0f} ms late a step, the last in "
+        f"{100 * report['waiting_share']:.0f} % of the time the devices waited for a process that was not ready, most of it "
+        f"for rank {slowest['rank']} on {slowest['host']} ({1e3 * slowest['late_seconds']:.0f} ms late a step, the last in "
         f"{100 * slowest['last_share']:.0f} % of them)"
     )

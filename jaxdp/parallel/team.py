@@ -6,6 +6,7 @@ its own, never by how long a step takes.
 """
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -14,7 +15,6 @@ import threading
 import time
 from collections import defaultdict
 
-from jaxdp.config import ConfigError
 from jaxdp.parallel.cluster import Cluster, host_identity
 from jaxdp.parallel.stragglers import Stragglers
 from jaxdp.parallel.team_server import LINE_BYTES, TeamServer, encode
@@ -22,22 +22,27 @@ from jaxdp.parallel.team_server import LINE_BYTES, TeamServer, encode
 BEAT_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 VERDICT_SECONDS = 5.0  # a collective that breaks may be heard of before the reason is
+STOPPED = 75  # the exit code of a process that was asked to stop
 
 
 class Team:
-    """This process and the others. Raises ConfigError where they do not all come.
+    """This process and the others.
 
     rank, processes: this process's place; first: whether it is rank 0, which alone writes what people read. hosts: host name by
     rank; local_rank, local_processes: the place among the processes of this host. advice: how to go on, for the last line.
+    saving: what is saved beside the phase, if anything. look: called by the main thread while it waits for others; may raise.
 
     All methods may be called by any thread. When a process fails, every other one prints which, where and why, and exits.
     """
 
     def __init__(self, cluster: Cluster, start_seconds: float, silence_seconds: float, gpus: list[str], look=lambda: None):
-        """gpus: what this process sees of them. look: called while the others are waited for; may raise to give up."""
+        """gpus: what this process sees of them. look: called while the others are waited for; may raise to give up.
+
+        Raises OSError where rank 0 cannot listen, or does not answer.
+        """
         self.rank, self.processes, self.first = cluster.rank, cluster.processes, cluster.rank == 0
         self.silence_seconds = silence_seconds
-        self.advice = ""
+        self.advice, self.saving = "", ""
         self.before_exit = lambda: None
         self.phase, self.step = "start", None
         self.hosts = [None] * self.processes
@@ -50,6 +55,7 @@ class Team:
         self.verdict, self.failing, self.failed = None, False, False
         self.joined: list[dict] | None = None
         self.place_of_first = ("start", None)
+        self.moved = threading.Event()  # to another phase, of which the others are to know at once
         self.offset, self.round_trip = 0.0, float("inf")
         self.steps: list[tuple[int, float, float]] = []
         self.stragglers = Stragglers(self.processes)
@@ -58,10 +64,8 @@ class Team:
             try:
                 self.server = TeamServer(address, port, self.processes, start_seconds, silence_seconds, self.stragglers.include)
             except OSError as error:
-                raise ConfigError(
-                    f"rank 0 cannot listen at port {port} on {self.host} ({error.strerror}); another run may be using it: give "
-                    "another port"
-                ) from None
+                reason = f"rank 0 cannot listen at port {port} on {self.host} ({error.strerror}); another run may be using it: "
+                raise OSError(error.errno or errno.EADDRINUSE, f"{reason}give another port") from None
         self.look = look
         self.socket = self._connect("127.0.0.1" if self.first and address != "::1" else address, port, start_seconds)
         self.outgoing = self.socket.dup()  # with a time-out of its own
@@ -70,7 +74,16 @@ class Team:
         self._send(hello | {"jax_port": _free_port() if self.first else None})
         threading.Thread(target=self._listen, name="team-listen", daemon=True).start()
         threading.Thread(target=self._beat, name="team-beat", daemon=True).start()
-        self._wait(lambda: self.joined is not None, look)
+        try:
+            self._wait(lambda: self.joined is not None, look)
+        except BaseException as error:
+            self.failing = True  # it says so itself
+            self._send({"fail": str(error) or type(error).__name__, "code": STOPPED, "phase": "start", "step": None})
+            if self.first:
+                time.sleep(0.5)  # for the others to hear of it
+            self.socket.close()
+            self.outgoing.close()
+            raise
         self.hosts = [one["host"] for one in self.joined]
         here = [rank for rank, one in enumerate(self.joined) if one["identity"] == identity]
         self.local_rank, self.local_processes = here.index(self.rank), len(here)
@@ -102,9 +115,10 @@ class Team:
                 reason = error.strerror or str(error)
                 time.sleep(0.2)
                 self.look()
-        raise ConfigError(
+        raise TimeoutError(
+            errno.ETIMEDOUT,
             f"rank {self.rank} on {self.host}: rank 0 does not answer at {address}:{port} within {seconds:g} s ({reason}); see "
-            "whether it has started, and whether the port is open between the hosts"
+            "whether it has started, and whether the port is open between the hosts",
         )
 
     def _send(self, message: dict) -> None:
@@ -130,10 +144,14 @@ class Team:
                 return
             ticks, received = 0.0, received + more
             *lines, received = received.split(b"\n")
-            for line in lines:
-                self._heard(json.loads(line))
+            try:
+                for line in lines:
+                    self._heard(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                received = b"x" * (LINE_BYTES + 1)
             if len(received) > LINE_BYTES:
-                self._lost("sends what cannot be understood")
+                self._lost(f"what answers at {self.socket.getpeername()[0]} sends what cannot be understood")
+                return
 
     def _heard(self, message: dict) -> None:
         with self.changed:
@@ -174,6 +192,9 @@ class Team:
         if self.first:
             time.sleep(0.5)  # for the others to hear of it
         verdict = self.verdict
+        late = threading.Timer(VERDICT_SECONDS, os._exit, [verdict["code"] or 1])  # nobody may be reading what is said
+        late.daemon = True
+        late.start()
         advice = f"; {self.advice}" if self.advice else ""
         with contextlib.suppress(Exception):  # what is said may go to a disk that is full: the end comes all the same
             self.before_exit()
@@ -189,9 +210,13 @@ class Team:
             with self.changed:
                 steps, self.steps = self.steps, []
                 steps = [(step, asked + self.offset, done + self.offset) for step, asked, done in steps]
-                beat = {"phase": self.phase, "step": self.step, "steps": steps}
+                beat = {"phase": self._place(), "step": self.step, "steps": steps}
             self._send({"beat": beat | {"ping": time.monotonic()}})
-            time.sleep(BEAT_SECONDS)
+            self.moved.wait(BEAT_SECONDS)
+            self.moved.clear()
+
+    def _place(self) -> str:
+        return f"{self.phase}, saving {self.saving}" if self.saving else self.phase
 
     def _wait(self, ready, look=lambda: None) -> None:
         with self.changed:
@@ -204,27 +229,42 @@ class Team:
             self.turns[name] += 1
             return f"{name} {self.turns[name]}"
 
-    def _take(self, name: str):
-        self._wait(lambda: name in self.got)
+    def _take(self, name: str, look=None):
+        in_main = threading.current_thread() is threading.main_thread()
+        self._wait(lambda: name in self.got, look or (self.look if in_main else lambda: None))
         with self.changed:
             return self.got.pop(name)
 
     def exchange(self, name: str, value) -> list:
         """What every process gives under this name, by rank; waits for all. The n-th of a name meets the n-th of the others."""
-        name = self._turn(f"exchange {name}")
-        self._send({"put": name, "value": value})
-        return self._take(name)
+        return self._exchange(name, value)
+
+    def _exchange(self, name: str, value, look=None) -> list:
+        name = self._turn(name)
+        in_main = threading.current_thread() is threading.main_thread()
+        self._send({"put": name, "value": value, "alone": in_main})
+        return self._take(name, look)
 
     def share(self, name: str, value):
         """Rank 0's value, which JSON can hold; what the others give does not matter."""
-        name = self._turn(f"share {name}")
+        name = self._turn(f"rank 0's {name}")
         if self.first:
             self._send({"tell": name, "value": value})
+        elif threading.current_thread() is threading.main_thread():
+            self._send({"await": name})
         return self._take(name)
 
     def at(self, phase: str, step: int | None = None) -> None:
         """Where this process stands, for the case that it fails."""
+        moved = phase != self.phase
         self.phase, self.step = phase, self.step if step is None else step
+        if moved:
+            self.moved.set()
+
+    def saves(self, what: str) -> None:
+        """What is saved beside the phase from now on, nothing where it is empty."""
+        self.saving = what
+        self.moved.set()
 
     def stepped(self, step: int, asked: float, done: float) -> None:
         """When this process asked for a step, and saw it done, by its monotonic clock."""
@@ -290,11 +330,19 @@ class Team:
                 time.sleep(60)  # `_end` is under way
         with self.changed:
             self.failing = self.failed = True
-        self._send({"fail": reason, "code": code, "phase": self.phase, "step": self.step})
+        self._fail(reason, code)
         with self.changed:
             self.changed.wait_for(lambda: self.verdict, VERDICT_SECONDS)
         if self.first:
             time.sleep(0.5)
+
+    def give_up(self, reason: str) -> None:
+        """Let all processes end, this one too, whatever its threads are doing."""
+        self._fail(reason, 1)
+        time.sleep(60)  # `_end` is under way
+
+    def _fail(self, reason: str, code: int) -> None:
+        self._send({"fail": reason, "code": code, "phase": self._place(), "step": self.step})
 
     def close(self, last: bool = False) -> None:
         """All is done: wait for the others to be, so that no one is taken for lost.
@@ -303,7 +351,7 @@ class Team:
         """
         if self.failing:
             return
-        self.exchange("close", None)
+        self._exchange("the end of the others", None, look=lambda: None)
         with self.changed:
             self.failing = True  # what comes now is no failure
         self._send({"bye": self.rank})
@@ -319,9 +367,12 @@ def in_words(verdict: dict) -> str:
     if verdict.get("missing"):
         return verdict["reason"]
     host = f" on {verdict['host']}" if verdict["host"] else ""
-    place = "" if verdict["phase"] is None else f" in phase {verdict['phase']}"
+    phase, _, saving = (verdict["phase"] or "").partition(", ")
+    place = f" in phase {phase}" if phase else ""
     place += "" if verdict["step"] is None else f", step {verdict['step']}"
-    return f"rank {verdict['rank']}{host} failed{place}: {verdict['reason']}"
+    place += f", {saving}" if saving else ""
+    what = "was stopped" if verdict["code"] == STOPPED else "failed"
+    return f"rank {verdict['rank']}{host} {what}{place}: {verdict['reason']}"
 
 
 def _free_port() -> int:

@@ -18,6 +18,17 @@ def encode(message: dict) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
+def _listener(address: str, port: int) -> socket.socket:
+    """Bound to what `address` says: to the loopback alone, or to all networks of this host, by IPv6 as well where it has it."""
+    if address == "::1":
+        return socket.create_server((address, port), family=socket.AF_INET6)
+    if address == "localhost" or address.startswith("127."):
+        return socket.create_server(("127.0.0.1", port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
 class Member:
     """What is known of one process."""
 
@@ -45,15 +56,9 @@ class TeamServer:
         self.wanted: list[dict] = []  # agreements asked for; the first is under way where `answers` is not None
         self.answers: dict[int, int] | None = None
         self.done: set[int] = set()
-        family = socket.AF_INET6 if socket.has_ipv6 and ":" in address else socket.AF_INET
-        self.listener = socket.socket(family, socket.SOCK_STREAM)
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        loopback = address in ("localhost", "::1") or address.startswith("127.")
-        try:
-            self.listener.bind((("::1" if family == socket.AF_INET6 else "127.0.0.1") if loopback else "", port))
-        except OSError:
-            self.listener.close()
-            raise
+        self.waiting: dict[int, str] = {}  # for what the main thread of each process waits
+        self.told: set[str] = set()
+        self.listener = _listener(address, port)
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="team-server", daemon=True)
         self.thread.start()
 
@@ -122,7 +127,7 @@ class TeamServer:
             while member and (line := await reader.readline()):
                 member.silent_ticks = 0
                 self._heard(member, json.loads(line))
-        except (TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (TimeoutError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # a stranger, or a line that was cut
         if member is not None:
             member.gone = True
@@ -137,10 +142,13 @@ class TeamServer:
             refused = f"it was started as one of {processes} processes, and rank 0 as one of {self.processes}"
         elif rank in self.members:
             refused = f"another process, on {self.members[rank].host}, is rank {rank} already"
+        elif rank not in range(processes):
+            refused = f"there is no rank {rank} of {processes} processes"
         if refused:
             verdict = {"rank": rank, "host": hello["host"], "reason": refused, "phase": "start", "step": None, "code": 2}
             writer.write(encode({"verdict": verdict}))
-            self._judge(verdict)
+            if len(self.members) < self.processes:  # of a run that is complete it is no part
+                self._judge(verdict)
             return None
         member = self.members[rank] = Member(hello, writer)
         if self.verdict:
@@ -158,9 +166,12 @@ class TeamServer:
                 for step, asked, done in beat["steps"]:
                     self._arrived(member.rank, step, asked, done)
             case {"tell": name, "value": value}:  # from rank 0, whether the others wait for it yet or not
-                self._tell_all({"got": name, "value": value})
-            case {"put": name, "value": value}:
-                self._put(member, name, value)
+                self.told.add(name)
+                self._got(name, value)
+            case {"await": name} if name not in self.told:
+                self._waits(member, name)
+            case {"put": name, "value": value, "alone": alone}:
+                self._put(member, name, value, alone)
             case {"ask": what}:
                 if what["what"] not in [one["what"] for one in self.wanted]:
                     self.wanted.append(what)
@@ -172,6 +183,7 @@ class TeamServer:
                     self._tell_all({"agreed": max(self.answers.values())} | self.wanted[0])
             case {"done": _}:
                 self.done.add(member.rank)
+                self.waiting.pop(member.rank, None)
                 if len(self.done) == self.processes:
                     self.wanted.pop(0)
                     self.answers = None
@@ -187,12 +199,27 @@ class TeamServer:
             self.answers = {}
             self._tell_all({"hold": self.wanted[0]["what"]})
 
-    def _put(self, member: Member, name: str, value):
+    def _put(self, member: Member, name: str, value, alone: bool):
         values = self.values.setdefault(name, {})
         values[member.rank] = value
         if len(values) == self.processes:
             del self.values[name]
-            self._tell_all({"got": name, "value": [values[rank] for rank in range(self.processes)]})
+            self._got(name, [values[rank] for rank in range(self.processes)])
+        elif alone:
+            self._waits(member, name)
+
+    def _got(self, name: str, value):
+        self.waiting = {rank: one for rank, one in self.waiting.items() if one != name}
+        self._tell_all({"got": name, "value": value})
+
+    def _waits(self, member: Member, name: str):
+        """Note that a process does nothing else than wait for `name`: if all do, and not for the same, they would for ever."""
+        self.waiting[member.rank] = name
+        if len(self.waiting) < self.processes or len(set(self.waiting.values())) == 1 or self.wanted:
+            return
+        rank = next(rank for rank, one in sorted(self.waiting.items()) if one != self.waiting[0])
+        here, there = (self.waiting[one].rpartition(" ")[0] for one in (rank, 0))
+        self._fail(self.members[rank], f"it waits for {here} and rank 0 for {there}: they do different things")
 
     def _arrived(self, rank: int, step: int, asked: float, done: float):
         here = self.steps.setdefault(step, {})

@@ -20,19 +20,15 @@ SHARED_SECONDS = 20.0  # within which every host must see a file in a directory 
 SAMPLES = 8
 
 
-def check(team, config: Config, data: dict[str, str]) -> None:
-    """Raise ConfigError where a process has another config, code, libraries or data than rank 0, naming the fields.
-
-    data: this process's `data_facts`.
-    """
+def check(team, mine: dict[str, str]) -> None:
+    """Raise ConfigError where a process has other facts (name -> value, as text) than rank 0, naming them."""
     if team.processes == 1:
         return
-    mine = facts(config) | data
     digest = hashlib.sha256(json.dumps(mine, sort_keys=True).encode()).hexdigest()
-    digests = team.exchange("digest of the run", digest)
+    digests = team.exchange("a digest of the run", digest)
     if len(set(digests)) == 1:
         return
-    everywhere = team.exchange("the run", mine)
+    everywhere = team.exchange("all of the run", mine)
     rank = next(rank for rank, one in enumerate(everywhere) if one != everywhere[0])
     first, other = everywhere[0], everywhere[rank]
     different = [
@@ -46,12 +42,12 @@ def check(team, config: Config, data: dict[str, str]) -> None:
     )
 
 
-def facts(config: Config) -> dict[str, str]:
+def facts(config: Config, resume="auto", accept_changes=False) -> dict[str, str]:
     """Name -> value of everything but the data in which the processes of a run must agree, as text."""
     fields = {name: repr(value) for name, value in flatten(dataclasses.asdict(config)).items() if name not in MAY_DIFFER}
     own = {"code of jaxdp": code_digest(), "version of python": platform.python_version()}
     own |= {f"version of {name}": version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")}
-    return fields | own
+    return fields | own | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
 
 
 def data_facts(datasets) -> dict[str, str]:
@@ -68,11 +64,14 @@ def code_digest() -> str:
 
 
 def data_digest(source) -> str:
-    """The number of images, and a digest of the labels and pixels of some of them, spread over all."""
+    """The number of images, and a digest of what is known without reading all: names, labels, and some images, spread out."""
     indices = np.unique(np.linspace(0, len(source) - 1, SAMPLES).astype(np.int64))
     images, labels = source.batch(indices, indices)
-    digest = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes()).hexdigest()[:16]
-    return f"{len(source)} images, {digest}"
+    files = getattr(source, "source", source)
+    found = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes())
+    found.update(np.asarray(getattr(files, "labels", ()), np.int64).tobytes())
+    found.update("\0".join(Path(path).name for path in getattr(files, "paths", ())).encode())
+    return f"{len(source)} images, {found.hexdigest()[:16]}"
 
 
 def check_directory(team, path: Path) -> None:

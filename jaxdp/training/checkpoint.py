@@ -100,7 +100,8 @@ def _hush() -> None:
 class Checkpoints:
     """The checkpoints of one run in `folder`: saves beside the run, keeps the newest and the best, finds the newest sound one.
 
-    say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay.
+    say: takes one line for people. A save that fails costs a remark; the run and the checkpoints before it stay. Of several
+    processes it ends the run: a disk that is full for one would hold up all of them.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig, say, team=None):
@@ -128,6 +129,7 @@ class Checkpoints:
     def _write(self, host, samples: int, told: dict, odd: list, before_seal) -> None:
         """In the background: if the state is usable, write and seal it, and remove what need not be kept."""
         path, team = self.folder / f"{SAVING}{samples}", self.team
+        team.saves(f"the checkpoint of {samples} samples")
         ready = {"odd": [str(device) for device in odd], "finite": _finite(getattr(host, "params", host))}
         ready |= {"digest": None, "error": None}
         ready["bad_images"] = told.get("progress", {}).get("bad_images", {})
@@ -151,12 +153,15 @@ class Checkpoints:
                 self.checkpointer.wait_until_finished()
             except Exception as error:  # the disk may be full, or gone
                 problem = first_line(error)
+                if team.processes > 1:  # the others wait in Orbax, which does not tell them
+                    self._give_up(path, problem)
             problem = next((one for one in team.exchange("written", problem) if one), None)
         if team.first and problem is None:
             for one in everywhere[1:]:
                 ready["bad_images"].update(one["bad_images"])
             problem = self._seal(path, samples, told, arrays, before_seal)
         problem = team.share("sealed", problem)
+        team.saves("")
         if problem is None:
             team.advice = f"the same command goes on from {self.folder / str(samples)}"
         elif team.first:
@@ -182,7 +187,10 @@ class Checkpoints:
         return None
 
     def _give_up(self, path: Path, problem: str) -> None:
+        """Leave a save that failed: one process goes on without it, several end together."""
         shutil.rmtree(path, ignore_errors=True)
+        if self.team.processes > 1:
+            self.team.give_up(f"the checkpoint {path} could not be saved ({problem})")
         good = newest_good(self.folder)
         stays = f"the checkpoint {good.path} stays" if good else "there is no other checkpoint yet"
         self.say(f"the checkpoint {path} could not be saved ({problem}); the run goes on, and {stays}")

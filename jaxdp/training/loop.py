@@ -84,6 +84,7 @@ class Run:
                 self._phases()
                 self.checkpoints.wait()
                 self.checkpoints.check()
+                result = self._result()
             except StopAsked:
                 raise self._stopped() from None
             except guard.TrainingError as error:
@@ -95,7 +96,6 @@ class Run:
                 if self.team.processes == 1:  # the others are in a step that this process cannot take
                     self._save_here()
                 raise DataError(f"{error}; {self._good_checkpoint()}") from None
-            result = self._result()
             if self.team.first:
                 text = to_json(dataclasses.asdict(result), indent=2)
                 directories.write_atomically(self.workdir / "result.json", text + "\n")
@@ -126,6 +126,7 @@ class Run:
             self._cut_log(self.workdir)
             return
         self.state, sealed = found
+        self.team.advice = f"the same command goes on from {sealed.path}"
         self.progress = Progress(**sealed.told["progress"])
         self.progress.sessions += 1
         if own:
@@ -308,7 +309,7 @@ class Run:
     def _meet(self, what: str) -> None:
         """Wait until every process has come so far: the first collective of a program gives up on one that compiles longer."""
         if self.team.processes > 1:
-            self.signals.run(self.team.exchange, f"ready for {what}", None)
+            self.team.exchange(f"the others to be ready for {what}", None)
 
     def _fed(self, feeder):
         before = feeder.waited

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import jax
@@ -15,6 +15,7 @@ from jaxdp.planning import summary_table
 from jaxdp.training import agreement, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet
+from jaxdp.training.guard import TrainingError
 from jaxdp.training.loop import Run
 from jaxdp.training.prepared import Prepared
 from jaxdp.training.result import TrainResult, read_result, show_result
@@ -56,7 +57,11 @@ def train(
         raise ConfigError("--workdir: '' is not allowed; give a directory")
     with nullcontext(signals) if signals else Signals(leave=_interrupt) as signals:
         signals.team = team = distributed.join(cluster, config.guard, signals.look_alone)
-        team.before_exit = screen.end
+        if team.failed:
+            raise TrainingError(
+                "the processes of this run have failed before, and cannot train together any more; start them anew"
+            )
+        team.before_exit, team.look, team.advice = screen.end, signals.look_waiting, "the same command begins again"
         try:
             return _train(config, path, resume, screen if team.first else Quiet(), started, datasets, accept_changes, signals)
         except Stopped:
@@ -73,13 +78,14 @@ def train(
 
 def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
     team = signals.team
+    agreement.check(team, agreement.facts(config, resume, accept_changes))
     origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
     if resume == "never":
         path = Path(team.share("directory", str(directories.next_free(path))))
     found = origin or next(seal.all_sealed(path / directories.CHECKPOINTS), None) if team.first else None
     begun = team.share("begun", found and found.told.get("per_worker_batch"))
     prepared = Prepared.of(config, datasets, team, begun, signals.run)
-    agreement.check(team, config, prepared.data_facts)
+    agreement.check(team, prepared.data_facts)
     with directories.claimed(path) if team.first else nullcontext():
         finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
         agreement.check_directory(team, path)
@@ -90,19 +96,28 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
             show_result(screen, result)
             return result
         screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices, team), prepared.model_summary))
-        for remark in [*remarks, *_remarks(prepared)]:
+        for remark in [*remarks, *_remarks(prepared, team)]:
             screen.say(remark)
         result = Run(prepared, path, screen, started, signals, origin, accept_changes).to_the_end()
         show_result(screen, result)
-        team.exchange("end", None)
+        with suppress(StopAsked):  # all is done and saved
+            team.exchange("the others to be done", None)
         return result
 
 
-def _remarks(prepared: Prepared) -> list[str]:
+def _remarks(prepared: Prepared, team) -> list[str]:
     """What people should know before a run."""
     remarks = [*prepared.datasets.remarks]
     if remark := alone_in_a_larger_job():
         remarks.append(remark)
+    asked = prepared.config.mesh
+    if len(set(team.host_numbers)) > 1 == distributed.hosts_with_equally_many(team) and not (
+        asked.vertical or asked.horizontal
+    ):
+        remarks.append(
+            "the hosts do not have equally many processes: rows of the mesh are no hosts, and horizontal rings cross them; "
+            "start equally many on each, or give mesh.vertical and mesh.horizontal"
+        )
     if not prepared.as_begun:
         remarks.append(
             "these devices cannot keep the per-worker batch with which the run was begun: batch normalisation's groups are "

@@ -56,12 +56,16 @@ class Signals:
     def look_alone(self) -> None:
         """Raise StopAsked if this process was asked to stop, whatever the others do."""
         if self.asked:
-            raise StopAsked
+            raise StopAsked(self.asked)
+
+    def look_waiting(self) -> None:
+        """Raise StopAsked if the run is to stop here: where this process waits for the others."""
+        self._do(self.team.agreed_here(self.asked))
 
     def result(self, future: Future):
         """The result of a future. Raises StopAsked as soon as the run is to stop here, the future going on."""
         while not wait([future], POLL_SECONDS).done:
-            self._do(self.team.agreed_here(self.asked))
+            self.look_waiting()
         return future.result()
 
     def run(self, work, *arguments):
