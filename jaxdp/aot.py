@@ -73,7 +73,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     model = models.create(plan.config.model, platform="gpu")
     traced = trace_train_step(plan.config, model, (0.0, 1.0), phase, mesh)
     began = time.perf_counter()
-    compiled = traced.lower(lowering_platforms=("cuda",)).compile(compilation.options(plan.config.compile))
+    compiled = traced.lower(lowering_platforms=("cuda",)).compile(compilation.options(plan.config.compile, "gpu"))
     seconds = time.perf_counter() - began
     try:
         text = compiled.as_text()

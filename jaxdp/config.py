@@ -288,6 +288,8 @@ class Compile(_Strict):
     cache: str = "auto"
     """directory in which compiled programs are kept for the next run; auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
     XDG_CACHE_HOME or ~/.cache; off: none"""
+    tuned: bool = True
+    """with the options that were measured to make the step faster here; off: as XLA's defaults have it"""
     deterministic: bool = False
     """on GPUs only kernels that give the same bits whenever they run; on CPUs that is so in any case"""
 

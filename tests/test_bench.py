@@ -10,12 +10,13 @@ import pytest
 from jaxdp import train
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.bench import scaling
-from jaxdp.config import ConfigError, Mesh, Phase, Reduce
+from jaxdp.bench import step as bench_step
+from jaxdp.config import Config, ConfigError, Data, Mesh, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, measure
 from jaxdp.parallel.cost_model import allreduce_seconds
 from jaxdp.parallel.hlo import read_schedule
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.planning import make_plan
+from jaxdp.planning import make_plan, model_summary
 from jaxdp.training import programs, strategy
 from jaxdp.training.console import Quiet
 
@@ -211,3 +212,62 @@ def test_the_fastest_has_the_shortest_median(monkeypatch):
     name, medians = measure.fastest(make_mesh(2, 2), {"w": jnp.zeros(3)})
     assert (name, medians["psum"]) == ("torus", 3.0)
     assert measure.fastest(make_mesh(1, 1), {"w": jnp.zeros(3)}) == ("psum", {})
+
+
+def test_a_measured_step_says_what_it_did_and_what_the_devices_can_do(tiny):
+    record = bench_step.run(tiny, make_mesh(2, 2), 8, repeats=2, seconds=0.01)
+    assert record["images_per_second"] == pytest.approx(8 / record["step_seconds"])
+    assert record["fastest"] <= record["step_seconds"] <= record["slowest"]
+    assert record["flops"] == pytest.approx(record["flop_an_image"] * record["images_per_second"])
+    assert record["bytes_an_image"] * 8 > 4 * model_summary(tiny)["parameters"]  # at least the parameters, once
+    assert record["memory_bytes"] > 2 * 4 * model_summary(tiny)["parameters"]  # parameters and velocity
+    assert min(record["ceilings"]["measured"].values()) > 0
+    table, told = bench_step.shown(record | {"first_steps": {"cold": {"to_first_step": 3.0, "whole_command": 4.0}}})
+    assert table.row_count == 7
+    assert "six a multiply-add" in told
+
+
+def test_the_flop_of_a_training_image_are_the_published_ones():
+    """ResNet-50 at 224x224: 4.09e9 multiply-adds forward (torchvision), three times that with the backward pass."""
+    config = Config(data=Data(source="synthetic", image_size=224), model=Model())
+    assert bench_step.FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"] == pytest.approx(3 * 2 * 4.09e9, rel=0.01)
+
+
+def test_published_ceilings_are_those_of_the_data_sheets():
+    """Dense bfloat16: H100 and H200 SXM 989 TFLOP/s, A100 312; HBM 3.35, 4.8 and 2.04 TB/s."""
+    for kind, flops, moved in (
+        ("H200", 989e12, 4.8e12),
+        ("H100 80GB HBM3", 989e12, 3.35e12),
+        ("A100-SXM4-80GB", 312e12, 2.04e12),
+    ):
+        found = bench_step.published(f"NVIDIA {kind}", "bfloat16", 2)
+        assert found["flops"] == pytest.approx(2 * flops, rel=0.001)
+        assert found["bytes_per_second"] == pytest.approx(2 * moved, rel=0.001)
+    assert bench_step.published("cpu", "float32", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "change", "message"),
+    [
+        (6, {}, r"--batch-size: 6 is not allowed; it must be a multiple of 4; the nearest is 8"),
+        (0, {}, r"--batch-size: 0 is not allowed"),
+        (8, {"reduce": Reduce(strategy="auto")}, r"reduce.strategy: 'auto' is not allowed here; give one by name"),
+        (512, {"reduce": Reduce(strategy="parameter_server")}, None),
+    ],
+)
+def test_a_step_that_cannot_be_measured_is_one_line(tiny, batch, change, message):
+    config = dataclasses.replace(tiny, **change)
+    if message is None:
+        bench_step.check(config, batch, 4)
+        return
+    with pytest.raises(ConfigError, match=message):
+        bench_step.check(config, batch, 4)
+
+
+@pytest.mark.slow
+def test_starts_with_a_cold_and_a_warm_cache_are_timed_by_the_command_itself(tiny, monkeypatch):
+    told = bench_step.first_steps(dataclasses.replace(tiny, model=Model(depth=18, width=4, stem="small", classes=6)), 8)
+    assert list(told) == ["cold", "warm"]
+    for start in told.values():
+        assert 0 < start["to_first_step"] < start["whole_command"]
+    assert bench_step.devices_there(tiny) == 4

@@ -32,7 +32,7 @@ def batch_for(config: Config, devices: int) -> int:
 
 def check(config: Config, batch: int, devices: int) -> None:
     """Raise ConfigError, naming what is wrong, for a step that these devices cannot take."""
-    unit = devices * min(config.batch[0].per_worker_batch or 1, batch)
+    unit = devices * max(1, min(config.batch[0].per_worker_batch or 1, batch))
     if batch < 1 or batch % unit:
         nearest = max(unit, round(batch / unit) * unit)
         raise ConfigError(f"--batch-size: {batch} is not allowed; it must be a multiple of {unit}; the nearest is {nearest}")

@@ -52,5 +52,7 @@ def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9)}
-    compiled = step.lower(state, batch, hyperparameters).compile(compilation.options(config.compile))
+    compiled = step.lower(state, batch, hyperparameters).compile(
+        compilation.options(config.compile, mesh.devices.flat[0].platform)
+    )
     return Stepper(compiled, state, batch, hyperparameters)

@@ -27,12 +27,12 @@ def scale_by_lars_ratio(
             if not adapt:
                 return g
             decayed = g + weight_decay * w
-            weight_norm, gradient_norm = jnp.linalg.norm(w.ravel()), jnp.linalg.norm(g.ravel())
+            weight_norm, gradient_norm = optax.tree.norm(w), optax.tree.norm(g)
             if denominator == "sum_of_norms":
                 bottom = gradient_norm + weight_decay * weight_norm
                 usable = (weight_norm > 0) & (gradient_norm > 0)
             else:
-                bottom = jnp.linalg.norm(decayed.ravel())
+                bottom = optax.tree.norm(decayed)
                 usable = (weight_norm > 0) & (bottom > 0)
             ratio = jnp.where(usable, trust_coefficient * weight_norm / (bottom + eps), 1.0)
             return ratio * decayed

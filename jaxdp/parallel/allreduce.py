@@ -109,7 +109,14 @@ def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]
 
 
 def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
-    """The mean of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
+    """The mean of `tree` over both mesh axes, the same on every device: see `total`."""
+    _check(tree, strategy, wire_dtype, bucket_bytes)
+    devices = lax.axis_size(AXES)
+    return total(jax.tree.map(lambda leaf: leaf / devices, tree), strategy, wire_dtype, bucket_bytes)
+
+
+def total(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
+    """The sum of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
 
     tree: floating-point arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of
     `STRATEGIES`, or a function like its values; give `shard_map` check_vma=proves_replication(strategy). wire_dtype: the dtype
@@ -117,6 +124,27 @@ def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTE
     leaves have the dtype they came with.
     Raises ValueError for an unknown strategy or dtype, a strategy that cannot run on so many devices, leaves of integers.
     """
+    _check(tree, strategy, wire_dtype, bucket_bytes)
+    reduce = strategy if callable(strategy) else STRATEGIES[strategy]
+
+    def total_of(array):
+        if array.size == 0:
+            return jnp.zeros(array.shape, array.dtype)
+        return reduce(array.ravel().astype(wire_dtype or array.dtype)).astype(array.dtype).reshape(array.shape)
+
+    leaves, structure = jax.tree.flatten(tree)
+    for places in buckets(leaves, bucket_bytes, wire_dtype):
+        if len(places) == 1:
+            leaves[places[0]] = total_of(leaves[places[0]])
+            continue
+        flat, unravel = ravel_pytree([leaves[place] for place in places])
+        for place, leaf in zip(places, unravel(total_of(flat)), strict=True):
+            leaves[place] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _check(tree, strategy, wire_dtype, bucket_bytes) -> None:
+    """Raise ValueError, naming the argument, for what cannot be reduced so."""
     if not callable(strategy) and strategy not in STRATEGIES:
         raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(STRATEGIES)}")
     if bucket_bytes is not None and bucket_bytes < 1:
@@ -126,23 +154,6 @@ def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTE
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"tree: a leaf of {leaf.dtype} is not allowed; a mean is of floating-point numbers")
-    reduce = strategy if callable(strategy) else STRATEGIES[strategy]
     devices = lax.axis_size(AXES)
     if reason := unfit(strategy, devices):
         raise ValueError(f"strategy: {strategy!r} is not allowed on {devices} devices; {reason}")
-
-    def mean_of(array):
-        if array.size == 0:
-            return jnp.zeros(array.shape, array.dtype)
-        wire = wire_dtype or array.dtype
-        return reduce((array.ravel() / devices).astype(wire)).astype(array.dtype).reshape(array.shape)
-
-    leaves, structure = jax.tree.flatten(tree)
-    for places in buckets(leaves, bucket_bytes, wire_dtype):
-        if len(places) == 1:
-            leaves[places[0]] = mean_of(leaves[places[0]])
-            continue
-        flat, unravel = ravel_pytree([leaves[place] for place in places])
-        for place, leaf in zip(places, unravel(mean_of(flat)), strict=True):
-            leaves[place] = leaf
-    return jax.tree.unflatten(structure, leaves)

@@ -3,10 +3,13 @@
 import hashlib
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 from jaxdp.config import Compile, ConfigError
 
+# By platform. cpu: the library that XLA has for matrix products takes reductions too, and leaves the convolutions to Eigen.
+TUNED = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}}
 # Deterministic forms of scatters, reductions and cuDNN's convolutions, and the choice of kernels without timing them.
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
@@ -57,6 +60,19 @@ def keep_programs(config: Compile) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
 
 
-def options(config: Compile) -> dict:
-    """XLA's options for the programs of a run, as `compile` of a lowered function takes them."""
-    return dict(DETERMINISTIC) if config.deterministic else {}
+def options(config: Compile, platform: str) -> dict:
+    """XLA's options for the programs of a run on a platform, as `compile` of a lowered function takes them."""
+    tuned = {name: value for name, value in TUNED.get(platform, {}).items() if config.tuned and _is_known(name, value)}
+    return tuned | (DETERMINISTIC if config.deterministic else {})
+
+
+@cache
+def _is_known(name: str, value) -> bool:
+    """Whether this release of XLA has the option: those of experiments come and go."""
+    import jax
+
+    try:
+        jax.jit(lambda: 0).lower().compile({name: value})
+    except Exception:  # by release: of several types
+        return False
+    return True

@@ -1,5 +1,6 @@
 """The training step: one `jit(shard_map)` over the mesh, a pure function of (state, batch, hyperparameters)."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -72,16 +73,21 @@ def gradient_and_report(config: Config, model, pixels, accumulation: int, params
     training images, where the batch has their numbers in place of them.
     """
     varying = _varying(params)
+    # The gradient of the mean loss is the sum of all devices' parts of it. With loss scaling they are divided only after the
+    # backward pass, of which the scale uses the whole range.
+    scaling = config.loss_scale.name != "none"
+    part = scale if scaling else scale / lax.axis_size(AXES)
 
     def gradient_of(batch):
         if images is not None:
             batch = batch | {"images": jnp.take(images, batch["numbers"], axis=0)}
-        return local_gradient(config, model, pixels, varying, batch_stats, scale, batch)
+        return local_gradient(config, model, pixels, varying, batch_stats, part, batch)
 
     gradient, report = accumulated(gradient_of, batch, accumulation)
     wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
-    gradient = allreduce.mean(gradient, config.reduce.strategy, wire, config.reduce.bucket_bytes)
-    if config.loss_scale.name != "none":
+    combine = allreduce.mean if scaling else allreduce.total
+    gradient = combine(gradient, config.reduce.strategy, wire, config.reduce.bucket_bytes)
+    if scaling:
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     return gradient, allreduce.mean(report, config.reduce.strategy, bucket_bytes=None)
 
@@ -111,6 +117,8 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
     scaling {"loss_scale"}; with it or where the guard skips {"skipped_steps", "skipped_in_a_row"}: a step whose gradient is
     not finite then changes nothing.
     """
+    if mesh.size == 1:  # nobody to exchange with, and XLA would copy the gradient all the same
+        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=allreduce.local))
     scaling, skipping = config.loss_scale.name != "none", skips_steps(config)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
