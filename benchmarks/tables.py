@@ -144,7 +144,49 @@ def of(table, script: str, part: str | None = None):
     return made
 
 
+NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "Flax as usual", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
+
+
+def step() -> str:
+    record = json.loads((RESULTS / "step_vs_pytorch.json").read_text())
+    lines = ["| images | stem | batch | | images/s | slowest to fastest round | to PyTorch |", "|---|---|---|---|---|---|---|"]
+    for one in record["cases"]:
+        size, stem, batch = one["case"].split(":")
+        for name, row in one["rows"].items():
+            spread = f"{int(batch) / row['slowest']:.1f} to {int(batch) / row['fastest']:.1f}"
+            rate, ratio = f"{row['images_per_second']:.1f}", f"{row['to_pytorchs_best']:.2f}"
+            lines.append(f"| {size}x{size} | {stem} | {batch} | {NAMES[name]} | {rate} | {spread} | {ratio} |")
+    version = next(row["torch"] for row in record["cases"][0]["rows"].values() if "torch" in row)
+    rounds = record["cases"][0]["rounds"]
+    made = f"Medians of {rounds} rounds by `benchmarks/step_vs_pytorch.py` on {made_on(record)}, PyTorch {version}."
+    return "\n".join([*lines, "", made])
+
+
+def gpu() -> str:
+    record = json.loads((RESULTS / "gpu_bytes.json").read_text())
+    kinds = ("convolution", "its input gradient", "its weight gradient", "forward", "backward", "rest")
+    lines = ["| gradients | " + " | ".join(kinds) + " | all | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
+    for one in record["results"]:
+        told = one["megabytes_an_image"]
+        sums = [sum(value for name, value in told.items() if name.split(" ", 1)[-1] == kind) for kind in kinds]
+        sums[-1] = told["rest rest"]
+        cells = " | ".join(f"{value:.1f}" for value in sums)
+        lines.append(
+            f"| {one['case']} | {cells} | {one['all_megabytes_an_image']:.1f} | {one['floor_images_per_second']:,.0f} |"
+        )
+    limits, made = record["results"][0]["limits"], record["provenance"]["versions"]["jax"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"At most: if every kernel ran at the {limits['bytes_per_second'] / 1e12:.1f} TB/s and "
+            f"{limits['flops'] / 1e12:.0f} TFLOP/s that the maker gives. Compiled with JAX {made}; nothing was run.",
+        ]
+    )
+
+
 TABLES = {
+    "docs/performance.md": {"step": step, "gpu": gpu},
     "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
     "docs/clusters.md": {
         "failures": of(failures.table, "failures.py"),
