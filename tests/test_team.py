@@ -127,7 +127,7 @@ def hello(port, rank, processes):
     [(1, 3, "is rank 1 already"), (2, 4, "as one of 4 processes"), (7, 3, "there is no rank 7")],
 )
 def test_before_all_have_come_a_process_that_does_not_fit_ends_the_start(free_port, rank, processes, reason):
-    TeamServer("127.0.0.1", free_port, 3, SECONDS, SECONDS, None)
+    TeamServer("127.0.0.1", free_port, 3, 100 * SECONDS, 100 * SECONDS, None)
     with hello(free_port, 1, 3) as first, hello(free_port, rank, processes) as second:
         assert reason in second.recv(4096).decode()
         told = first.recv(4096).decode()
@@ -200,7 +200,7 @@ def test_a_process_that_waits_for_others_stops_with_them(teams, monkeypatch):
 
 
 def test_one_that_is_asked_to_stop_before_all_have_come_lets_the_others_stop_too(free_port):
-    TeamServer("127.0.0.1", free_port, 3, SECONDS, SECONDS, None)
+    TeamServer("127.0.0.1", free_port, 3, 100 * SECONDS, 100 * SECONDS, None)
 
     def look():
         raise InterruptedError("SIGTERM")
@@ -238,7 +238,7 @@ def test_what_is_no_rank_0_is_noticed(verdicts, free_port):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_rank_0_is_reached_by_both_internet_protocols(free_port):
-    server = TeamServer("some.host", free_port, 2, SECONDS, SECONDS, None)
+    server = TeamServer("some.host", free_port, 2, 100 * SECONDS, SECONDS, None)
     for address in ("127.0.0.1", "::1"):
         socket.create_connection((address, free_port), 5).close()
     assert server.listener.family == socket.AF_INET6

@@ -76,7 +76,7 @@ class TeamServer:
                 silent = [one for one in self.members.values() if self._is_silent(one)]
                 if silent:
                     reason = f"has not been heard of for {self.silence_seconds:g} s: stopped, or its host is cut off"
-                    if len(silent) == self.processes - 1 > 1:
+                    if len(silent) == self.processes - 1 > 1 and 0 in self.members:
                         reason += f" (no other process is heard either: this host, {self.members[0].host}, may be the one)"
                     self._fail(silent[0], reason)
                 first = self.members.get(0)
