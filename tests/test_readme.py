@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxdp import aot, cli
-from jaxdp.bench import allreduce, commands, scaling
+from jaxdp.bench import allreduce, commands, scaling, step
 from jaxdp.config import IN_MEMORY, Config, Model
 from jaxdp.data import sources
 
@@ -69,6 +69,9 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(prepared.Prepared.of(config)))
     monkeypatch.setattr(scaling, "run", lambda config, counts, *_: planned.append(scaling.check(config, counts, counts[-1])))
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_: planned.append(mesh))
+    monkeypatch.setattr(step, "run", lambda config, mesh, *_: planned.append(mesh))
+    monkeypatch.setattr(step, "first_steps", lambda *_: None)
+    monkeypatch.setattr(step, "devices_there", lambda *_: 1)
     monkeypatch.setattr(commands, "_bench_result", lambda *_: None)
     cli.main([command, *flags])
     assert planned or capsys.readouterr().out
