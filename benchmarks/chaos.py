@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from jaxdp.bench.provenance import provenance
+from jaxdp.errors import EXIT_STOPPED
 from jaxdp.training import seal
 from jaxdp.training.metrics import TIMING, read_log
 
@@ -42,7 +43,6 @@ TRAINING = [
 EPOCH = 256
 STAGES = ("starting", "compiling", "stepping", "evaluating", "saving")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
-STOPPED = 75
 
 
 def start(workdir: Path) -> subprocess.Popen:
@@ -87,7 +87,7 @@ def interrupted(workdir: Path, draw: random.Random) -> dict:
     found = stage(workdir)
     process.send_signal(number)
     code = process.wait()
-    allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (STOPPED, 0, -signal.SIGTERM)}[number]
+    allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (EXIT_STOPPED, 0, -signal.SIGTERM)}[number]
     assert code in allowed, (code, wanted, found, workdir.with_suffix(".out").read_text())
     return {"stage": found, "signal": number.name, "exit": code}
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED
+
 STARTED = time.monotonic()
 COMMANDS = {
     "train": "train a model as a recipe says",
@@ -21,7 +23,6 @@ COMMANDS = {
     "launch": "start the processes of a run on this machine, and end them together",
     "report": "print what a finished or running run has reached",
 }
-EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED = 2, 1, 75
 
 
 def main(arguments=None) -> None:
@@ -91,8 +92,8 @@ def _train(arguments, program):
 
             team = distributed.joined()
             if team.first:
-                told = str(stopped) or f"stopped by {signals.asked} before the first step; the same command begins again"
-                print(f"jaxdp: {told}", file=sys.stderr, flush=True)
+                before = f"stopped by {signals.asked} before the first step; the same command begins again"
+                print(f"jaxdp: {stopped if isinstance(stopped, Stopped) else before}", file=sys.stderr, flush=True)
             sys.stdout.flush()
             team.close(last=True)
             os._exit(EXIT_STOPPED)  # a compilation in a thread would hold up the end for as long as it takes
@@ -459,9 +460,6 @@ def _compiled(chosen, config, plan, summary):
         raise ConfigError("--compile-for: give --hosts and --gpus-per-host with it, for example --hosts 1 --gpus-per-host 8")
     compiled = aot.compile_for(plan, chosen.phase, chosen.compile_for, chosen.hosts, devices // chosen.hosts)
     return aot.as_dict(compiled), [aot.table(compiled)]
-
-
-BENCHES = ("allreduce", "input", "scaling")
 
 
 def _bench(arguments, program):

@@ -1,4 +1,6 @@
-"""What every part needs to tell a person of an error in one line."""
+"""What every part needs to tell a person, and a launcher, of an error."""
+
+EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # exit codes: stopped is asked to stop, with all saved
 
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:

@@ -11,8 +11,9 @@ import time
 from collections import deque
 
 from jaxdp.config import ConfigError
+from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED
 
-STOPPED, CONFIG, KILLED = 75, 2, 128
+KILLED = 128
 GRACE_SECONDS = 10.0  # for the others to end by themselves after the first one has
 POLL_SECONDS = 0.05
 LAST_LINES = 20
@@ -86,7 +87,7 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     try:
         for left in range(restarts, -1, -1):
             code = _once(command, processes, signals)
-            if code in (0, CONFIG, STOPPED) or signals or not left:
+            if code in (0, EXIT_CONFIG, EXIT_STOPPED) or signals or not left:
                 return code
             _say(f"starting again; {left - 1} more restart{'s' * (left != 2)} after this one")
     finally:
@@ -138,9 +139,9 @@ def _once(command: list[str], processes: int, signals: list[int]) -> int:
                     one.killed = True
             killed = now  # again, if that were not the end
         time.sleep(POLL_SECONDS)
-    failed = [one for one, code in zip(running, codes, strict=True) if code not in (0, STOPPED)]
+    failed = [one for one, code in zip(running, codes, strict=True) if code not in (0, EXIT_STOPPED)]
     if not failed:
-        return STOPPED if STOPPED in codes else 0
+        return EXIT_STOPPED if EXIT_STOPPED in codes else 0
     first = min(failed, key=lambda one: (one.killed, not _came_by_itself(one), one.ended))
     code = first.process.returncode
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

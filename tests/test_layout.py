@@ -9,8 +9,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
-    {"config", "errors", "parallel.alone", "parallel.stragglers", "parallel.team_server"},
-    {"validation", "parallel.cluster", "parallel.compilation", "launch", "training.stop"},
+    {"config", "errors", "parallel.alone", "parallel.stragglers"},
+    {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
     {"arguments"},

@@ -10,7 +10,7 @@ from kubeflow_trainer_api.models.io_k8s_api_batch_v1_job import IoK8sApiBatchV1J
 from kubeflow_trainer_api.models.jobset_v1alpha2_failure_policy_rule import JobsetV1alpha2FailurePolicyRule
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-from jaxdp.cli import EXIT_STOPPED
+from jaxdp.errors import EXIT_STOPPED
 from jaxdp.parallel.cluster import Cluster, find
 
 DOCS = Path(__file__).parent.parent / "docs"

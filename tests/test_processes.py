@@ -379,6 +379,17 @@ def test_an_error_between_two_runs_of_a_program_ends_all_its_processes(tmp_path)
     assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed .*: ValueError: of the program itself", err)
 
 
+def test_a_process_that_is_stopped_while_it_waits_for_rank_0_says_so(tmp_path, free_port):
+    there = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port}", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | there, stderr=subprocess.PIPE, text=True)
+    with socket.create_server(("127.0.0.1", free_port)) as silent, silent.accept()[0]:  # it has come so far
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 75
+    assert err.strip() == "jaxdp: stopped by SIGTERM before the first step; the same command begins again"
+
+
 def test_processes_that_have_failed_train_no_more(tmp_path):
     body = f"""
         import dataclasses

@@ -248,8 +248,7 @@ def test_a_failure_is_told_with_what_was_saved_meanwhile():
     verdict = {
         "rank": 1,
         "host": "h",
-        "phase": "step, saving the checkpoint of 64 samples",
-        "step": 9,
+        "place": {"phase": "step", "step": 9, "saving": "the checkpoint of 64 samples"},
         "code": 1,
         "reason": "killed",
     }

@@ -15,14 +15,14 @@ import threading
 import time
 from collections import defaultdict
 
+from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line
 from jaxdp.parallel.cluster import Cluster, host_identity
 from jaxdp.parallel.stragglers import Stragglers
-from jaxdp.parallel.team_server import LINE_BYTES, TeamServer, encode
+from jaxdp.parallel.team_server import LINE_BYTES, START, TeamServer, encode
 
 BEAT_SECONDS = 1.0
 CONNECT_SECONDS = 5.0
 VERDICT_SECONDS = 5.0  # a collective that breaks may be heard of before the reason is
-STOPPED = 75  # the exit code of a process that was asked to stop
 
 
 class Team:
@@ -30,7 +30,7 @@ class Team:
 
     rank, processes: this process's place; first: whether it is rank 0, which alone writes what people read. hosts: host name by
     rank; local_rank, local_processes: the place among the processes of this host. advice: how to go on, for the last line.
-    saving: what is saved beside the phase, if anything. look: called by the main thread while it waits for others; may raise.
+    look: called by the main thread while it waits for others; may raise.
 
     All methods may be called by any thread. When a process fails, every other one prints which, where and why, and exits.
     """
@@ -42,9 +42,9 @@ class Team:
         """
         self.rank, self.processes, self.first = cluster.rank, cluster.processes, cluster.rank == 0
         self.silence_seconds = silence_seconds
-        self.advice, self.saving = "", ""
+        self.advice = ""
         self.before_exit = lambda: None
-        self.phase, self.step = "start", None
+        self.place = dict(START)
         self.hosts = [None] * self.processes
         self.host, identity = host_identity()
         self.changed = threading.Condition()
@@ -54,12 +54,13 @@ class Team:
         self.points, self.holding, self.agreed, self.asked = 0, False, None, set()
         self.verdict, self.failing, self.failed = None, False, False
         self.joined: list[dict] | None = None
-        self.place_of_first = ("start", None)
+        self.place_of_first = START
         self.moved = threading.Event()  # to another phase, of which the others are to know at once
         self.offset, self.round_trip = 0.0, float("inf")
         self.steps: list[tuple[int, float, float]] = []
         self.stragglers = Stragglers(self.processes)
         address, port = cluster.address, cluster.port
+        self.address = address
         if self.first:
             try:
                 self.server = TeamServer(address, port, self.processes, start_seconds, silence_seconds, self.stragglers.include)
@@ -78,7 +79,7 @@ class Team:
             self._wait(lambda: self.joined is not None, look)
         except BaseException as error:
             self.failing = True  # it says so itself
-            self._send({"fail": str(error) or type(error).__name__, "code": STOPPED, "phase": "start", "step": None})
+            self._fail(first_line(error), EXIT_STOPPED)
             if self.first:
                 time.sleep(0.5)  # for the others to hear of it
             self.socket.close()
@@ -129,7 +130,8 @@ class Team:
 
     def _listen(self) -> None:
         received, ticks = b"", 0.0
-        while True:
+        understood = True
+        while understood:
             try:
                 more = self.socket.recv(2**16)
             except TimeoutError:
@@ -148,10 +150,9 @@ class Team:
                 for line in lines:
                     self._heard(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
-                received = b"x" * (LINE_BYTES + 1)
-            if len(received) > LINE_BYTES:
-                self._lost(f"what answers at {self.socket.getpeername()[0]} sends what cannot be understood")
-                return
+                understood = False
+            understood = understood and len(received) <= LINE_BYTES
+        self._lost(f"what answers at {self.address} sends what cannot be understood")
 
     def _heard(self, message: dict) -> None:
         with self.changed:
@@ -177,9 +178,8 @@ class Team:
 
     def _lost(self, reason: str) -> None:
         with self.changed:
-            phase, step = self.place_of_first
-            where = {"rank": 0, "host": self.hosts[0], "phase": phase, "step": step, "code": 1}
-            self._judged(where | {"reason": reason})
+            first = {"rank": 0, "host": self.hosts[0], "place": self.place_of_first}
+            self._judged(first | {"reason": reason, "code": EXIT_FAILURE})
             self.changed.notify_all()
 
     def _judged(self, verdict: dict) -> None:
@@ -192,7 +192,7 @@ class Team:
         if self.first:
             time.sleep(0.5)  # for the others to hear of it
         verdict = self.verdict
-        late = threading.Timer(VERDICT_SECONDS, os._exit, [verdict["code"] or 1])  # nobody may be reading what is said
+        late = threading.Timer(VERDICT_SECONDS, os._exit, [verdict["code"]])  # nobody may be reading what is said
         late.daemon = True
         late.start()
         advice = f"; {self.advice}" if self.advice else ""
@@ -201,7 +201,7 @@ class Team:
             sys.stdout.flush()
         with contextlib.suppress(Exception):
             print(f"jaxdp: {in_words(verdict)}{advice}", file=sys.stderr, flush=True)
-        os._exit(verdict["code"] or 1)
+        os._exit(verdict["code"])
 
     # What goes to rank 0.
 
@@ -210,13 +210,10 @@ class Team:
             with self.changed:
                 steps, self.steps = self.steps, []
                 steps = [(step, asked + self.offset, done + self.offset) for step, asked, done in steps]
-                beat = {"phase": self._place(), "step": self.step, "steps": steps}
-            self._send({"beat": beat | {"ping": time.monotonic()}})
+                place = dict(self.place)
+            self._send({"beat": place, "steps": steps, "ping": time.monotonic()})
             self.moved.wait(BEAT_SECONDS)
             self.moved.clear()
-
-    def _place(self) -> str:
-        return f"{self.phase}, saving {self.saving}" if self.saving else self.phase
 
     def _wait(self, ready, look=lambda: None) -> None:
         with self.changed:
@@ -230,19 +227,17 @@ class Team:
             return f"{name} {self.turns[name]}"
 
     def _take(self, name: str, look=None):
-        in_main = threading.current_thread() is threading.main_thread()
-        self._wait(lambda: name in self.got, look or (self.look if in_main else lambda: None))
+        self._wait(lambda: name in self.got, look or (self.look if _in_main() else lambda: None))
         with self.changed:
             return self.got.pop(name)
 
-    def exchange(self, name: str, value) -> list:
-        """What every process gives under this name, by rank; waits for all. The n-th of a name meets the n-th of the others."""
-        return self._exchange(name, value)
+    def exchange(self, name: str, value, look=None) -> list:
+        """What every process gives under this name, by rank; waits for all. The n-th of a name meets the n-th of the others.
 
-    def _exchange(self, name: str, value, look=None) -> list:
+        look: in place of this team's own.
+        """
         name = self._turn(name)
-        in_main = threading.current_thread() is threading.main_thread()
-        self._send({"put": name, "value": value, "alone": in_main})
+        self._send({"put": name, "value": value, "alone": _in_main()})
         return self._take(name, look)
 
     def share(self, name: str, value):
@@ -250,20 +245,22 @@ class Team:
         name = self._turn(f"rank 0's {name}")
         if self.first:
             self._send({"tell": name, "value": value})
-        elif threading.current_thread() is threading.main_thread():
+        elif _in_main():
             self._send({"await": name})
         return self._take(name)
 
     def at(self, phase: str, step: int | None = None) -> None:
         """Where this process stands, for the case that it fails."""
-        moved = phase != self.phase
-        self.phase, self.step = phase, self.step if step is None else step
+        with self.changed:
+            moved = phase != self.place["phase"]
+            self.place |= {"phase": phase} if step is None else {"phase": phase, "step": step}
         if moved:
             self.moved.set()
 
     def saves(self, what: str) -> None:
         """What is saved beside the phase from now on, nothing where it is empty."""
-        self.saving = what
+        with self.changed:
+            self.place["saving"] = what
         self.moved.set()
 
     def stepped(self, step: int, asked: float, done: float) -> None:
@@ -318,7 +315,7 @@ class Team:
 
     # The end.
 
-    def fail(self, reason: str, code: int = 1, broken: bool = False) -> None:
+    def fail(self, reason: str, code: int = EXIT_FAILURE, broken: bool = False) -> None:
         """Tell the others that this process cannot go on, and wait until they know; then it is free to say so itself and end.
 
         broken: a collective has failed, most likely because another process has: if one has, this process ends as they do.
@@ -338,11 +335,11 @@ class Team:
 
     def give_up(self, reason: str) -> None:
         """Let all processes end, this one too, whatever its threads are doing."""
-        self._fail(reason, 1)
+        self._fail(reason, EXIT_FAILURE)
         time.sleep(60)  # `_end` is under way
 
     def _fail(self, reason: str, code: int) -> None:
-        self._send({"fail": reason, "code": code, "phase": self._place(), "step": self.step})
+        self._send({"fail": reason, "code": code, "place": self.place})
 
     def close(self, last: bool = False) -> None:
         """All is done: wait for the others to be, so that no one is taken for lost.
@@ -351,7 +348,7 @@ class Team:
         """
         if self.failing:
             return
-        self._exchange("the end of the others", None, look=lambda: None)
+        self.exchange("the end of the others", None, look=lambda: None)
         with self.changed:
             self.failing = True  # what comes now is no failure
         self._send({"bye": self.rank})
@@ -367,12 +364,15 @@ def in_words(verdict: dict) -> str:
     if verdict.get("missing"):
         return verdict["reason"]
     host = f" on {verdict['host']}" if verdict["host"] else ""
-    phase, _, saving = (verdict["phase"] or "").partition(", ")
-    place = f" in phase {phase}" if phase else ""
-    place += "" if verdict["step"] is None else f", step {verdict['step']}"
-    place += f", {saving}" if saving else ""
-    what = "was stopped" if verdict["code"] == STOPPED else "failed"
+    phase, step, saving = (verdict["place"][name] for name in ("phase", "step", "saving"))
+    place = f" in phase {phase}" + ("" if step is None else f", step {step}") + (f", saving {saving}" if saving else "")
+    what = "was stopped" if verdict["code"] == EXIT_STOPPED else "failed"
     return f"rank {verdict['rank']}{host} {what}{place}: {verdict['reason']}"
+
+
+def _in_main() -> bool:
+    """Whether this is the main thread, which has nothing else to do while it waits, and hears signals."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _free_port() -> int:

@@ -9,9 +9,12 @@ import socket
 import threading
 import time
 
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
+
 TICK_SECONDS = 1.0
 LINE_BYTES = 2**26
 HELLO_SECONDS = 10.0
+START = {"phase": "start", "step": None, "saving": ""}  # where a process stands; saving: what is saved beside the phase
 
 
 def encode(message: dict) -> bytes:
@@ -35,7 +38,7 @@ class Member:
     def __init__(self, hello: dict, writer):
         self.rank, self.host, self.hello, self.writer = hello["rank"], hello["host"], hello, writer
         self.silent_ticks = 0
-        self.phase, self.step = "start", None
+        self.place = START
         self.said_bye = self.gone = False
 
 
@@ -79,8 +82,7 @@ class TeamServer:
                     if len(silent) == self.processes - 1 > 1 and 0 in self.members:
                         reason += f" (no other process is heard either: this host, {self.members[0].host}, may be the one)"
                     self._fail(silent[0], reason)
-                first = self.members.get(0)
-                self._tell_all({"beat": [first.phase, first.step] if first else ["start", None]})
+                self._tell_all({"beat": self.members[0].place if 0 in self.members else START})
 
     def _is_silent(self, member: Member) -> bool:
         return member.silent_ticks * TICK_SECONDS > self.silence_seconds and not member.said_bye
@@ -90,7 +92,7 @@ class TeamServer:
         named = ", ".join(map(str, missing[:20])) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
         there = ", ".join(f"{rank} on {member.host}" for rank, member in sorted(self.members.items())[:20])
         reason = f"of {self.processes} processes these did not come within {self.start_seconds:g} s: {named}"
-        self._judge({"rank": missing[0], "host": None, "reason": f"{reason} (there are {there})", "missing": missing})
+        self._judge({"missing": missing, "reason": f"{reason} (there are {there})", "code": EXIT_FAILURE})
 
     @property
     def all_said_bye(self) -> bool:
@@ -112,12 +114,11 @@ class TeamServer:
     def _judge(self, verdict: dict):
         """The first failure is the one that counts."""
         if self.verdict is None:
-            self.verdict = {"rank": 0, "host": None, "phase": "start", "step": None, "code": 1} | verdict
-            self._tell_all({"verdict": self.verdict})
+            self.verdict = verdict
+            self._tell_all({"verdict": verdict})
 
-    def _fail(self, member: Member, reason: str, code: int = 1):
-        where = {"rank": member.rank, "host": member.host, "phase": member.phase, "step": member.step}
-        self._judge(where | {"reason": reason, "code": code})
+    def _fail(self, member: Member, reason: str, code: int = EXIT_FAILURE):
+        self._judge({"rank": member.rank, "host": member.host, "place": member.place, "reason": reason, "code": code})
 
     async def _connected(self, reader, writer):
         member = None
@@ -145,7 +146,7 @@ class TeamServer:
         elif rank not in range(processes):
             refused = f"there is no rank {rank} of {processes} processes"
         if refused:
-            verdict = {"rank": rank, "host": hello["host"], "reason": refused, "phase": "start", "step": None, "code": 2}
+            verdict = {"rank": rank, "host": hello["host"], "place": START, "reason": refused, "code": EXIT_CONFIG}
             writer.write(encode({"verdict": verdict}))
             if len(self.members) < self.processes:  # of a run that is complete it is no part
                 self._judge(verdict)
@@ -160,10 +161,10 @@ class TeamServer:
 
     def _heard(self, member: Member, message: dict):
         match message:
-            case {"beat": beat}:
-                member.phase, member.step = beat["phase"], beat["step"]
-                self._tell(member, {"pong": beat["ping"], "now": time.monotonic()})
-                for step, asked, done in beat["steps"]:
+            case {"beat": place, "steps": steps, "ping": ping}:
+                member.place = place
+                self._tell(member, {"pong": ping, "now": time.monotonic()})
+                for step, asked, done in steps:
                     self._arrived(member.rank, step, asked, done)
             case {"tell": name, "value": value}:  # from rank 0, whether the others wait for it yet or not
                 self.told.add(name)
@@ -188,8 +189,8 @@ class TeamServer:
                     self.wanted.pop(0)
                     self.answers = None
                     self._next_agreement()
-            case {"fail": reason, "code": code, "phase": phase, "step": step}:
-                member.phase, member.step = phase, step
+            case {"fail": reason, "code": code, "place": place}:
+                member.place = place
                 self._fail(member, reason, code)
             case {"bye": _}:
                 member.said_bye = True

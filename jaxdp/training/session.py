@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from jaxdp.config import Config, ConfigError
-from jaxdp.errors import first_line
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, first_line
 from jaxdp.parallel import distributed
 from jaxdp.parallel.cluster import alone_in_a_larger_job
 from jaxdp.planning import summary_table
@@ -72,20 +72,20 @@ def train(
         except BaseException as error:
             broken = isinstance(error, jax.errors.JaxRuntimeError)
             reason = first_line(error) + (distributed.of_gloo(error) if broken else "")
-            team.fail(reason, 2 if isinstance(error, ConfigError) else 1, broken)
+            team.fail(reason, EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE, broken)
             raise
 
 
 def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
     team = signals.team
-    agreement.check(team, agreement.facts(config, resume, accept_changes))
+    agreement.check(team, lambda: agreement.facts(config, resume, accept_changes))
     origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
     if resume == "never":
         path = Path(team.share("directory", str(directories.next_free(path))))
     found = origin or next(seal.all_sealed(path / directories.CHECKPOINTS), None) if team.first else None
     begun = team.share("begun", found and found.told.get("per_worker_batch"))
     prepared = Prepared.of(config, datasets, team, begun, signals.run)
-    agreement.check(team, prepared.data_facts)
+    agreement.check(team, lambda: prepared.data_facts)
     with directories.claimed(path) if team.first else nullcontext():
         finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
         agreement.check_directory(team, path)
@@ -111,9 +111,8 @@ def _remarks(prepared: Prepared, team) -> list[str]:
     if remark := alone_in_a_larger_job():
         remarks.append(remark)
     asked = prepared.config.mesh
-    if len(set(team.host_numbers)) > 1 == distributed.hosts_with_equally_many(team) and not (
-        asked.vertical or asked.horizontal
-    ):
+    uneven = distributed.hosts_with_equally_many(team) < len(set(team.host_numbers))
+    if uneven and not (asked.vertical or asked.horizontal):
         remarks.append(
             "the hosts do not have equally many processes: rows of the mesh are no hosts, and horizontal rings cross them; "
             "start equally many on each, or give mesh.vertical and mesh.horizontal"
