@@ -11,7 +11,6 @@ import argparse
 import json
 import math
 import os
-import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -29,11 +28,6 @@ ROOT = Path(__file__).parent.parent
 CASES = {"own": [], "autodiff": ["--model.gradients", "autodiff"]}
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
 KINDS = ("convolution", "its input gradient", "its weight gradient", "forward", "backward", "rest")
-_DIMENSIONS = re.compile(r"\b(?:pred|s8|u8|s16|u16|f16|bf16|s32|u32|f32)\[([0-9,]+)\]")
-
-
-def dimensions(shape: str) -> list[list[int]]:
-    return [[int(n) for n in sizes.split(",")] for sizes in _DIMENSIONS.findall(shape)]
 
 
 def kernels(text: str, batch: int):
@@ -45,7 +39,7 @@ def kernels(text: str, batch: int):
             continue
         operands = [shapes.get(name, "") for name in one.operands]
         moved = hlo.num_bytes(one.shape) + sum(map(hlo.num_bytes, operands))
-        arrays = [sizes for shape in (one.shape, *operands) for sizes in dimensions(shape) if len(sizes) == 4]
+        arrays = [sizes for shape in (one.shape, *operands) for _, sizes in hlo.arrays(shape) if len(sizes) == 4]
         maps = [sizes for sizes in arrays if sizes[0] == batch and sizes[1] == sizes[2]]
         side = max((sizes[1] for sizes in maps), default=0)
         side = next((name for limit, name in sorted(SIDES.items()) if 0 < side <= limit + 3), "rest")

@@ -10,7 +10,7 @@ autocast) with float32 weights.
 - jaxdp: our step; jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
 - torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
 
-Adds its cases to benchmarks/results/step_vs_pytorch.json and prints a table with the ratio to PyTorch's best.
+Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the ratio to PyTorch's best.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from jaxdp.parallel.distributed import nvidia_gpu_present
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results/step_vs_pytorch.json"
@@ -280,10 +282,6 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
 
 
-def has_gpu() -> bool:
-    return Path("/dev/nvidia0").exists()
-
-
 def table(record: dict):
     from rich.table import Table
 
@@ -312,7 +310,7 @@ def main():
     if given.work:
         work(*given.work)
         return
-    gpu = has_gpu()
+    gpu = nvidia_gpu_present()
     names, cases = given.only or (GPU_NAMES if gpu else CPU_NAMES), given.cases or (GPU_CASES if gpu else CPU_CASES)
     record = {"cases": []}
     for case in cases:

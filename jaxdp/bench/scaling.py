@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from jaxdp.bench.provenance import VIRTUAL, provenance
-from jaxdp.bench.stepper import Stepper, stepper
+from jaxdp.bench.stepper import Stepper, check_strategy, described, stepper
 from jaxdp.config import Config, ConfigError
 from jaxdp.parallel import allreduce, measure
-from jaxdp.parallel.mesh import choose_shape, make_mesh, unfit
+from jaxdp.parallel.mesh import choose_shape, make_mesh
 
 MODES = ("strong", "weak")
 
@@ -90,12 +90,7 @@ def check(config: Config, counts: tuple[int, ...], available: int) -> None:
                 f"batch.0.global_batch: {batch} is not allowed with --devices {count}; it must be a multiple of {unit}; "
                 f"the nearest is {max(unit, round(batch / unit) * unit)}"
             )
-        if reason := unfit(config.reduce.strategy, count):
-            raise ConfigError(f"reduce.strategy: {config.reduce.strategy!r} is not allowed with --devices {count}; {reason}")
-    if config.reduce.strategy == "auto":
-        raise ConfigError(
-            "reduce.strategy: 'auto' is not allowed here; give one by name, as `jaxdp bench allreduce` recommends"
-        )
+        check_strategy(config, count, f"with --devices {count}")
 
 
 def mesh_shape(config: Config, counts: tuple[int, ...], count: int) -> tuple[int, int]:
@@ -128,8 +123,7 @@ def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lamb
     return {
         "provenance": provenance(),
         "config": config.name,
-        "model": f"ResNet-{config.model.depth}, width {config.model.width}, {config.data.image_size}x{config.data.image_size}, "
-        f"{config.model.dtype}",
+        "model": described(config),
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
         "device": jax.devices()[0].device_kind,

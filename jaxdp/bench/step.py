@@ -14,10 +14,9 @@ import jax
 
 from jaxdp.bench import ceilings
 from jaxdp.bench.provenance import provenance
-from jaxdp.bench.stepper import stepper
+from jaxdp.bench.stepper import check_strategy, described, stepper
 from jaxdp.config import Config, ConfigError
 from jaxdp.parallel.chips import CHIPS
-from jaxdp.parallel.mesh import unfit
 from jaxdp.planning import model_summary
 
 FLOP_PER_MULTIPLY_ADD = 6  # two forward, two for the gradient of the weights, two for that of the input
@@ -36,10 +35,7 @@ def check(config: Config, batch: int, devices: int) -> None:
     if batch < 1 or batch % unit:
         nearest = max(unit, round(batch / unit) * unit)
         raise ConfigError(f"--batch-size: {batch} is not allowed; it must be a multiple of {unit}; the nearest is {nearest}")
-    if config.reduce.strategy == "auto":
-        raise ConfigError("reduce.strategy: 'auto' is not allowed here; give one by name")
-    if reason := unfit(config.reduce.strategy, devices):
-        raise ConfigError(f"reduce.strategy: {config.reduce.strategy!r} is not allowed on {devices} devices; {reason}")
+    check_strategy(config, devices, f"on {devices} devices")
 
 
 def devices_there(config: Config) -> int:
@@ -122,8 +118,7 @@ def run(config: Config, mesh, batch: int, repeats: int = 7, seconds: float = 2.0
     return {
         "provenance": provenance(),
         "config": config.name,
-        "model": f"ResNet-{config.model.depth}, width {config.model.width}, {config.data.image_size}x{config.data.image_size}, "
-        f"{config.model.dtype}",
+        "model": described(config),
         "optimizer": config.optimizer.name,
         "strategy": config.reduce.strategy,
         "device": device.device_kind,

@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Config
+from jaxdp.config import Config, ConfigError
 from jaxdp.parallel import allreduce, compilation
-from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.mesh import AXES, unfit
 from jaxdp.training.state import create_state
 from jaxdp.training.step import make_train_step
 
@@ -27,6 +27,23 @@ class Stepper:
     def __call__(self):
         self.state, metrics = self.step(self.state, self.batch, self.hyperparameters)
         return self.state.params, metrics
+
+
+def check_strategy(config: Config, devices: int, given: str) -> None:
+    """Raise ConfigError for a strategy that cannot be timed on so many devices. given: how they are asked for."""
+    strategy = config.reduce.strategy
+    if strategy == "auto":
+        raise ConfigError(
+            "reduce.strategy: 'auto' is not allowed here; give one by name, as `jaxdp bench allreduce` recommends"
+        )
+    if reason := unfit(strategy, devices):
+        raise ConfigError(f"reduce.strategy: {strategy!r} is not allowed {given}; {reason}")
+
+
+def described(config: Config) -> str:
+    """The model and its images, for people."""
+    size = config.data.image_size
+    return f"ResNet-{config.model.depth}, width {config.model.width}, {size}x{size}, {config.model.dtype}"
 
 
 def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:

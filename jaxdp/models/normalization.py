@@ -29,24 +29,21 @@ class Normalised(NamedTuple):
         """One over the standard deviation."""
         return lax.rsqrt(self.var + EPSILON)
 
-    def affine(self):
-        """(factor, offset): the normalised tensor is factor * x + offset."""
-        factor = self.scale * self.inverse
-        return factor, self.bias - self.mean * factor
-
     def value(self):
         """The normalised tensor, in float32."""
-        factor, offset = self.affine()
-        return self.x.astype(jnp.float32) * factor + offset
+        factor = self.scale * self.inverse
+        return self.x.astype(jnp.float32) * factor + (self.bias - self.mean * factor)
 
 
 def moments(x, axes: tuple[str, ...] = ()):
     """Mean and squared mean by channel, float32 [C]; over the devices of mesh axes as well."""
     wide = x.astype(jnp.float32)
-    both = wide.mean(PLACES), (wide * wide).mean(PLACES)
-    if axes:  # marked as each device's own again, so that moments are treated alike with and without axes
-        both = lax.pcast(lax.pmean(both, axes), axes, to="varying")
-    return both
+    return _mean_over(axes, (wide.mean(PLACES), (wide * wide).mean(PLACES)))
+
+
+def _mean_over(axes, values):
+    """The mean over the devices of mesh axes; marked as each device's own again, so that it is treated as without axes."""
+    return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values
 
 
 def relu_of_sum(terms, shortcut=None):
@@ -95,9 +92,7 @@ def _for_term(axes, term: Normalised, passed, total, product) -> Normalised:
     wide, inverse = term.x.astype(jnp.float32), term.inverse
     for_scale = (product - term.mean * total) * inverse
     count = wide.size // wide.shape[-1]
-    means = total / count, for_scale / count
-    if axes:
-        means = lax.pcast(lax.pmean(means, axes), axes, to="varying")
+    means = _mean_over(axes, (total / count, for_scale / count))
     factor = term.scale * inverse
     slope = -factor * inverse * means[1]
     for_x = factor * passed.astype(jnp.float32) + slope * wide - (factor * means[0] + slope * term.mean)

@@ -61,7 +61,7 @@ def keep_programs(config: Compile) -> None:
 
 
 def options(config: Compile, platform: str) -> dict:
-    """XLA's options for the programs of a run on a platform, as `compile` of a lowered function takes them."""
+    """XLA's options for the programs of a run on "cpu" or "gpu", as `compile` of a lowered function takes them."""
     tuned = {name: value for name, value in TUNED.get(platform, {}).items() if config.tuned and _is_known(name, value)}
     return tuned | (DETERMINISTIC if config.deterministic else {})
 

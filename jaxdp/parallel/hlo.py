@@ -76,7 +76,12 @@ class Schedule:
 
 def num_bytes(shape: str) -> int:
     """Bytes of all arrays in the text of a type, layouts left out of account."""
-    return sum(BYTES[dtype] * math.prod(int(n) for n in sizes.split(",") if n) for dtype, sizes in _SHAPE.findall(shape))
+    return sum(BYTES[dtype] * math.prod(sizes) for dtype, sizes in arrays(shape))
+
+
+def arrays(shape: str) -> list[tuple[str, list[int]]]:
+    """(dtype, dimensions) of all arrays in the text of a type."""
+    return [(dtype, [int(n) for n in sizes.split(",") if n]) for dtype, sizes in _SHAPE.findall(shape)]
 
 
 def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
