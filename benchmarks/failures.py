@@ -93,9 +93,8 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
     workdir = folder / "run"
     if kind == "full disk":
         victim = 0  # which writes the log
-        workdir = folder / "disk" / "run"
-        workdir.parent.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", workdir.parent], check=True)
+        workdir.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", workdir], check=True)
     try:
         running = start(kind, victim, processes, workdir)
         began = time.monotonic()
@@ -109,7 +108,7 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
         elif kind == "stopped":
             running[victim].send_signal(signal.SIGSTOP)
         elif kind == "full disk":
-            _fill(workdir.parent)
+            _fill(workdir)
         elif kind == "raising":
             while "as planned" not in _said(workdir, victim):
                 assert time.monotonic() - began < 300, _said(workdir, victim)
@@ -124,7 +123,9 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
         seconds = time.monotonic() - failed
         codes = [running[rank].poll() for rank in others]
         last = [[line for line in _said(workdir, rank).splitlines() if line.startswith("jaxdp:")][-1:] for rank in others]
-        sign = str(victim) if wanted == "starting" else f"rank {victim}"  # the missing are listed by their numbers
+        sign = str(victim) if wanted == "starting" else f"rank {victim} "  # the missing are listed by their numbers
+        if kind == "full disk":  # on which all of them write
+            sign = "No space left on device"
         named = [bool(lines) and sign in lines[0] for lines in last]
         for process in running:
             if process is not None:
@@ -132,7 +133,7 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
                 process.wait()
     finally:
         if kind == "full disk":
-            subprocess.run(["umount", "-l", workdir.parent], check=True)
+            subprocess.run(["umount", "-l", workdir], check=True)
     ended = None not in codes and 0 not in codes
     return {
         "failure": kind,
