@@ -303,3 +303,13 @@ def test_steps_that_do_not_follow_one_another_are_left_out():
     one.include(1, [0.0, 0.0], [1.0, 1.0])
     one.include(5, [1.0, 9.0], [10.0, 10.0])
     assert one.report(["a", "b"]) == {}
+
+
+def test_rank_0_waits_at_the_end_for_those_that_are_still_there(verdicts, teams):
+    first, other = teams(2)
+    began = time.monotonic()
+    threading.Timer(0.5, other.socket.shutdown, [socket.SHUT_RDWR]).start()
+    first._let_the_others_go()
+    assert 0.4 < time.monotonic() - began < 4
+    assert first.server.only_silent_left
+    first.failing = other.failing = True

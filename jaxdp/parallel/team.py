@@ -80,8 +80,7 @@ class Team:
         except BaseException as error:
             self.failing = True  # it says so itself
             self._fail(first_line(error), EXIT_STOPPED)
-            if self.first:
-                time.sleep(0.5)  # for the others to hear of it
+            self._let_the_others_go()
             self.socket.close()
             self.outgoing.close()
             raise
@@ -189,8 +188,7 @@ class Team:
 
     def _end(self) -> None:
         """Say who failed, and leave: nothing that JAX has under way would ever end."""
-        if self.first:
-            time.sleep(0.5)  # for the others to hear of it
+        self._let_the_others_go()
         verdict = self.verdict
         late = threading.Timer(VERDICT_SECONDS, os._exit, [verdict["code"]])  # nobody may be reading what is said
         late.daemon = True
@@ -202,6 +200,12 @@ class Team:
         with contextlib.suppress(Exception):
             print(f"jaxdp: {in_words(verdict)}{advice}", file=sys.stderr, flush=True)
         os._exit(verdict["code"])
+
+    def _let_the_others_go(self) -> None:
+        """Rank 0 is the last to leave: it holds JAX's own line too, and JAX aborts whoever is there when that is cut."""
+        end = time.monotonic() + VERDICT_SECONDS
+        while self.first and time.monotonic() < end and not self.server.only_silent_left:
+            time.sleep(0.02)
 
     # What goes to rank 0.
 
@@ -330,8 +334,7 @@ class Team:
         self._fail(reason, code)
         with self.changed:
             self.changed.wait_for(lambda: self.verdict, VERDICT_SECONDS)
-        if self.first:
-            time.sleep(0.5)
+        self._let_the_others_go()
 
     def give_up(self, reason: str) -> None:
         """Let all processes end, this one too, whatever its threads are doing."""

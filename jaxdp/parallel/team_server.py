@@ -14,6 +14,7 @@ from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
 TICK_SECONDS = 1.0
 LINE_BYTES = 2**26
 HELLO_SECONDS = 10.0
+MANY_TICKS = 3  # without a beat, of which one comes every second
 START = {"phase": "start", "step": None, "saving": ""}  # where a process stands; saving: what is saved beside the phase
 
 
@@ -102,6 +103,12 @@ class TeamServer:
     def all_gone(self) -> bool:
         """All but rank 0, in whose process this runs."""
         return all(member.gone for rank, member in list(self.members.items()) if rank)
+
+    @property
+    def only_silent_left(self) -> bool:
+        """Whether of all but rank 0 those that are still there say nothing: stopped, or cut off."""
+        others = [member for rank, member in list(self.members.items()) if rank]
+        return all(member.gone or member.silent_ticks > MANY_TICKS for member in others)
 
     def _tell(self, member: Member, message: dict):
         if not (member.gone or member.writer.is_closing()):  # gone: its own reader says so
