@@ -2,7 +2,7 @@
 
     python benchmarks/compiled.py      (needs the extra cuda13, no GPU)
 
-Writes benchmarks/results/compiled.json and prints a table.
+Writes benchmarks/results/compiled.json.
 """
 
 import json
@@ -17,14 +17,17 @@ ROOT = Path(__file__).parent.parent
 TODAY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]
 TODAY += ["--optimizer.momentum-rule", "constant"]
 EIGHT = ["--hosts", "1", "--gpus-per-host", "8", "--batch.0.global-batch", "2048", "--batch.0.per-worker-batch", "256"]
-CASES = {
-    "psum": [*EIGHT, "--reduce.strategy", "psum"],
-    "hierarchical": [*EIGHT, "--reduce.strategy", "hierarchical"],
-    "torus": [*EIGHT, "--reduce.strategy", "torus"],
-    "ring": [*EIGHT, "--reduce.strategy", "ring"],
-    "torus, one message": [*EIGHT, "--reduce.strategy", "torus", "--reduce.bucket-bytes", "None"],
-    "torus, Experiment 1": ["--hosts", "272", "--gpus-per-host", "8", "--reduce.strategy", "torus"],
-}
+MANY = ["--hosts", "64", "--gpus-per-host", "8", "--batch.0.global-batch", "131072", "--batch.0.per-worker-batch", "256"]
+BUCKETS = ["--reduce.bucket-bytes", "65536"]
+AT_THE_END = ["--reduce.no-overlap", "--compile.no-tuned"]  # XLA then combines messages as its defaults have it
+WAYS = {"": [], ", 64 KiB": BUCKETS, ", at the end": AT_THE_END, ", 64 KiB, at the end": [*BUCKETS, *AT_THE_END]}
+CASES = [(f"{name}{way}", [*EIGHT, "--reduce.strategy", name, *WAYS[way]]) for name in ("psum", "torus") for way in WAYS]
+CASES += [(name, [*EIGHT, "--reduce.strategy", name]) for name in ("hierarchical", "ring")]
+CASES += [
+    (f"{name}{way}", [*MANY, "--reduce.strategy", name, *WAYS[way]])
+    for name in ("psum", "torus")
+    for way in ("", ", 64 KiB, at the end")
+]
 
 
 def compiled(flags) -> dict:
@@ -37,20 +40,12 @@ def compiled(flags) -> dict:
 
 
 def main():
-    results, made = {}, provenance()
-    for name, flags in CASES.items():
-        results[name] = compiled(flags) | {"flags": flags, "provenance": made}
-        print(name, f"{results[name]['compile_seconds']:.0f} s", flush=True)
-    (ROOT / "benchmarks/results/compiled.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("| strategy | GPUs | collectives | asynchronous | beside them, GB | kernels | GB moved | memory, GB |")
-    print("|---|---|---|---|---|---|---|---|")
-    for name, told in results.items():
-        total = {key: sum(one[key] for one in told["collectives"]) for key in ("count", "asynchronous", "kernel_bytes_beside")}
-        print(
-            f"| {name} | {told['hosts']}x{told['gpus_per_host']} | {total['count']} | {total['asynchronous']} "
-            f"| {total['kernel_bytes_beside'] / 1e9:.2f} | {told['kernels']} | {told['kernel_bytes'] / 1e9:.1f} "
-            f"| {told['memory_bytes'] / 1e9:.1f} |"
-        )
+    results, made = [], provenance()
+    for name, flags in CASES:
+        results.append({"name": name} | compiled(flags) | {"flags": flags, "provenance": made})
+        print(json.dumps(results[-1] | {"flags": None, "provenance": None}), flush=True)
+        (ROOT / "benchmarks/results/compiled.json").write_text(json.dumps(results, indent=1) + "\n")
+    print("benchmarks/tables.py writes the table into docs/aggregation.md")
 
 
 if __name__ == "__main__":

@@ -88,22 +88,16 @@ def scaling() -> str:
 
 def compiled() -> str:
     results = json.loads((RESULTS / "compiled.json").read_text())
-    lines = [
-        "| strategy | GPUs | images a GPU | collectives | kernels | GB moved | of them beside a collective | memory a GPU |",
-        "|---" * 8 + "|",
-    ]
-    for name, told in results.items():
-        count, beside = (sum(one[key] for one in told["collectives"]) for key in ("count", "kernel_bytes_beside"))
-        flags = told["flags"]
-        images = flags[flags.index("--batch.0.per-worker-batch") + 1] if "--batch.0.per-worker-batch" in flags else 16
+    lines = ["| strategy | GPUs | messages | bytes covered | kernels | GB moved | memory a GPU |", "|---" * 7 + "|"]
+    for told in results:
+        total = {key: sum(one[key] for one in told["collectives"]) for key in ("count", "operand_bytes", "covered_bytes")}
         lines.append(
-            f"| {name} | {told['hosts']}x{told['gpus_per_host']} | {images} | {count} | {told['kernels']:,} "
-            f"| {told['kernel_bytes'] / 1e9:.1f} | {beside / 1e9:.2f} | {told['memory_bytes'] / 1e9:.1f} GB |"
+            f"| {told['name']} | {told['hosts']}x{told['gpus_per_host']} | {total['count']} "
+            f"| {100 * total['covered_bytes'] / total['operand_bytes']:.0f} % | {told['kernels']:,} "
+            f"| {told['kernel_bytes'] / 1e9:.1f} | {told['memory_bytes'] / 1e9:.1f} GB |"
         )
-    version = next(iter(results.values()))["jax"]
-    return "\n".join(
-        [*lines, "", f"ResNet-50 in bfloat16, compiled by `benchmarks/compiled.py` with JAX {version}; nothing was run."]
-    )
+    with_what = f"compiled by `benchmarks/compiled.py` with JAX {results[0]['jax']}; nothing was run."
+    return "\n".join([*lines, "", f"ResNet-50 in bfloat16, 256 images a GPU, {with_what}"])
 
 
 def input_vs_peers() -> str:

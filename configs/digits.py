@@ -7,7 +7,7 @@ devices where there is no accelerator, all accelerators where there are. The lea
 images (benchmarks/digits_search.py).
 """
 
-from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 
 
 def config() -> Config:
@@ -21,5 +21,6 @@ def config() -> Config:
         optimizer=Optimizer(name="lars", momentum=0.9, weight_decay=1e-4, label_smoothing=0.1),
         schedule=Schedule(name="polynomial", learning_rate=12.0, warmup_epochs=2.0),
         mesh=Mesh(cpu_devices=4),
+        reduce=Reduce(bucket_bytes=65_536),  # on a CPU packing large tensors costs more than sending them alone
         logging=Logging(every_steps=5),
     )

@@ -12,6 +12,7 @@ from jaxdp.parallel.hlo import Schedule, read_schedule
 from jaxdp.planning import Plan, PlannedPhase
 
 POINT_TO_POINT = "point to point"
+COVER = 10  # kernels that move so many times the bytes of a message take longer than it does on NVLink (4,800 to 450 GB/s)
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -122,6 +123,9 @@ def _grouped(compiled: Compiled) -> list[dict]:
             "count": sum(one.count for one in ones),
             "operand_bytes": sum(one.count * one.operand_bytes for one in ones),
             "asynchronous": sum(one.count for one in ones if one.asynchronous),
+            "covered_bytes": sum(
+                one.count * one.operand_bytes for one in ones if one.beside_bytes >= COVER * one.operand_bytes
+            ),
             "beside_something": sum(one.count for one in ones if one.beside),
             "kernels_beside": sum(one.count * one.beside for one in ones),
             "kernel_bytes_beside": sum(one.count * one.beside_bytes for one in ones),

@@ -235,8 +235,12 @@ class Reduce(_Strict):
     auto: the fastest of them for this model on this mesh, measured at the start"""
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """in which gradients travel"""
-    bucket_bytes: Count | None = 65_536
-    """smaller tensors travel together in messages of up to so many bytes, larger ones alone; None: all in one message"""
+    bucket_bytes: Count | None = None
+    """smaller tensors travel together in messages of up to so many bytes, larger ones alone; None: all in one message. On CPUs,
+    where packing costs, 65536 is faster"""
+    overlap: bool = True
+    """send the gradient of each block of the network while that of the next one is computed; no message then reaches over
+    blocks. Where gradients are accumulated, all travel at the end"""
 
 
 @dataclass(frozen=True)
@@ -289,7 +293,7 @@ class Compile(_Strict):
     """directory in which compiled programs are kept for the next run; auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
     XDG_CACHE_HOME or ~/.cache; off: none"""
     tuned: bool = True
-    """with the options that were measured to make the step faster here; off: as XLA's defaults have it"""
+    """with the options that make the step faster (see docs/performance.md); off: as XLA's defaults have it"""
     deterministic: bool = False
     """on GPUs only kernels that give the same bits whenever they run; on CPUs that is so in any case"""
 
@@ -335,8 +339,8 @@ class Config(_Strict):
 IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
-HARMLESS = ("mesh", "reduce.strategy", "reduce.bucket_bytes", "logging", "checkpoint", "guard", "compile", "name")
-HARMLESS += ("data.directory", "data.threads", "data.ahead_bytes", "data.resident")
+HARMLESS = ("name", "mesh", "reduce.strategy", "reduce.bucket_bytes", "reduce.overlap", "logging", "checkpoint", "guard")
+HARMLESS += ("compile", "data.directory", "data.threads", "data.ahead_bytes", "data.resident")
 
 
 def skips_steps(config: Config) -> bool:

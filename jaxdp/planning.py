@@ -197,9 +197,12 @@ def model_summary(config: Config) -> dict:
     size = config.data.image_size
     counted = models.summary(config.model, (size, size, 3))
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.reduce.wire_dtype]
-    sizes = counted.pop("sizes")
-    packed = pack([(size * width, "gradient") for size in sizes], config.reduce.bucket_bytes)
-    messages = [sum(sizes[place] for place in places) * width for places in packed]
+    sizes, parts = counted.pop("sizes"), counted.pop("parts")
+    messages = []
+    for part in parts if config.reduce.overlap else [sizes]:  # tensors travel together only with others of their part
+        tensors = [(size * width, "gradient") for name in sorted(part) for size in sizes[name]]
+        packed = pack(tensors, config.reduce.bucket_bytes)
+        messages += [sum(tensors[place][0] for place in places) for places in packed]
     statistics = 4 * counted["statistics"]
     return counted | {
         "gradient_bytes": counted["parameters"] * width,

@@ -30,7 +30,7 @@ LAYERS = [
     {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
     | {"training.metrics", "training.console"},
     {"training.workdir", "training.result"},
-    {"models", "optim", "data.feed", "planning", "parallel.measure", "bench.provenance"},
+    {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"},
     {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal"}
     | {"bench.allreduce", "bench.input"},

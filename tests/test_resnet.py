@@ -28,7 +28,9 @@ def test_every_depth_has_the_published_size(depth, parameters, giga_macs):
 
 def test_resnet_50_has_the_published_parameters_and_multiply_adds():
     counted = models.summary(Model(depth=50), (224, 224, 3))
-    assert (len(counted["sizes"]), sum(counted.pop("sizes"))) == (161, 25_557_032)
+    sizes, parts = counted.pop("sizes"), counted.pop("parts")
+    assert (sum(map(len, sizes.values())), sum(map(sum, sizes.values()))) == (161, 25_557_032)
+    assert sorted(name for part in parts for name in part) == sorted(sizes)
     assert counted == {
         "parameters": 25_557_032,
         "statistics": 53_120,

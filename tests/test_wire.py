@@ -154,14 +154,14 @@ def test_accumulation_does_not_multiply_communication():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("strategy", list(allreduce.STRATEGIES))
 def test_gradients_travel_in_the_wire_dtype_and_statistics_together_in_float32(strategy, dtype):
-    told = step_account(reduce=Reduce(strategy=strategy, wire_dtype=dtype, bucket_bytes=None))
+    told = step_account(reduce=Reduce(strategy=strategy, wire_dtype=dtype, bucket_bytes=None, overlap=False))
     first = [one for one in told.found if one.operation == told.found[0].operation and one.axes == told.found[0].axes]
     messages = sorted({(-one.operand_bytes, one.dtype) for one in first})
     assert [name for _, name in messages] == [dtype, "float32"]  # one of gradients, one of the smaller statistics
 
 
 def test_smaller_buckets_are_more_messages_of_the_same_bytes():
-    one, many = (step_account(reduce=Reduce(strategy="psum", bucket_bytes=size)) for size in (None, 1))
+    one, many = (step_account(reduce=Reduce(strategy="psum", bucket_bytes=size, overlap=False)) for size in (None, 1))
     assert sum(c.count for c in one.found) == 2
     assert sum(c.count for c in many.found) > 10
     assert sum(c.count * c.operand_bytes for c in one.found) == sum(c.count * c.operand_bytes for c in many.found)

@@ -21,9 +21,14 @@ class Model:
     init(key, image_shape) -> (params, batch_stats), float32 trees; image_shape: (H, W, 3).
     apply(params, batch_stats, images, train) -> (logits, moments): images [B, H, W, 3], logits [B, classes] float32; moments
     is {} in evaluation, in training batch_stats' structure with `mean` and `square` (the squared mean) of this batch.
+    parts: the names of the parameters of each part of the network, in order; apply_part trains with one of them alone.
     """
 
     module: Any
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        return self.module.parts
 
     def init(self, key, image_shape):
         variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
@@ -42,6 +47,12 @@ class Model:
             return self.module.apply(variables, images, train=False), {}
         logits, changed = self.module.apply(variables, images, train=True, mutable=["moments"])
         return logits, changed["moments"]
+
+    def apply_part(self, part: tuple[str, ...], params, batch_stats, x):
+        """(what the part makes of x, its moments), in training. params, batch_stats: whole trees or those of the part."""
+        variables = {"params": params, "batch_stats": batch_stats}
+        y, changed = self.module.apply(variables, x, train=True, part=part, mutable=["moments"])
+        return y, changed.get("moments", {})
 
 
 def create(config: ModelConfig, platform: str | None = None) -> Model:
@@ -79,7 +90,8 @@ def summary(config: ModelConfig, image_shape) -> dict:
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
         "parameters": sum(sizes),
-        "sizes": sizes,
+        "sizes": {name: [math.prod(p.shape) for p in jax.tree.leaves(params[name])] for name in sorted(params)},
+        "parts": model.parts,
         "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(stats)),
         "macs": multiply_adds(jaxpr.jaxpr),
         "adapted": counted(True),

@@ -18,6 +18,7 @@ from jaxdp.models.normalization import Normalised, moments, relu_of_sum, trained
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 BOTTLENECK_DEPTHS = (50, 101, 152)
+STEM, HEAD = ("conv1", "bn1"), ("fc_kernel", "fc_bias")
 
 
 def he_spread(_, shape, dtype):
@@ -102,8 +103,25 @@ class ResNet(nn.Module):
     remat: bool = False
     own_gradients: bool = True
 
+    @property
+    def parts(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the parameters of each part, in the order in which images pass: the stem, every block, the head."""
+        return STEM, *((name,) for name, _, _ in self._blocks), HEAD
+
+    @property
+    def _blocks(self) -> list[tuple[str, int, int]]:
+        """(name, features, stride) of every block."""
+        stages = enumerate(BLOCKS[self.depth])
+        return [
+            (f"layer{stage + 1}_{block}", self.width * 2**stage, 2 if stage and not block else 1)
+            for stage, blocks in stages
+            for block in range(blocks)
+        ]
+
     @nn.compact
-    def __call__(self, images, train: bool):
+    def __call__(self, x, train: bool, part: tuple[str, ...] | None = None):
+        """Images to logits; part: one of `parts` alone, from what the one before it returns."""
+
         def conv(features, size, stride=1, name=None):
             return Conv(features, size, stride, self.dtype, self.form, name=name)
 
@@ -115,26 +133,23 @@ class ResNet(nn.Module):
                 return trained_relu_of_sum(self.axes, terms, shortcut)
             return relu_of_sum(terms, shortcut)
 
+        def stem(images):
+            images = images.astype(self.dtype)
+            if self.stem == "imagenet":
+                x = relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images)))
+                return max_pool(x, self.own_gradients)
+            return relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(images)))
+
+        def head(x):
+            x = x.astype(jnp.float32).mean((1, 2))
+            kernel = self.param("fc_kernel", nn.initializers.constant(0.01), (x.shape[-1], self.classes), jnp.float32)
+            bias = self.param("fc_bias", nn.initializers.zeros, (self.classes,), jnp.float32)
+            return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
+
+        if part in (None, STEM):
+            x = stem(x)
         block_type = nn.remat(Block) if self.remat else Block
-        x = images.astype(self.dtype)
-        if self.stem == "imagenet":
-            x = relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(x)))
-            x = max_pool(x, self.own_gradients)
-        else:
-            x = relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(x)))
-        for stage, blocks in enumerate(BLOCKS[self.depth]):
-            for block in range(blocks):
-                stride = 2 if stage and not block else 1
-                x = block_type(
-                    self.width * 2**stage,
-                    stride,
-                    self.depth in BOTTLENECK_DEPTHS,
-                    conv,
-                    norm,
-                    relu,
-                    name=f"layer{stage + 1}_{block}",
-                )(x)
-        x = x.astype(jnp.float32).mean((1, 2))
-        kernel = self.param("fc_kernel", nn.initializers.constant(0.01), (x.shape[-1], self.classes), jnp.float32)
-        bias = self.param("fc_bias", nn.initializers.zeros, (self.classes,), jnp.float32)
-        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
+        for name, features, stride in self._blocks:
+            if part in (None, (name,)):
+                x = block_type(features, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm, relu, name=name)(x)
+        return head(x) if part in (None, HEAD) else x

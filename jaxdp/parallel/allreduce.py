@@ -1,13 +1,13 @@
 """Gradient aggregation over the two-dimensional mesh: how the gradients of all devices become one mean.
 
-A strategy is a function from a flat vector to its sum over all devices, called inside `shard_map`. `mean` applies one to a
-tree, tensors being packed into buckets of which each is one message.
+A strategy is one or more stages, which together turn a flat vector into its sum over all devices, called inside `shard_map`.
+`mean` applies one to a tree, tensors being packed into buckets of which each is one message; `overlap.Overlap` to the parts of
+a gradient while the backward pass goes on.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from jaxdp.parallel.buckets import pack
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, unfit
@@ -51,26 +51,25 @@ def ring(vector):
     return gathered.ravel()[: vector.size]
 
 
-def hierarchical(vector):
-    """Hierarchical all-reduce (Jia et al., arXiv 1807.11205): along the rows, then along the columns.
-
-    There one master a row takes part in the second; in an SPMD program every device does, so that all columns carry the whole
-    vector at once and nothing has to be broadcast along the rows. The barrier keeps XLA from folding both into one all-reduce.
-    """
-    return lax.psum(lax.optimization_barrier(lax.psum(vector, HORIZONTAL)), VERTICAL)
+def along_rows(vector):
+    """An all-reduce along the horizontal rings."""
+    return lax.psum(vector, HORIZONTAL)
 
 
-def torus(vector):
-    """2D-torus all-reduce (Mikami et al., arXiv 1811.05233, section 2.2).
+def along_columns(vector):
+    """An all-reduce along the vertical rings. The barrier keeps XLA from folding it into one along the rows before it."""
+    return lax.psum(lax.optimization_barrier(vector), VERTICAL)
 
-    Reduce-scatter along the horizontal ring, all-reduce of the own part along the vertical ring, all-gather along the
-    horizontal ring. The vector is padded to a multiple of the horizontal size.
-    """
-    width = lax.axis_size(HORIZONTAL)
-    padded = jnp.pad(vector, (0, -vector.size % width))
-    part = lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True)
-    part = lax.psum(part, VERTICAL)
-    return lax.all_gather(part, HORIZONTAL, tiled=True, to="invarying")[: vector.size]
+
+def scatter_along_rows(vector):
+    """A reduce-scatter along the horizontal rings, the vector being padded to a multiple of their size."""
+    padded = jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL)))
+    return lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True)
+
+
+def gather_along_rows(part):
+    """The parts of all devices of a horizontal ring."""
+    return lax.all_gather(part, HORIZONTAL, tiled=True, to="invarying")
 
 
 def parameter_server(vector):
@@ -87,7 +86,18 @@ def parameter_server(vector):
     return total
 
 
-STRATEGIES = {"psum": psum, "ring": ring, "hierarchical": hierarchical, "torus": torus, "parameter_server": parameter_server}
+# By name: the stages of a strategy, one after the other; what the last returns may be longer by the padding.
+#
+# hierarchical: Jia et al., arXiv 1807.11205. There one master a row takes part in the second stage; in an SPMD program every
+# device does, so that all columns carry the whole vector at once and nothing has to be broadcast along the rows.
+# torus: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
+STRATEGIES = {
+    "psum": (psum,),
+    "ring": (ring,),
+    "hierarchical": (along_rows, along_columns),
+    "torus": (scatter_along_rows, along_columns, gather_along_rows),
+    "parameter_server": (parameter_server,),
+}
 
 
 def local(vector):
@@ -111,8 +121,11 @@ def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]
 def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
     """The mean of `tree` over both mesh axes, the same on every device: see `total`."""
     _check(tree, strategy, wire_dtype, bucket_bytes)
-    devices = lax.axis_size(AXES)
-    return total(jax.tree.map(lambda leaf: leaf / devices, tree), strategy, wire_dtype, bucket_bytes)
+    return total(divided(tree, lax.axis_size(AXES)), strategy, wire_dtype, bucket_bytes)
+
+
+def divided(tree, by: int):
+    return tree if by == 1 else jax.tree.map(lambda leaf: leaf / by, tree)
 
 
 def total(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
@@ -124,23 +137,55 @@ def total(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYT
     leaves have the dtype they came with.
     Raises ValueError for an unknown strategy or dtype, a strategy that cannot run on so many devices, leaves of integers.
     """
+    messages = packed(tree, strategy, wire_dtype, bucket_bytes)
+    for message in messages:
+        message.arrive()
+    return unpacked(tree, messages)
+
+
+class Message:
+    """Tensors that travel together, and what is still to be done with them.
+
+    vector: where they are now. stages: of the strategy, those not yet begun. places: of the tensors among a tree's leaves.
+    """
+
+    def __init__(self, leaves, places: list[int], stages, wire_dtype):
+        self.places, self.tensors = places, [jax.typeof(leaves[place]) for place in places]
+        flat = [leaves[place].ravel().astype(wire_dtype or leaves[place].dtype) for place in places]
+        self.vector = flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        self.stages = list(stages)
+        if self.vector.size == 0:
+            self.vector, self.stages = jnp.zeros(0, self.vector.dtype), []
+
+    def advance(self) -> None:
+        """The next stage."""
+        self.vector = self.stages.pop(0)(self.vector)
+
+    def arrive(self) -> None:
+        """All that is left."""
+        while self.stages:
+            self.advance()
+
+    def leaves(self):
+        """(place, tensor) of each of them, as they came, but for their values."""
+        start = 0
+        for place, tensor in zip(self.places, self.tensors, strict=True):
+            yield place, self.vector[start : start + tensor.size].astype(tensor.dtype).reshape(tensor.shape)
+            start += tensor.size
+
+
+def packed(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES) -> list[Message]:
+    """The messages of which a tree consists; the arguments and errors are those of `total`."""
     _check(tree, strategy, wire_dtype, bucket_bytes)
-    reduce = strategy if callable(strategy) else STRATEGIES[strategy]
+    leaves = jax.tree.leaves(tree)
+    stages = (strategy,) if callable(strategy) else STRATEGIES[strategy]
+    return [Message(leaves, places, stages, wire_dtype) for places in buckets(leaves, bucket_bytes, wire_dtype)]
 
-    def total_of(array):
-        if array.size == 0:
-            return jnp.zeros(array.shape, array.dtype)
-        return reduce(array.ravel().astype(wire_dtype or array.dtype)).astype(array.dtype).reshape(array.shape)
 
-    leaves, structure = jax.tree.flatten(tree)
-    for places in buckets(leaves, bucket_bytes, wire_dtype):
-        if len(places) == 1:
-            leaves[places[0]] = total_of(leaves[places[0]])
-            continue
-        flat, unravel = ravel_pytree([leaves[place] for place in places])
-        for place, leaf in zip(places, unravel(total_of(flat)), strict=True):
-            leaves[place] = leaf
-    return jax.tree.unflatten(structure, leaves)
+def unpacked(tree, messages: list[Message]):
+    """`tree` with the values of its messages."""
+    found = dict(pair for message in messages for pair in message.leaves())
+    return jax.tree.unflatten(jax.tree.structure(tree), [found[place] for place in range(len(found))])
 
 
 def _check(tree, strategy, wire_dtype, bucket_bytes) -> None:

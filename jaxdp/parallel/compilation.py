@@ -9,7 +9,17 @@ from pathlib import Path
 from jaxdp.config import Compile, ConfigError
 
 # By platform. cpu: the library that XLA has for matrix products takes reductions too, and leaves the convolutions to Eigen.
-TUNED = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"}}
+# gpu: what travels together is ours to say (see `overlap`): a collective that waits for others to be combined with would have
+# nothing left to hide behind; and the stages of several messages are under way at a time.
+TUNED = {
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"},
+    "gpu": {
+        "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
+        "xla_gpu_all_gather_combine_threshold_bytes": 0,
+        "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+    },
+}
 # Deterministic forms of scatters, reductions and cuDNN's convolutions, and the choice of kernels without timing them.
 DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 

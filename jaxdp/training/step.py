@@ -15,6 +15,7 @@ from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.optim import build
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.overlap import Overlap
 from jaxdp.training import loss_scale
 from jaxdp.training.state import TrainState
 
@@ -26,29 +27,46 @@ def _varying(tree):
     return lax.pcast(tree, AXES, to="varying")
 
 
-def local_gradient(config: Config, model, pixels, params, batch_stats, scale, batch):
+def local_gradient(config: Config, model, pixels, params, batch_stats, scale, batch, overlap: Overlap | None = None):
     """Gradient and sums of one worker's batch on its own device, not yet combined with any other.
 
-    The gradient is that of `scale` times the loss. params must be varying. Returns (gradient, {"moments", "loss", "correct"}),
-    loss and share of right answers being means.
+    The gradient is that of `scale` times the loss. params must be varying. overlap: where the gradient of each part is sent as
+    soon as it is known; it then holds them, and the gradient returned is empty. Returns (gradient, {"moments", "loss",
+    "correct"}), loss and share of right answers being means.
     """
+    labels, smoothing = batch["labels"], config.optimizer.label_smoothing
+    x, share = normalise(augment(config, batch["images"], batch["positions"]), *pixels), None
+    if config.data.mix != "none":
+        x, partner, share = mix(config, x, batch["positions"])
 
-    def loss_of(params):
-        labels, smoothing = batch["labels"], config.optimizer.label_smoothing
-        images = normalise(augment(config, batch["images"], batch["positions"]), *pixels)
-        if config.data.mix == "none":
-            logits, moments = model.apply(params, batch_stats, images, train=True)
-            loss = cross_entropy(logits, labels, smoothing).mean()
+    def loss_of(logits):
+        loss = cross_entropy(logits, labels, smoothing)
+        if share is not None:
+            loss = share * loss + (1 - share) * cross_entropy(logits, labels[partner], smoothing)
+        return loss.mean()
+
+    pulls, moments = [], {}
+    for part in model.parts:
+        own = {name: params[name] for name in part}
+        x, pull, found = jax.vjp(lambda own, x, part=part: model.apply_part(part, own, batch_stats, x), own, x, has_aux=True)
+        pulls.append(pull)
+        moments |= found
+    loss, pull = jax.vjp(loss_of, x)
+    correct = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
+    (cotangent,) = pull(_like(loss, scale))
+    gradient = {}
+    for pull in reversed(pulls):
+        own, cotangent = pull(cotangent)
+        if overlap:
+            cotangent = overlap.passed(cotangent, own)
         else:
-            images, partner, share = mix(config, images, batch["positions"])
-            logits, moments = model.apply(params, batch_stats, images, train=True)
-            own, other = (cross_entropy(logits, labels[rows], smoothing) for rows in (slice(None), partner))
-            loss = (share * own + (1 - share) * other).mean()
-        correct = (rank_of_label(logits, labels) == 0).mean(dtype=jnp.float32)
-        return loss * scale, {"moments": moments, "loss": loss, "correct": correct}
+            gradient |= own
+    return gradient, {"moments": moments, "loss": loss, "correct": correct}
 
-    (_, report), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
-    return gradient, report
+
+def _like(loss, scale):
+    """`scale` as a cotangent of the loss."""
+    return jnp.ones_like(loss) * scale
 
 
 def accumulated(gradient_of, batch, count: int):
@@ -81,12 +99,19 @@ def gradient_and_report(config: Config, model, pixels, accumulation: int, params
     def gradient_of(batch):
         if images is not None:
             batch = batch | {"images": jnp.take(images, batch["numbers"], axis=0)}
-        return local_gradient(config, model, pixels, varying, batch_stats, part, batch)
+        return local_gradient(config, model, pixels, varying, batch_stats, part, batch, overlap if accumulation == 1 else None)
 
-    gradient, report = accumulated(gradient_of, batch, accumulation)
     wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
-    combine = allreduce.mean if scaling else allreduce.total
-    gradient = combine(gradient, config.reduce.strategy, wire, config.reduce.bucket_bytes)
+    how = config.reduce.strategy, wire, config.reduce.bucket_bytes
+    divisor = lax.axis_size(AXES) if scaling else 1
+    overlap = Overlap(*how, divisor) if config.reduce.overlap else None
+    gradient, report = accumulated(gradient_of, batch, accumulation)
+    if overlap:
+        for part in reversed(model.parts) if accumulation > 1 else ():
+            overlap.passed((), {name: gradient[name] for name in part})
+        gradient = overlap.arrived()
+    else:
+        gradient = allreduce.total(allreduce.divided(gradient, divisor), *how)
     if scaling:
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     return gradient, allreduce.mean(report, config.reduce.strategy, bucket_bytes=None)
@@ -118,7 +143,8 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
     not finite then changes nothing.
     """
     if mesh.size == 1:  # nobody to exchange with, and XLA would copy the gradient all the same
-        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=allreduce.local))
+        alone = dataclasses.replace(config.reduce, strategy=allreduce.local, overlap=False)
+        config = dataclasses.replace(config, reduce=alone)
     scaling, skipping = config.loss_scale.name != "none", skips_steps(config)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
