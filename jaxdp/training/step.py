@@ -53,7 +53,7 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
         moments |= found
     loss, pull = jax.vjp(loss_of, x)
     correct = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
-    (cotangent,) = pull(_like(loss, scale))
+    (cotangent,) = pull(jnp.ones_like(loss) * scale)
     gradient = {}
     for pull in reversed(pulls):
         own, cotangent = pull(cotangent)
@@ -62,11 +62,6 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
         else:
             gradient |= own
     return gradient, {"moments": moments, "loss": loss, "correct": correct}
-
-
-def _like(loss, scale):
-    """`scale` as a cotangent of the loss."""
-    return jnp.ones_like(loss) * scale
 
 
 def accumulated(gradient_of, batch, count: int):
