@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from jaxdp.cli import COMMANDS
+
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
-    {"config", "errors", "parallel.alone", "parallel.stragglers"},
+    {"commands", "config", "errors", "parallel.alone", "parallel.stragglers"},
     {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
@@ -38,7 +40,7 @@ LAYERS = [
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "report", "aot"},
     {"training.session"},
-    {"bench.commands"},
+    {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},
 ]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxdp import aot, cli
-from jaxdp.bench import allreduce, commands, scaling, step
+from jaxdp.bench import allreduce, scaling, step
+from jaxdp.commands import bench as bench_command
 from jaxdp.config import IN_MEMORY, Config, Model
 from jaxdp.data import sources
 
@@ -72,6 +73,6 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     monkeypatch.setattr(step, "run", lambda config, mesh, *_: planned.append(mesh))
     monkeypatch.setattr(step, "first_steps", lambda *_: None)
     monkeypatch.setattr(step, "devices_there", lambda *_: 1)
-    monkeypatch.setattr(commands, "_bench_result", lambda *_: None)
+    monkeypatch.setattr(bench_command, "_bench_result", lambda *_: None)
     cli.main([command, *flags])
     assert planned or capsys.readouterr().out

@@ -6,14 +6,17 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import tyro
+
 from jaxdp.arguments import load
+from jaxdp.config import IN_MEMORY, Config, ConfigError
+from jaxdp.validation import validate
 
 BENCHES = ("allreduce", "input", "scaling", "step")
 
 
-def bench(arguments, program):
+def run(arguments, program):
     """`jaxdp bench NAME ...`."""
-    from jaxdp.config import ConfigError
 
     if arguments and arguments[0] in ("-h", "--help"):
         print(f"usage: {program} {{{','.join(BENCHES)}}} [options]; `{program} allreduce --help` lists the options")
@@ -27,10 +30,6 @@ def bench(arguments, program):
 
 
 def _bench_allreduce(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config, ConfigError
-
     recipe = load(arguments, default="digits")
 
     @dataclasses.dataclass(frozen=True)
@@ -76,10 +75,6 @@ def _bench_allreduce(arguments, program):
 
 
 def _bench_input(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config, ConfigError
-
     recipe = load(arguments, default="imagenet_goyal_8k")
 
     @dataclasses.dataclass(frozen=True)
@@ -108,7 +103,6 @@ def _bench_input(arguments, program):
         raise ConfigError(f"--batch-size: {chosen.batch_size} is not allowed; give 1 or more")
     config, devices = _bench_devices(chosen)
     from jaxdp.bench import input as bench
-    from jaxdp.config import IN_MEMORY
     from jaxdp.data.sources import open_split
     from jaxdp.parallel.mesh import make_mesh
 
@@ -121,10 +115,6 @@ def _bench_input(arguments, program):
 
 
 def _bench_scaling(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config
-
     recipe = load(arguments, default="digits")
 
     @dataclasses.dataclass(frozen=True)
@@ -160,10 +150,6 @@ def _bench_scaling(arguments, program):
 
 
 def _bench_step(arguments, program):
-    import tyro
-
-    from jaxdp.config import Config, ConfigError
-
     recipe = load(arguments, default="digits")
 
     @dataclasses.dataclass(frozen=True)
@@ -199,7 +185,6 @@ def _bench_step(arguments, program):
     from jaxdp.bench import step as bench
     from jaxdp.parallel.mesh import choose_shape, make_mesh
     from jaxdp.training.console import Screen
-    from jaxdp.validation import validate
 
     starts, config = None, validate(chosen.run)
     if chosen.starts:
@@ -215,9 +200,7 @@ def _bench_step(arguments, program):
 
 def _bench_devices(chosen):
     """(the validated config, the devices of this machine) of a bench, its common options checked."""
-    from jaxdp.config import ConfigError
     from jaxdp.parallel import distributed
-    from jaxdp.validation import validate
 
     if chosen.repeats < 1:
         raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")

@@ -1,0 +1,33 @@
+"""`jaxdp export`."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import tyro
+
+
+def run(arguments, program):
+    @dataclasses.dataclass(frozen=True)
+    class Export:
+        """Write the weights and statistics that evaluation uses, named by their paths in the tree.
+
+        Examples:
+          jaxdp export --workdir runs/digits --checkpoint best --output digits.safetensors
+        """
+
+        output: str
+        """the file to write, which ends in .safetensors"""
+        workdir: str = "runs/digits"
+        """of the run"""
+        checkpoint: str = "newest"
+        """newest, best (by accuracy), or the samples of one"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout"""
+
+    chosen = tyro.cli(Export, args=arguments, prog=program)
+    from jaxdp.training.restored import export
+
+    told = export(chosen.workdir, chosen.output, chosen.checkpoint)
+    text = f"{told['tensors']} tensors, {told['bytes']:,} bytes, of {told['checkpoint']} in {told['output']}"
+    print(json.dumps(told, indent=2) if chosen.json else text)
