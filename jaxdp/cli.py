@@ -5,7 +5,7 @@ import os
 import sys
 from importlib import import_module
 
-import jaxdp.commands  # noqa: F401  notes when the command was given
+from jaxdp import commands
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
 
 COMMANDS = {
@@ -48,7 +48,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.training.guard import TrainingError
 
     try:
-        import_module(f"jaxdp.commands.{command}").run(arguments, program)
+        import_module(f"{commands.__name__}.{command}").run(arguments, program)
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:

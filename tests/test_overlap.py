@@ -35,9 +35,8 @@ def sums(mesh_shape, strategy, wire_dtype=None, bucket_bytes=None, divisor=1):
         return overlap.arrived()
 
     proven = allreduce.proves_replication(strategy)
-    return jax.jit(jax.shard_map(send, mesh=mesh, in_specs=PartitionSpec(AXES), out_specs=PartitionSpec(), check_vma=proven))(
-        given
-    ), given
+    specs = {"in_specs": PartitionSpec(AXES), "out_specs": PartitionSpec()}
+    return jax.jit(jax.shard_map(send, mesh=mesh, check_vma=proven, **specs))(given), given
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 30, None])

@@ -17,7 +17,6 @@ BENCHES = ("allreduce", "input", "scaling", "step")
 
 def run(arguments, program):
     """`jaxdp bench NAME ...`."""
-
     if arguments and arguments[0] in ("-h", "--help"):
         print(f"usage: {program} {{{','.join(BENCHES)}}} [options]; `{program} allreduce --help` lists the options")
         return

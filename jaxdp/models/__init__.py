@@ -79,7 +79,8 @@ def summary(config: ModelConfig, image_shape) -> dict:
     """Parameters, statistics, multiply-adds of one image, tensors with and without decay and trust ratio, from a trace."""
     model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
-    sizes = [math.prod(p.shape) for p in jax.tree.leaves(params)]
+    by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(params[name])] for name in sorted(params)}
+    sizes = [size for some in by_name.values() for size in some]
     mask = jax.tree.leaves(more_than_one_dimension(params))
 
     def counted(adapted: bool) -> dict:
@@ -90,7 +91,7 @@ def summary(config: ModelConfig, image_shape) -> dict:
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
         "parameters": sum(sizes),
-        "sizes": {name: [math.prod(p.shape) for p in jax.tree.leaves(params[name])] for name in sorted(params)},
+        "sizes": by_name,
         "parts": model.parts,
         "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(stats)),
         "macs": multiply_adds(jaxpr.jaxpr),

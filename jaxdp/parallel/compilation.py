@@ -72,17 +72,17 @@ def keep_programs(config: Compile) -> None:
 
 def options(config: Compile, platform: str) -> dict:
     """XLA's options for the programs of a run on "cpu" or "gpu", as `compile` of a lowered function takes them."""
-    tuned = {name: value for name, value in TUNED.get(platform, {}).items() if config.tuned and _is_known(name, value)}
+    tuned = _known(*TUNED.get(platform, {}).items()) if config.tuned else {}
     return tuned | (DETERMINISTIC if config.deterministic else {})
 
 
 @cache
-def _is_known(name: str, value) -> bool:
-    """Whether this release of XLA has the option: those of experiments come and go."""
+def _known(*options: tuple[str, object]) -> dict:
+    """Those that this release of XLA has: options of experiments come and go. All at once, for each trial is a compilation."""
     import jax
 
     try:
-        jax.jit(lambda: 0).lower().compile({name: value})
+        jax.jit(lambda: 0).lower().compile(dict(options))
     except Exception:  # by release: of several types
-        return False
-    return True
+        return {name: value for one in options for name, value in _known(one).items()} if len(options) > 1 else {}
+    return dict(options)

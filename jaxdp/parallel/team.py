@@ -129,8 +129,7 @@ class Team:
 
     def _listen(self) -> None:
         received, ticks = b"", 0.0
-        understood = True
-        while understood:
+        while len(received) <= LINE_BYTES:
             try:
                 more = self.socket.recv(2**16)
             except TimeoutError:
@@ -149,8 +148,7 @@ class Team:
                 for line in lines:
                     self._heard(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
-                understood = False
-            understood = understood and len(received) <= LINE_BYTES
+                break
         self._lost(f"what answers at {self.address} sends what cannot be understood")
 
     def _heard(self, message: dict) -> None:
@@ -201,10 +199,10 @@ class Team:
             print(f"jaxdp: {in_words(verdict)}{advice}", file=sys.stderr, flush=True)
         os._exit(verdict["code"])
 
-    def _let_the_others_go(self) -> None:
+    def _let_the_others_go(self, gone=lambda server: server.only_silent_left) -> None:
         """Rank 0 is the last to leave: it holds JAX's own line too, and JAX aborts whoever is there when that is cut."""
         end = time.monotonic() + VERDICT_SECONDS
-        while self.first and time.monotonic() < end and not self.server.only_silent_left:
+        while self.first and time.monotonic() < end and not gone(self.server):
             time.sleep(0.02)
 
     # What goes to rank 0.
@@ -355,11 +353,7 @@ class Team:
         with self.changed:
             self.failing = True  # what comes now is no failure
         self._send({"bye": self.rank})
-        began = time.monotonic()
-        while self.first and time.monotonic() - began < VERDICT_SECONDS:
-            if self.server.all_gone if last else self.server.all_said_bye:
-                return
-            time.sleep(0.02)
+        self._let_the_others_go(lambda server: server.all_gone if last else server.all_said_bye)
 
 
 def in_words(verdict: dict) -> str:

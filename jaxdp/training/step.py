@@ -102,7 +102,7 @@ def gradient_and_report(config: Config, model, pixels, accumulation: int, params
     overlap = Overlap(*how, divisor) if config.reduce.overlap else None
     gradient, report = accumulated(gradient_of, batch, accumulation)
     if overlap:
-        for part in reversed(model.parts) if accumulation > 1 else ():
+        for part in reversed(model.parts) if gradient else ():  # of several micro-batches, of which nothing was sent yet
             overlap.passed((), {name: gradient[name] for name in part})
         gradient = overlap.arrived()
     else:
