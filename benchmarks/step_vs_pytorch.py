@@ -9,6 +9,7 @@ autocast) with float32 weights.
 
 - jaxdp: our step; jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
 - torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
+- torch-kept, on a CPU: torch in a process that keeps freed memory, as jaxdp's commands do (jaxdp/parallel/memory.py)
 
 Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the ratio to PyTorch's best.
 """
@@ -22,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 
+from jaxdp.parallel import memory
 from jaxdp.parallel.distributed import nvidia_gpu_present
 
 ROOT = Path(__file__).parent.parent
@@ -29,10 +31,12 @@ RESULTS = ROOT / "benchmarks/results/step_vs_pytorch.json"
 CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
 CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
 GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
-CPU_NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
-GPU_NAMES = (*CPU_NAMES, "torch-reduce", "torch-max")
+NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
+CPU_NAMES = (*NAMES, "torch-kept")
+GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 STAGES = (3, 4, 6, 3)
 WARM_UP = 3
+KEPT = ("jaxdp", "torch-kept")
 
 
 def ours(size: int, stem: str, batch: int):
@@ -201,6 +205,7 @@ MAKERS = {
     "jaxdp": ours,
     "jaxdp-linen": linen,
     "torch": lambda *case: pytorch(*case, "eager"),
+    "torch-kept": lambda *case: pytorch(*case, "eager"),
     "torch-compile": lambda *case: pytorch(*case, "compile"),
     "torch-reduce": lambda *case: pytorch(*case, "reduce-overhead"),
     "torch-max": lambda *case: pytorch(*case, "max-autotune"),
@@ -209,6 +214,8 @@ MAKERS = {
 
 def work(name: str, case: str) -> None:
     """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds."""
+    if name in KEPT and not nvidia_gpu_present():
+        memory.keep_freed()
     size, stem, batch = case.split(":")
     answers, sys.stdout = sys.stdout, sys.stderr
     began = time.perf_counter()
@@ -276,7 +283,7 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
         }
         for one in contenders
     }
-    peers = [row["images_per_second"] for name, row in rows.items() if name.startswith("torch")]
+    peers = [row["images_per_second"] for name, row in rows.items() if name.startswith("torch") and name not in KEPT]
     for row in rows.values():
         row["to_pytorchs_best"] = row["images_per_second"] / max(peers) if peers else None
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}

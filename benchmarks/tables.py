@@ -139,6 +139,7 @@ def of(table, script: str, part: str | None = None):
 
 
 NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "Flax as usual", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
+NAMES |= {"torch-kept": "PyTorch, memory kept"}
 
 
 def step() -> str:

@@ -43,6 +43,10 @@ def main(arguments=None) -> None:
 
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
+    from jaxdp.parallel import distributed, memory
+
+    if not distributed.nvidia_gpu_present():
+        memory.keep_freed()
     from jaxdp.config import ConfigError
     from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError

@@ -11,7 +11,7 @@ from jaxdp.cli import COMMANDS
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
-    {"commands", "config", "errors", "parallel.alone", "parallel.stragglers"},
+    {"commands", "config", "errors", "parallel.alone", "parallel.memory", "parallel.stragglers"},
     {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},

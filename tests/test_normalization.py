@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Model
-from jaxdp.models.normalization import Normalised, moments, relu_of_sum, trained_relu_of_sum
+from jaxdp.models.normalization import Normalised, moments, relu_of_sum, root_of_square, trained_relu_of_sum
 from jaxdp.parallel.mesh import AXES, make_mesh
 
 SHAPE = (16, 5, 5, 7)
@@ -36,26 +36,33 @@ def flaxes(terms, shortcut):
     return jnp.maximum(total, 0)
 
 
-def ours(terms, shortcut, axes=(), own=True):
+def ours(terms, shortcut, axes=(), own=True, form="direct"):
     def normalised(x, scale, bias):
         mean, square = moments(lax.stop_gradient(x) if own else x, axes)
         return Normalised(x, scale, bias, mean, square - mean * mean)
 
     given = tuple(normalised(*term) for term in terms)
-    return trained_relu_of_sum(axes, given, shortcut) if own else relu_of_sum(given, shortcut)
+    return trained_relu_of_sum(axes, form, given, shortcut) if own else relu_of_sum(given, shortcut)
 
 
+@pytest.mark.parametrize("form", ["direct", "product"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_value_and_gradient_are_those_of_flax_in_float64(kind):
+def test_value_and_gradient_are_those_of_flax_in_float64(kind, form):
     terms, shortcut, cotangent = made(*KINDS[kind])
     with jax.enable_x64():
         expected, pull = jax.vjp(flaxes, terms, shortcut)
         wanted = jax.tree.map(np.asarray, pull(jnp.asarray(cotangent)))
     narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (terms, shortcut, cotangent))
-    found, pull = jax.vjp(ours, *narrow[:2])
+    found, pull = jax.vjp(partial(ours, form=form), *narrow[:2])
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     for one, other in zip(jax.tree.leaves(pull(narrow[2])), jax.tree.leaves(wanted), strict=True):
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other)
+
+
+def test_relu_as_the_root_of_a_square_is_relu():
+    draw = np.random.default_rng(0)
+    values = np.concatenate([[0.0, np.nan], draw.choice([-1, 1], 10**6) * np.exp(draw.uniform(-43, 43, 10**6))])
+    np.testing.assert_array_equal(jax.jit(root_of_square)(values.astype(np.float32)), np.maximum(values.astype(np.float32), 0))
 
 
 @pytest.mark.parametrize("kind", KINDS)

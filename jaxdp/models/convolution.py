@@ -32,7 +32,23 @@ def convolve(images, kernel, stride: int = 1, form: str = "direct"):
 
 def _product(images, matrix):
     """[B, H, W, C] times [C, F] as one two-dimensional product."""
-    return (images.reshape(-1, images.shape[-1]) @ matrix).reshape(*images.shape[:-1], matrix.shape[-1])
+    return _matmul(images.reshape(-1, images.shape[-1]), matrix).reshape(*images.shape[:-1], matrix.shape[-1])
+
+
+@jax.custom_vjp
+def _matmul(rows, matrix):
+    return rows @ matrix
+
+
+def _matmul_backward(saved, gradient):
+    """Of the two products that give the weights' gradient, transposed or not, the one with the smaller matrix on the left."""
+    rows, matrix = saved
+    if matrix.shape[0] <= matrix.shape[1]:
+        return gradient @ matrix.T, rows.T @ gradient
+    return gradient @ matrix.T, lax.optimization_barrier(gradient.T @ rows).T  # or XLA would turn it round again
+
+
+_matmul.defvjp(lambda rows, matrix: (rows @ matrix, (rows, matrix)), _matmul_backward)
 
 
 def _taps(size: int, stride: int, out: int, inside: int):

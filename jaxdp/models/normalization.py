@@ -46,33 +46,43 @@ def _mean_over(axes, values):
     return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values
 
 
-def relu_of_sum(terms, shortcut=None):
+def relu_of_sum(terms, shortcut=None, relu=lambda x: jnp.maximum(x, 0.0)):
     """ReLU of the sum of normalised tensors and, if there is one, a plain one; differentiated as it stands."""
     total = sum(term.value() for term in terms)
     if shortcut is not None:
         total += shortcut.astype(jnp.float32)
-    return jnp.maximum(total, 0.0).astype(terms[0].x.dtype)
+    return relu(total).astype(terms[0].x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def trained_relu_of_sum(axes, terms, shortcut=None):
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def trained_relu_of_sum(axes, form, terms, shortcut=None):
     """`relu_of_sum` in training, with a gradient of its own; mean and var are those of x over the batch and `axes`.
 
+    form: of the convolutions, `product` where XLA is to compile for a CPU (see `jaxdp.models.convolution`).
     The gradient for x is the whole one, which goes through mean and var too; for these themselves it is zero, so that they are
     to be given behind a `stop_gradient`.
     """
     return relu_of_sum(terms, shortcut)
 
 
-def _forward(axes, terms, shortcut):
-    y = relu_of_sum(terms, shortcut)
+def _forward(axes, form, terms, shortcut):
     if len(terms) == 1 and shortcut is None:
-        return y, (terms, None, False)
-    y = lax.optimization_barrier(y)  # or XLA computes it once more where the next shortcut is added
+        return relu_of_sum(terms), (terms, None, False)
+    # XLA would compute y once more where the next shortcut is added, both once more where the third is, and so on. A barrier
+    # prevents it; on a CPU, where XLA drops barriers, a root does, which it takes for too costly to be computed twice.
+    if form == "product":
+        y = relu_of_sum(terms, shortcut, root_of_square)
+    else:
+        y = lax.optimization_barrier(relu_of_sum(terms, shortcut))
     return y, (terms, y, shortcut is not None)
 
 
-def _backward(axes, saved, gradient):
+def root_of_square(x):
+    """ReLU of float32 x, without error (Boldo, ENTCS 317, 2015) where its square is a normal number, from 1e-19 to 1e19."""
+    return jnp.sqrt(x * jnp.maximum(x, 0.0))
+
+
+def _backward(axes, form, saved, gradient):
     terms, y, has_shortcut = saved
     if y is None:  # the sign is known from x, so that y need not be read
         passed = jnp.where(terms[0].value() > 0, gradient.astype(jnp.float32), 0.0)

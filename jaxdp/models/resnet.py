@@ -130,7 +130,7 @@ class ResNet(nn.Module):
 
         def relu(*terms, shortcut=None):
             if train and self.own_gradients:
-                return trained_relu_of_sum(self.axes, terms, shortcut)
+                return trained_relu_of_sum(self.axes, self.form, terms, shortcut)
             return relu_of_sum(terms, shortcut)
 
         def stem(images):

@@ -8,11 +8,16 @@ from pathlib import Path
 
 from jaxdp.config import Compile, ConfigError
 
-# By platform. cpu: the library that XLA has for matrix products takes reductions too, and leaves the convolutions to Eigen.
+# By platform. cpu: the library that XLA has for matrix products takes reductions too, and leaves the convolutions to Eigen; one
+# operation after another, each on all cores; vectors as wide as the processor has them.
 # gpu: what travels together is ours to say (see `overlap`): a collective that waits for others to be combined with would have
 # nothing left to hide behind; and the stages of several messages are under way at a time.
 TUNED = {
-    "cpu": {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE"},
+    "cpu": {
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE",
+        "xla_cpu_enable_concurrency_optimized_scheduler": False,
+        "xla_cpu_prefer_vector_width": 512,
+    },
     "gpu": {
         "xla_gpu_all_reduce_combine_threshold_bytes": 0,
         "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
