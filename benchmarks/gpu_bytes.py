@@ -9,7 +9,6 @@ floor, by the figures that the maker gives for the chip. Writes benchmarks/resul
 
 import argparse
 import json
-import math
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -19,42 +18,14 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jaxdp
 from jaxdp import aot
+from jaxdp.bench import kernels
 from jaxdp.bench.provenance import provenance
 from jaxdp.bench.step import published
-from jaxdp.parallel import hlo
 from jaxdp.parallel.chips import CHIPS
 
 ROOT = Path(__file__).parent.parent
 CASES = {"own": [], "autodiff": ["--model.gradients", "autodiff"]}
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
-KINDS = ("convolution", "its input gradient", "its weight gradient", "forward", "backward", "rest")
-
-
-def kernels(text: str, batch: int):
-    """(side of the largest map, kind, bytes, FLOP) of every kernel of a compiled step."""
-    computations, entry = hlo.parse(text)
-    shapes = {one.name: one.shape for one in computations[entry]}
-    for one in computations[entry]:
-        if one.opcode in hlo.FREE or one.opcode.endswith("-done"):
-            continue
-        operands = [shapes.get(name, "") for name in one.operands]
-        moved = hlo.num_bytes(one.shape) + sum(map(hlo.num_bytes, operands))
-        arrays = [sizes for shape in (one.shape, *operands) for _, sizes in hlo.arrays(shape) if len(sizes) == 4]
-        maps = [sizes for sizes in arrays if sizes[0] == batch and sizes[1] == sizes[2]]
-        side = max((sizes[1] for sizes in maps), default=0)
-        side = next((name for limit, name in sorted(SIDES.items()) if 0 < side <= limit + 3), "rest")
-        backward = "transpose(" in one.attributes.split("op_name=")[-1][:200]
-        flop = 0
-        if "__cudnn$conv" in one.attributes:
-            kernel = min(arrays[:3], key=math.prod)
-            output = min((sizes for sizes in arrays[:3] if sizes is not kernel), key=lambda sizes: sizes[1])
-            flop = 2 * math.prod(kernel) * batch * output[1] * output[2]
-            kind = KINDS[2] if "BackwardFilter" in one.attributes else KINDS[1] if backward else KINDS[0]
-        elif side == "rest":
-            kind = "rest"
-        else:
-            kind = "backward" if backward else "forward"
-        yield side, kind, moved, flop
 
 
 def measured(case: str, flags, batch: int, chip: str) -> dict:
@@ -64,10 +35,11 @@ def measured(case: str, flags, batch: int, chip: str) -> dict:
     compiled = aot.compile_for(plan, 0, chip, 1, 1)
     limits = published(CHIPS[chip].name, "bfloat16", 1)
     table, count, floor, flops = defaultdict(float), 0, 0.0, 0.0
-    for side, kind, moved, flop in kernels(compiled.text, batch):
-        table[side, kind] += moved
-        count, flops = count + 1, flops + flop
-        floor += max(moved / limits["bytes_per_second"], flop / limits["flops"])
+    for one in kernels.of_step(compiled.text, batch):
+        side = next((name for limit, name in sorted(SIDES.items()) if 0 < one.side <= limit + 3), "rest")
+        table[side, one.kind] += one.bytes
+        count, flops = count + 1, flops + one.flop
+        floor += max(one.bytes / limits["bytes_per_second"], one.flop / limits["flops"])
     return {
         "case": case,
         "flags": flags,
@@ -95,13 +67,13 @@ def shown(result: dict):
         f"{limits['bytes_per_second'] / 1e12:.1f} TB/s and {limits['flops'] / 1e12:.0f} TFLOP/s, the maker's, at most "
         f"{result['floor_images_per_second']:,.0f} images/s"
     )
-    for name in ("map", *KINDS, "all"):
+    for name in ("map", *kernels.KINDS, "all"):
         table.add_column(name, justify="right")
     told = result["megabytes_an_image"]
     for side in [*SIDES.values(), "rest"]:
-        values = [told.get(f"{side} {kind}", 0.0) for kind in KINDS]
+        values = [told.get(f"{side} {kind}", 0.0) for kind in kernels.KINDS]
         table.add_row(side, *(f"{value:.1f}" if value else "" for value in values), f"{sum(values):.1f}")
-    sums = [sum(value for name, value in told.items() if name.endswith(f" {kind}")) for kind in KINDS]
+    sums = [sum(value for name, value in told.items() if name.endswith(f" {kind}")) for kind in kernels.KINDS]
     table.add_row("all", *(f"{value:.1f}" for value in sums), f"{result['all_megabytes_an_image']:.1f}")
     return table
 

@@ -7,7 +7,8 @@ working at a time, after a warm-up. The work is a whole step: uint8 images [B, H
 label-smoothed loss, backward, SGD with momentum and weight decay. On a CPU in float32; on a GPU in bfloat16 (PyTorch by
 autocast) with float32 weights.
 
-- jaxdp: our step; jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
+- jaxdp: our step; jaxdp:NAME: with one change, of VARIANTS
+- jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
 - torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
 - torch-kept, on a CPU: torch in a process that keeps freed memory, as jaxdp's commands do (jaxdp/parallel/memory.py)
 
@@ -15,12 +16,14 @@ Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the rati
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from jaxdp.parallel import memory
@@ -35,12 +38,23 @@ NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
 CPU_NAMES = (*NAMES, "torch-kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 STAGES = (3, 4, 6, 3)
+# One change each to our step: XLA's flags, fields of the configuration by group.
+VARIANTS = {
+    "direct": ("", {"model": {"convolution": "direct"}}),
+    "autodiff": ("", {"model": {"gradients": "autodiff"}}),
+    "untuned": ("", {"compile": {"tuned": False}}),
+    "deterministic": ("", {"compile": {"deterministic": True}}),
+    "graphs": ("--xla_gpu_enable_command_buffer=+CONVOLUTION", {}),
+    "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),
+    "no-excess": ("--xla_allow_excess_precision=false", {}),
+    "hiding": ("--xla_gpu_enable_latency_hiding_scheduler=true", {}),
+}
 WARM_UP = 3
 KEPT = ("jaxdp", "torch-kept")
 
 
-def ours(size: int, stem: str, batch: int):
-    """(step(count), what was used): jaxdp's own step on one device."""
+def ours(size: int, stem: str, batch: int, changes: dict):
+    """(step(count), what was used): jaxdp's own step on one device. changes: fields by group."""
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
     from jaxdp.parallel import distributed
@@ -60,6 +74,8 @@ def ours(size: int, stem: str, batch: int):
         optimizer=Optimizer(name="sgd", momentum=MOMENTUM, weight_decay=DECAY, label_smoothing=SMOOTHING),
         reduce=Reduce(strategy="psum"),
     )
+    changed = {group: dataclasses.replace(getattr(config, group), **fields) for group, fields in changes.items()}
+    config = dataclasses.replace(config, **changed)
     one = stepper(config, make_mesh(1, 1, devices), batch, "psum")
 
     def step(count):
@@ -72,8 +88,6 @@ def ours(size: int, stem: str, batch: int):
 
 def linen(size: int, stem: str, batch: int):
     """The same model as most JAX code has it."""
-    from functools import partial
-
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -202,7 +216,8 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
 
 
 MAKERS = {
-    "jaxdp": ours,
+    "jaxdp": lambda *case: ours(*case, {}),
+    **{f"jaxdp:{name}": partial(ours, changes=changes) for name, (_, changes) in VARIANTS.items()},
     "jaxdp-linen": linen,
     "torch": lambda *case: pytorch(*case, "eager"),
     "torch-kept": lambda *case: pytorch(*case, "eager"),
@@ -214,7 +229,7 @@ MAKERS = {
 
 def work(name: str, case: str) -> None:
     """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds."""
-    if name in KEPT and not nvidia_gpu_present():
+    if (name in KEPT or ":" in name) and not nvidia_gpu_present():
         memory.keep_freed()
     size, stem, batch = case.split(":")
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -233,7 +248,9 @@ def work(name: str, case: str) -> None:
 class Contender:
     def __init__(self, name: str, case: str):
         self.name = name
-        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
         line = [sys.executable, __file__, "--work", name, case]
         self.process = subprocess.Popen(
             line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT

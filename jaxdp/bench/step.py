@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from jaxdp.bench import ceilings
+from jaxdp.bench import ceilings, kernels
 from jaxdp.bench.provenance import provenance
 from jaxdp.bench.stepper import check_strategy, described, stepper
 from jaxdp.config import Config, ConfigError
@@ -21,6 +21,7 @@ from jaxdp.planning import model_summary
 
 FLOP_PER_MULTIPLY_ADD = 6  # two forward, two for the gradient of the weights, two for that of the input
 STARTS = ("cold", "warm")
+PROFILED_STEPS = 3
 
 
 def batch_for(config: Config, devices: int) -> int:
@@ -29,13 +30,18 @@ def batch_for(config: Config, devices: int) -> int:
     return devices * phase.per_worker_batch if phase.per_worker_batch else phase.global_batch
 
 
-def check(config: Config, batch: int, devices: int) -> None:
-    """Raise ConfigError, naming what is wrong, for a step that these devices cannot take."""
+def check(config: Config, batch: int, devices: int, profile: bool = False) -> None:
+    """Raise ConfigError, naming what is wrong, for a step that these devices cannot take, or that is not to be profiled."""
     unit = devices * max(1, min(config.batch[0].per_worker_batch or 1, batch))
     if batch < 1 or batch % unit:
         nearest = max(unit, round(batch / unit) * unit)
         raise ConfigError(f"--batch-size: {batch} is not allowed; it must be a multiple of {unit}; the nearest is {nearest}")
     check_strategy(config, devices, f"on {devices} devices")
+    if profile and config.batch[0].per_worker_batch and batch > unit:
+        raise ConfigError(
+            f"--kernels: True is not allowed with {batch // unit} micro-batches, which are a loop of kernels; give "
+            f"--batch-size {unit}, or another --batch.0.per-worker-batch"
+        )
 
 
 def devices_there(config: Config) -> int:
@@ -86,8 +92,13 @@ def published(device_kind: str, dtype: str, devices: int) -> dict | None:
     return {"flops": devices * flops, "bytes_per_second": devices * chip.memory_bandwidth}
 
 
-def run(config: Config, mesh, batch: int, repeats: int = 7, seconds: float = 2.0, starts: dict | None = None) -> dict:
-    """Time steps of `batch` images in `repeats` rounds of about so many seconds. starts: see `first_steps`."""
+def run(
+    config: Config, mesh, batch: int, repeats: int = 7, seconds: float = 2.0, starts: dict | None = None, profile: bool = False
+) -> dict:
+    """Time steps of `batch` images in `repeats` rounds of about so many seconds.
+
+    starts: see `first_steps`. profile: take some steps more under JAX's profiler, for a table by kind of kernel.
+    """
     with_cache = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
     began = time.perf_counter()
@@ -139,7 +150,18 @@ def run(config: Config, mesh, batch: int, repeats: int = 7, seconds: float = 2.0
         "peak_memory_bytes": peak,
         "trace_and_compile_seconds": compile_seconds,
         "first_steps": starts,
+        "kernels": _by_kind(one, batch // mesh.size, mesh.size, limits["measured"]) if profile else None,
     }
+
+
+def _by_kind(one, batch: int, devices: int, limits: dict) -> dict:
+    """Where the step's time goes. See `kernels.by_kind`."""
+    seconds = kernels.profiled(lambda: jax.block_until_ready(one()), PROFILED_STEPS)
+    there = kernels.of_step(one.step.as_text(), batch)
+    if jax.default_backend() == "cpu":  # whose devices have their threads in one list
+        seconds = {name: spent / devices for name, spent in seconds.items()}
+    share = {name: limit / devices for name, limit in limits.items()}
+    return {"steps": PROFILED_STEPS, "rows": kernels.by_kind(there, seconds, share)}
 
 
 def shown(record: dict):
@@ -164,10 +186,29 @@ def shown(record: dict):
     for start, told in (record["first_steps"] or {}).items():
         table.add_row(f"to the first step, {start} cache", f"{told['to_first_step']:.1f} s", "of jaxdp train")
     yield table
+    if record["kernels"]:
+        yield _kernel_table(record["kernels"])
     yield (
         "FLOP: six a multiply-add of the model. Bytes: XLA's account of what the compiled step reads and writes. "
         "Measured ceilings: a product of matrices, adding to a vector."
     )
+
+
+def _kernel_table(told: dict):
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.title = f"a device's kernels, by a profile of {told['steps']} steps; least: at the measured ceilings"
+    for name in ("kind", "kernels", "ms", "least ms", "share", "GB", "GB/s", "GFLOP/s"):
+        table.add_column(name, justify="left" if name == "kind" else "right")
+    whole = {key: sum(row[key] for row in told["rows"]) for key in ("kernels", "seconds", "least_seconds", "bytes", "flop")}
+    for row in [*told["rows"], {"kind": "all"} | whole]:
+        spent = row["seconds"]
+        rates = [f"{row['least_seconds'] / spent:.0%}", f"{row['bytes'] / 1e9:.2f}", f"{row['bytes'] / spent / 1e9:,.1f}"]
+        rates += [f"{row['flop'] / spent / 1e9:,.0f}" if row["flop"] else ""]
+        cells = f"{row['kernels']:,}", f"{1e3 * spent:,.2f}", f"{1e3 * row['least_seconds']:,.2f}"
+        table.add_row(row["kind"], *cells, *(rates if spent else [""] * 4))
+    return table
 
 
 def draw(record: dict, path) -> None:

@@ -159,7 +159,7 @@ def _bench_step(arguments, program):
         Examples:
           jaxdp bench step
           jaxdp bench step --config imagenet_goyal_256 --model.dtype bfloat16 --batch-size 256
-          jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts
+          jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts --kernels
         """
 
         run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
@@ -169,6 +169,8 @@ def _bench_step(arguments, program):
         """images of a step, on all devices; default: of the recipe's first phase, or its per-worker batch on each device"""
         starts: bool = True
         """time the start of a command as well, twice"""
+        kernels: bool = False
+        """profile a few steps more, for a table of the step's time by kind of kernel"""
         repeats: int = 7
         """timed rounds"""
         seconds: float = 2.0
@@ -193,8 +195,9 @@ def _bench_step(arguments, program):
     config, devices = _bench_devices(chosen)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
     batch = bench.batch_for(config, mesh.size) if chosen.batch_size is None else chosen.batch_size
-    bench.check(config, batch, mesh.size)
-    _bench_result(chosen, "step", bench.run(config, mesh, batch, chosen.repeats, chosen.seconds, starts), bench)
+    bench.check(config, batch, mesh.size, chosen.kernels)
+    record = bench.run(config, mesh, batch, chosen.repeats, chosen.seconds, starts, chosen.kernels)
+    _bench_result(chosen, "step", record, bench)
 
 
 def _bench_devices(chosen):

@@ -1,0 +1,71 @@
+"""What there is to measure on one GPU, in calls of under ten minutes each, in the order in which each tells what is next.
+
+    python benchmarks/gpu.py position | pytorch | changes | batches | best | run     (on a machine with a GPU; extra peers)
+
+- position: our step, where its time goes by kind of kernel against the measured ceilings, and how long a start takes
+- pytorch: PyTorch's modes, to know its best
+- changes: our step with one change each, taking turns with the step as it is: kept if over 1 % and outside the spread; the
+  price of `--compile.deterministic` is among them
+- batches: our step at other batch sizes
+- best: ours and PyTorch's best at three batch sizes, taking turns
+- run: the default training run
+
+Each writes benchmarks/results/gpu_NAME.json (run: the run's own result), and prints a short table last.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16", "--batch-size", "256"]
+STEP += ["--optimizer.label-smoothing", "0.1", "--kernels"]
+SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
+ONE = "224:imagenet:256"
+CHANGES = [
+    "jaxdp",
+    "jaxdp:graphs",
+    "jaxdp:no-graphs",
+    "jaxdp:no-excess",
+    "jaxdp:hiding",
+    "jaxdp:autodiff",
+    "jaxdp:deterministic",
+]
+COMPARED = {
+    "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
+    "changes": ["--only", *CHANGES, "--cases", ONE],
+    "batches": ["--only", "jaxdp", "--cases", *(f"224:imagenet:{batch}" for batch in (128, 256, 400, 512, 1024))],
+    "best": ["--only", "jaxdp", "torch-reduce", "torch-max", "--cases", ONE, "224:imagenet:400", "224:imagenet:512"],
+}
+
+
+def started(words) -> None:
+    """One command of this checkout; its failure ends the call."""
+    print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
+    there = os.environ | {"PYTHONPATH": str(ROOT)}
+    if code := subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False).returncode:
+        sys.exit(code)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("call", choices=("position", *COMPARED, "run"))
+    parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, in place of the call's own")
+    given = parser.parse_args()
+    if given.call == "position":
+        started([*STEP, "--output", "bench/gpu"])
+        shutil.copy(ROOT / "bench/gpu/step.json", RESULTS / "gpu_position.json")
+    elif given.call == "run":
+        started(["train.py", "--resume", "never", "--workdir", "runs/gpu"])
+        shutil.copy(max(ROOT.glob("runs/gpu*"), key=os.path.getmtime) / "result.json", RESULTS / "gpu_run.json")
+    else:
+        cases = ["--cases", *given.cases] if given.cases else []
+        started([*SIDE_BY_SIDE, *COMPARED[given.call], *cases, "--output", str(RESULTS / f"gpu_{given.call}.json")])
+
+
+if __name__ == "__main__":
+    main()
