@@ -10,7 +10,7 @@ autocast) with float32 weights.
 - jaxdp: our step; jaxdp:NAME: with one change, of VARIANTS
 - jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
 - torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
-- torch-kept, on a CPU: torch in a process that keeps freed memory, as jaxdp's commands do (jaxdp/parallel/memory.py)
+- jaxdp:kept, torch-kept, on a CPU: in a process that keeps freed memory (jaxdp/parallel/memory.py)
 
 Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the ratio to PyTorch's best.
 """
@@ -35,11 +35,12 @@ CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-
 CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
 GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
 NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
-CPU_NAMES = (*NAMES, "torch-kept")
+CPU_NAMES = (*NAMES, "jaxdp:kept", "torch-kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 STAGES = (3, 4, 6, 3)
 # One change each to our step: XLA's flags, fields of the configuration by group.
 VARIANTS = {
+    "kept": ("", {}),
     "direct": ("", {"model": {"convolution": "direct"}}),
     "autodiff": ("", {"model": {"gradients": "autodiff"}}),
     "untuned": ("", {"compile": {"tuned": False}}),
@@ -50,7 +51,7 @@ VARIANTS = {
     "hiding": ("--xla_gpu_enable_latency_hiding_scheduler=true", {}),
 }
 WARM_UP = 3
-KEPT = ("jaxdp", "torch-kept")
+KEPT = ("jaxdp:kept", "torch-kept")
 
 
 def ours(size: int, stem: str, batch: int, changes: dict):
@@ -229,7 +230,7 @@ MAKERS = {
 
 def work(name: str, case: str) -> None:
     """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds."""
-    if (name in KEPT or ":" in name) and not nvidia_gpu_present():
+    if name in KEPT:
         memory.keep_freed()
     size, stem, batch = case.split(":")
     answers, sys.stdout = sys.stdout, sys.stderr

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from jaxdp import commands
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
+from jaxdp.parallel import memory
 
 COMMANDS = {
     "train": "train a model as a recipe says",
@@ -43,10 +44,7 @@ def main(arguments=None) -> None:
 
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
-    from jaxdp.parallel import distributed, memory
-
-    if not distributed.nvidia_gpu_present():
-        memory.keep_freed()
+    memory.keep_if_asked()
     from jaxdp.config import ConfigError
     from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError

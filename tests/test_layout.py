@@ -33,7 +33,7 @@ LAYERS = [
     | {"training.metrics", "training.console"},
     {"training.workdir", "training.result"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"},
-    {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings"},
+    {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal"}
     | {"bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
