@@ -229,7 +229,7 @@ import jaxdp
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 
 class Images:
-    def __init__(self, seconds):
+    def __init__(self, seconds=0):
         self.seconds = seconds
     def __len__(self):
         return 64
