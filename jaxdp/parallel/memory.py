@@ -1,7 +1,7 @@
 """The memory of a process whose devices are its CPU.
 
 A step's activations are allocated when it begins and freed when it ends. The C library gives blocks of that size back to the
-system at once, which clears every page anew when the next step touches it: up to a quarter of a step's time. Kept memory comes
+system at once, which clears every page anew when the next step touches it. Kept memory comes
 from one arena for all threads, though, for which those that compile have to wait.
 """
 
