@@ -34,24 +34,24 @@ def measured(case: str, flags, batch: int, chip: str) -> dict:
     plan = jaxdp.plan(jaxdp.load_config("imagenet_goyal_256", words), devices=1)
     compiled = aot.compile_for(plan, 0, chip, 1, 1)
     limits = published(CHIPS[chip].name, "bfloat16", 1)
-    table, count, floor, flops = defaultdict(float), 0, 0.0, 0.0
-    for one in kernels.of_step(compiled.text, batch):
+    found, table = kernels.of_step(compiled.text, batch), defaultdict(float)
+    for one in found:
         side = next((name for limit, name in sorted(SIDES.items()) if 0 < one.side <= limit + 3), "rest")
         table[side, one.kind] += one.bytes
-        count, flops = count + 1, flops + one.flop
-        floor += max(one.bytes / limits["bytes_per_second"], one.flop / limits["flops"])
+    rows = kernels.by_kind(found, None, limits)
+    moved, flop, least = (sum(row[what] for row in rows) for what in ("bytes", "flop", "least_seconds"))
     return {
         "case": case,
         "flags": flags,
         "chip": CHIPS[chip].name,
         "batch": batch,
-        "kernels": count,
-        "megabytes_an_image": {f"{side} {kind}": moved / batch / 1e6 for (side, kind), moved in table.items()},
-        "all_megabytes_an_image": sum(table.values()) / batch / 1e6,
-        "convolutions_gigaflop_an_image": flops / batch / 1e9,
+        "kernels": len(found),
+        "megabytes_an_image": {f"{side} {kind}": part / batch / 1e6 for (side, kind), part in table.items()},
+        "all_megabytes_an_image": moved / batch / 1e6,
+        "convolutions_gigaflop_an_image": flop / batch / 1e9,
         "limits": limits,
-        "bytes_only_images_per_second": batch / (sum(table.values()) / limits["bytes_per_second"]),
-        "floor_images_per_second": batch / floor,
+        "bytes_only_images_per_second": batch / (moved / limits["bytes_per_second"]),
+        "floor_images_per_second": batch / least,
         "memory_bytes": compiled.memory_bytes,
     }
 

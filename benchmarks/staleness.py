@@ -119,6 +119,7 @@ class Trainer:
         for samples in range(0, plan.total_samples, phase.global_batch):
             batch = feed.put(feed.train_batch(self.datasets.train, config.seed, samples, phase.global_batch), self.mesh)
             hyperparameters = {"learning_rate": np.float32(plan.learning_rate(samples)), "momentum": np.float32(MOMENTUM)}
+            hyperparameters["seed"] = np.uint32(config.seed)
             state, _ = self.synchronous[workers](state, batch, hyperparameters)
         return self.accuracy(state)
 

@@ -21,8 +21,8 @@ def digits() -> str:
     measured = json.loads((RESULTS / "digits_seeds.json").read_text())
     made = measured["provenance"]
     rows = [
-        f"| {r['seed']} | {100 * r['accuracy']:.2f} % | {r['wall_seconds']:.0f} s | "
-        f"{r['seconds_to_first_step']:.0f} s | {r['images_per_second']:.0f} |"
+        f"| {r['seed']} | {100 * r['accuracy']:.2f} % | {r['wall_seconds']:.0f} s | {r['seconds_to_first_step']:.0f} s | "
+        f"{r['images_per_second']:.0f} |"
         for r in measured["runs"]
     ]
     return "\n".join(
@@ -139,7 +139,8 @@ def of(table, script: str, part: str | None = None):
 
 
 NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "Flax as usual", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
-NAMES |= {"torch-kept": "PyTorch, memory kept", "jaxdp:kept": "jaxdp, memory kept"}
+NAMES |= {"jaxdp:given-back": "jaxdp, memory given back"}
+NAMES |= {"torch:kept": "PyTorch, memory kept", "torch-compile:kept": "PyTorch, compiled, memory kept"}
 
 
 def step() -> str:

@@ -7,7 +7,6 @@ from importlib import import_module
 
 from jaxdp import commands
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
-from jaxdp.parallel import memory
 
 COMMANDS = {
     "train": "train a model as a recipe says",
@@ -44,7 +43,6 @@ def main(arguments=None) -> None:
 
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
-    memory.keep_if_asked()
     from jaxdp.config import ConfigError
     from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError

@@ -222,7 +222,7 @@ def test_mixing_stays_within_a_worker_and_is_the_same_on_any_mesh(kind, mesh_sha
         mesh, model = make_mesh(*shape), models.create(config.model)
         step = make_train_step(config, model, PIXELS, mesh, BATCH // PER_WORKER // (shape[0] * shape[1]))
         state = create_state(config, model, mesh)._replace(params=parameters(config)[0])
-        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9)}
+        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
         _, metrics = step(state, put(a_batch(), mesh), hyperparameters)
         text = step.lower(state, put(a_batch(), mesh), hyperparameters).as_text() if shape == (2, 2) else ""
         assert "collective_permute" not in text

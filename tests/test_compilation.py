@@ -73,7 +73,7 @@ def test_what_jax_was_told_before_is_left_as_it_is_unless_another_place_is_asked
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_a_second_run_compiles_nothing(tiny, tmp_path):
+def test_a_second_run_compiles_nothing_with_another_seed_either(tiny, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(tiny)))
     there = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     there |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
@@ -84,13 +84,13 @@ def test_a_second_run_compiles_nothing(tiny, tmp_path):
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 
-    first, second, off = counted("first"), counted("second"), counted("off", "--compile.cache", "off")
+    first, second, off = counted("first"), counted("second", "--seed", "1"), counted("off", "--compile.cache", "off")
     assert first["cache_misses"] >= 4  # two training steps, two evaluations
     assert first["directory"].startswith(str(tmp_path / "cache/jaxdp/programs"))
     assert (second["cache_misses"], second["cache_hits"]) == (0, first["cache_misses"] + first["cache_hits"])
     assert (off["cache_hits"], off["directory"]) == (0, None)
-    one, two = (seal.newest_good(tmp_path / name / "checkpoints").arrays for name in ("first", "second"))
-    assert one == two
+    one, two, three = (seal.newest_good(tmp_path / name / "checkpoints").arrays for name in ("first", "second", "off"))
+    assert one == three != two  # of another seed
 
 
 def test_a_deterministic_run_asks_xla_for_it_and_changes_nothing_on_a_cpu(tiny, tmp_path):

@@ -32,7 +32,7 @@ def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)
     state = change(create_state(config, model, mesh)._replace(params=parameters(config)[0]))
     before = jax.tree.map(np.asarray, state)
     for _ in range(steps):
-        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9)}
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
         state, metrics = step(state, feed.put(a_batch(), mesh), hyperparameters)
     return before, state, {name: value.item() for name, value in metrics.items()}
 

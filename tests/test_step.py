@@ -142,7 +142,7 @@ def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
     step = make_train_step(config, model, PIXELS, mesh, accumulation)
     state = create_state(config, model, mesh)
     for rate in rates:
-        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(momentum)}
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(momentum), "seed": np.uint32(config.seed)}
         state, metrics = step(state, feed.put(a_batch(), mesh), hyperparameters)
     return state, metrics
 
@@ -200,5 +200,7 @@ def test_the_state_is_donated():
     mesh, model = make_mesh(2, 4), models.create(config.model)
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, PIXELS, mesh, 2)
-    step(state, feed.put(a_batch(), mesh), {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9)})
+    step(
+        state, feed.put(a_batch(), mesh), {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)}
+    )
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))

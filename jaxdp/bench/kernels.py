@@ -36,7 +36,7 @@ def of_step(text: str, batch: int) -> list[Kernel]:
     return [
         _kernel(one, computations, shapes, batch)
         for one in computations[entry]
-        if one.opcode not in hlo.FREE and not one.opcode.endswith("-done")
+        if one.opcode not in hlo.FREE and not one.opcode.endswith(hlo.ENDS)
     ]
 
 
@@ -47,7 +47,7 @@ def _kernel(one, computations, shapes, batch: int) -> Kernel:
     side = max((_side(sizes, batch) for sizes in arrays), default=0)
     backward = "transpose(" in one.attributes.split("op_name=")[-1][:200]
     inner = [one, *(each for name in one.called for each in computations.get(name, ()))]
-    if any(each.opcode.removesuffix("-start") in hlo.COLLECTIVES for each in inner):
+    if hlo.collective_in(computations, one):
         return Kernel(one.name, side, "collective", moved, 0.0)
     if "__cudnn$conv" in one.attributes:
         kind, flop = _of_cudnn(one, [sizes for sizes in arrays if len(sizes) == 4], batch, backward)

@@ -68,8 +68,7 @@ def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
     batch = jax.jit(made, out_shardings=rows)()
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
-    hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9)}
-    compiled = step.lower(state, batch, hyperparameters).compile(
-        compilation.options(config.compile, mesh.devices.flat[0].platform)
-    )
+    hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
+    traced = step.trace(state, batch, hyperparameters)
+    compiled = compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
     return Stepper(compiled, state, batch, hyperparameters)

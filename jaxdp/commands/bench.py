@@ -158,7 +158,7 @@ def _bench_step(arguments, program):
 
         Examples:
           jaxdp bench step
-          jaxdp bench step --config imagenet_goyal_256 --model.dtype bfloat16 --batch-size 256
+          jaxdp bench step --config imagenet_goyal_256 --batch-size 256 --batch.0.per-worker-batch 256 --model.dtype bfloat16
           jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts --kernels
         """
 

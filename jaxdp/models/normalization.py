@@ -69,7 +69,8 @@ def _forward(axes, form, terms, shortcut):
     if len(terms) == 1 and shortcut is None:
         return relu_of_sum(terms), (terms, None, False)
     # XLA would compute y once more where the next shortcut is added, both once more where the third is, and so on. A barrier
-    # prevents it; on a CPU, where XLA drops barriers, a root does, which it takes for too costly to be computed twice.
+    # prevents it; on a CPU, where XLA drops barriers before it fuses, a root does: XLA takes it for too costly to be computed
+    # twice.
     if form == "product":
         y = relu_of_sum(terms, shortcut, root_of_square)
     else:

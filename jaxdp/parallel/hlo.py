@@ -17,6 +17,8 @@ COLLECTIVES = {
 }
 # Instructions that move nothing.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "iota", "partition-id"}
+# Of asynchronous operations, whose start is where they are accounted for.
+ENDS = ("-done", "-update")
 _SHAPE = re.compile(r"\b(" + "|".join(BYTES) + r")\[([0-9,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
@@ -148,7 +150,7 @@ def read_schedule(text: str, devices: int) -> Schedule:
     return schedule
 
 
-def _collective_in(computations, instruction: Instruction) -> Instruction | None:
+def collective_in(computations, instruction: Instruction) -> Instruction | None:
     """The collective that an instruction is, or that the fusion or asynchronous computation it runs consists of."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode in COLLECTIVES:
@@ -167,7 +169,7 @@ def _read(computations, name: str, times: int, devices: int, schedule: Schedule)
     for one in computations[name]:
         if one.opcode in FREE:
             continue
-        if one.opcode.endswith(("-done", "-update")):
+        if one.opcode.endswith(ENDS):
             running.pop(one.operands[0], None)
             continue
         if one.opcode in ("while", "conditional"):
@@ -180,7 +182,7 @@ def _read(computations, name: str, times: int, devices: int, schedule: Schedule)
                 )
             continue
         operand_bytes = sum(num_bytes(shapes.get(operand, "")) for operand in one.operands)
-        if inner := _collective_in(computations, one):
+        if inner := collective_in(computations, one):
             dtypes = {dtype for operand in one.operands for dtype, _ in _SHAPE.findall(shapes.get(operand, ""))}
             collective = CompiledCollective(
                 COLLECTIVES[inner.opcode.removesuffix("-start")],

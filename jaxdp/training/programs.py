@@ -2,6 +2,7 @@
 
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 
 import jax
@@ -36,13 +37,14 @@ def trace_train_step(config: Config, model, pixels, phase: PlannedPhase, mesh, i
     step = make_train_step(config, model, pixels, mesh, phase.accumulation, images is not None)
     state = abstract_state(config, model, mesh)
     batch = _abstract_batch(config, mesh, phase.global_batch, {"labels": jnp.int32, "positions": jnp.uint32})
-    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(mesh))
+    scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
+    hyperparameters = dict.fromkeys(HYPERPARAMETERS, scalar(dtype=jnp.float32)) | {"seed": scalar(dtype=jnp.uint32)}
     kept = ()
     if images is not None:
         del batch["images"]
         batch["numbers"] = batch["labels"]
         kept = (jax.ShapeDtypeStruct(images.shape, images.dtype, sharding=replicated(mesh)),)
-    return step.trace(state, batch, dict.fromkeys(HYPERPARAMETERS, scalar), *kept)
+    return step.trace(state, batch, hyperparameters, *kept)
 
 
 def wire_accounts(plan: Plan) -> list[wire.Account]:
@@ -128,7 +130,7 @@ class Programs:
         config = self.plan.config
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
         traced = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images)
-        compiled = traced.lower().compile(compilation.options(config.compile, mesh.devices.flat[0].platform))
+        compiled = compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
         if self.images is None:
             return compiled
         kept = self._kept(mesh)
@@ -146,13 +148,14 @@ class Programs:
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(config, mesh, rows, EVALUATED)
-        options = compilation.options(config.compile, mesh.devices.flat[0].platform)
-        return step.lower(state.params, state.batch_stats, batch).compile(options)
+        traced = step.trace(state.params, state.batch_stats, batch)
+        return compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
-        values = {"learning_rate": self.plan.learning_rate(samples), "momentum": phase.momentum}
-        return {name: from_host(np.float32(value), self.mesh(phase)) for name, value in values.items()}
+        values = {"learning_rate": np.float32(self.plan.learning_rate(samples)), "momentum": np.float32(phase.momentum)}
+        values["seed"] = np.uint32(self.plan.config.seed)
+        return {name: from_host(value, self.mesh(phase)) for name, value in values.items()}
 
     def close(self):
         self.thread.shutdown(wait=False, cancel_futures=True)

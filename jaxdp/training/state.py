@@ -1,5 +1,6 @@
 """What training changes: pure data, the same on every device."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -94,5 +95,6 @@ def abstract_state(config: Config, model, mesh) -> TrainState:
 
 
 def create_state(config: Config, model, mesh) -> TrainState:
-    """The state before the first step, from the config's seed, replicated over the mesh."""
-    return jax.jit(lambda: _initial(config, model), out_shardings=replicated(mesh))()
+    """The state before the first step, from the config's seed, replicated over the mesh. Other seeds are the same program."""
+    initial = jax.jit(lambda seed: _initial(dataclasses.replace(config, seed=seed), model), out_shardings=replicated(mesh))
+    return initial(np.uint32(config.seed))

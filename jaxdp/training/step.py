@@ -132,7 +132,8 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
 
     pixels: (mean, std) of the pixels, for normalisation. batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32,
     "positions" [B] uint32}, rows over all devices; with `resident` "numbers" [B] int32 in place of the images, and all images,
-    uint8 [N, H, W, 3], as a fourth argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars.
+    uint8 [N, H, W, 3], as a fourth argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"},
+    uint32, which draws the augmentation in place of the config's: another seed is the same program.
     metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update, and with loss
     scaling {"loss_scale"}; with it or where the guard skips {"skipped_steps", "skipped_in_a_row"}: a step whose gradient is
     not finite then changes nothing.
@@ -154,9 +155,10 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
         return TrainState(params, statistics, opt_state, average, state.loss_scale)
 
     def step(state: TrainState, batch, hyperparameters, images=None):
+        seeded = dataclasses.replace(config, seed=hyperparameters["seed"])
         scale = state.loss_scale.scale if scaling else 1.0
         gradient, report = gradient_and_report(
-            config, model, pixels, accumulation, state.params, state.batch_stats, batch, scale, images
+            seeded, model, pixels, accumulation, state.params, state.batch_stats, batch, scale, images
         )
         norm = optax.tree.norm(gradient)
         metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
