@@ -222,7 +222,7 @@ class Mesh(_Strict):
     cpu_devices: Count | None = None
     """devices into which a CPU is split, where JAX runs on a CPU; None: 1"""
     keep_memory: bool = True
-    """where JAX runs on a CPU: memory that a step frees stays with the process for the next one"""
+    """where a CPU is the only device: memory that a step frees stays with the process for the next one"""
     idle: Literal["allow", "refuse"] = "allow"
     """what to do when a batch cannot use all devices: leave some idle, or stop"""
 

@@ -69,6 +69,7 @@ def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
-    traced = step.trace(state, batch, hyperparameters)
-    compiled = compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
+    compiled = step.lower(state, batch, hyperparameters).compile(
+        compilation.options(config.compile, mesh.devices.flat[0].platform)
+    )
     return Stepper(compiled, state, batch, hyperparameters)

@@ -1,27 +1,22 @@
 """Where XLA keeps compiled programs from one run to the next, and with which options it compiles them."""
 
 import hashlib
-import math
 import os
 import platform
 from functools import cache
 from pathlib import Path
 
 from jaxdp.config import Compile, ConfigError
-from jaxdp.parallel import memory
-from jaxdp.parallel.jaxprs import largest_array
 
 # By platform. cpu: the library that XLA has for matrix products takes reductions too, and leaves the convolutions to Eigen; one
-# operation after another, each on all cores; vectors as wide as the processor has them; memory in blocks (see `memory`).
+# operation after another, each on all cores; vectors as wide as the processor has them.
 # gpu: what travels together is ours to say (see `overlap`): a collective that waits for others to be combined with would have
 # nothing left to hide behind; and the stages of several messages are under way at a time.
-BLOCKS = "xla_multiheap_size_constraint_per_heap"
 TUNED = {
     "cpu": {
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE",
         "xla_cpu_enable_concurrency_optimized_scheduler": False,
         "xla_cpu_prefer_vector_width": 512,
-        BLOCKS: memory.BLOCK,
     },
     "gpu": {
         "xla_gpu_all_reduce_combine_threshold_bytes": 0,
@@ -84,14 +79,6 @@ def options(config: Compile, platform: str) -> dict:
     """XLA's options for the programs of a run on "cpu" or "gpu", as `compile` of a lowered function takes them."""
     tuned = _known(*TUNED.get(platform, {}).items()) if config.tuned else {}
     return tuned | (DETERMINISTIC if config.deterministic else {})
-
-
-def compiled(traced, config: Compile, platform: str):
-    """A traced function as the programs of a run are compiled."""
-    chosen = options(config, platform)
-    if largest_array(traced.jaxpr) > chosen.get(BLOCKS, math.inf):
-        del chosen[BLOCKS]  # XLA would warn of each such array
-    return traced.lower().compile(chosen)
 
 
 @cache

@@ -79,7 +79,8 @@ def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile
     wanted = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX has started: the devices there are decide below
         jax.config.update("jax_num_cpu_devices", wanted)
-    if config.keep_memory and wanted == 1 and team.processes == 1:
+    keep = config.keep_memory and wanted == 1 and team.processes == 1
+    if keep:
         with contextlib.suppress(RuntimeError, AttributeError):  # as above; a later release may not have it
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
     if team.processes > 1:
@@ -104,7 +105,7 @@ def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile
     if devices[0].platform == "cpu":
         _check_cpu(len(jax.local_devices()), wanted)
         by_process = {process: own[:wanted] for process, own in by_process.items()}
-        if config.keep_memory:
+        if keep:
             memory.keep_freed()
     counts = {process: len(own) for process, own in by_process.items()}
     if len(set(counts.values())) > 1:

@@ -4,8 +4,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from jaxdp.parallel.jaxprs import inside
-
 # Primitives by their names in a jaxpr, which differ with what JAX knows of replication.
 OPERATIONS = {
     "psum": "all-reduce",
@@ -75,13 +73,16 @@ def _walk(jaxpr, times: int | None, axis_sizes, found: Counter) -> None:
                 for operand in equation.invars:
                     size = operand.aval.size * operand.aval.dtype.itemsize
                     found[OPERATIONS[name], axes, group, str(operand.aval.dtype), size, senders] += times
-        times_inside = times
+        inside = times
         if name == "scan":
-            times_inside = None if times is None else times * params["length"]
+            inside = None if times is None else times * params["length"]
         elif name == "while":
-            times_inside = None
-        for inner in inside(equation):
-            _walk(inner, times_inside, axis_sizes, found)
+            inside = None
+        for value in params.values():
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                part = getattr(part, "jaxpr", part)
+                if hasattr(part, "eqns"):
+                    _walk(part, inside, axis_sizes, found)
 
 
 def sent_by_device(found: list[Collective], devices: int) -> list[float]:

@@ -130,7 +130,7 @@ class Programs:
         config = self.plan.config
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
         traced = trace_train_step(config, self.model, self.pixels, phase, mesh, self.images)
-        compiled = compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
+        compiled = traced.lower().compile(compilation.options(config.compile, mesh.devices.flat[0].platform))
         if self.images is None:
             return compiled
         kept = self._kept(mesh)
@@ -148,8 +148,8 @@ class Programs:
         step = make_evaluation_step(config, self.model, self.pixels, mesh)
         state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(config, mesh, rows, EVALUATED)
-        traced = step.trace(state.params, state.batch_stats, batch)
-        return compilation.compiled(traced, config.compile, mesh.devices.flat[0].platform)
+        options = compilation.options(config.compile, mesh.devices.flat[0].platform)
+        return step.lower(state.params, state.batch_stats, batch).compile(options)
 
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
