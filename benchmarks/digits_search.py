@@ -18,12 +18,11 @@ from jaxdp.bench.provenance import provenance
 ROOT = Path(__file__).parent.parent
 SPLIT = ["--data.train-split", "fit", "--data.eval-split", "validation", "--evaluation.every-epochs", "None"]
 CANDIDATES = {
-    f"learning rate {rate}, weight decay {decay}": [
+    f"{epochs} epochs, {until} of them with the small batch, learning rate {rate}": [
+        *("--epochs", str(epochs), "--batch.0.until-epoch", str(until)),
         *("--schedule.learning-rate", str(rate)),
-        *("--optimizer.weight-decay", str(decay)),
     ]
-    for rate in (5, 8, 12)
-    for decay in (1e-4,)
+    for epochs, until, rate in ((12, 8, 12), (10, 6, 8), (10, 6, 12), (9, 6, 12))
 }
 
 
@@ -48,7 +47,7 @@ def main():
         rows.append({"candidate": name, "flags": flags, "runs": runs})
         scores = [r["accuracy"] for r in runs]
         losses = [r["loss"] for r in runs]
-        print(f"{name:45} accuracy {100 * mean(scores):.2f} %  loss {mean(losses):.4f}", flush=True)
+        print(f"{name:65} accuracy {100 * mean(scores):.2f} %  loss {mean(losses):.4f}", flush=True)
         arguments.out.write_text(json.dumps({"provenance": provenance(), "split": SPLIT, "rows": rows}, indent=1) + "\n")
 
 

@@ -20,18 +20,16 @@ import argparse
 import dataclasses
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
+
+import turns
 
 from jaxdp.parallel import memory
 from jaxdp.parallel.distributed import nvidia_gpu_present
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks/results/step_vs_pytorch.json"
+RESULTS = turns.ROOT / "benchmarks/results/step_vs_pytorch.json"
 CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
 CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
 GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
@@ -51,7 +49,6 @@ VARIANTS = {
     "no-excess": ("--xla_allow_excess_precision=false", {}),
     "hiding": ("--xla_gpu_enable_latency_hiding_scheduler=true", {}),
 }
-WARM_UP = 3
 
 
 def ours(size: int, stem: str, batch: int, changes: dict):
@@ -237,80 +234,17 @@ MAKERS = {
 }
 
 
-def work(name: str, case: str) -> None:
-    """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds."""
-    size, stem, batch = case.split(":")
-    answers, sys.stdout = sys.stdout, sys.stderr
-    began = time.perf_counter()
-    step, told = MAKERS[name](int(size), stem, int(batch))
-    step(1)
-    first = time.perf_counter() - began
-    step(WARM_UP)
-    print(json.dumps(told | {"seconds_to_first_step": first}), file=answers, flush=True)
-    for line in sys.stdin:
-        began = time.perf_counter()
-        step(int(line))
-        print(json.dumps(time.perf_counter() - began), file=answers, flush=True)
-
-
-class Contender:
-    def __init__(self, name: str, case: str):
-        self.name = name
-        flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
-        flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
-        line = [sys.executable, __file__, "--work", name, case]
-        self.process = subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-        )
-        self.told = self._answer()
-        self.seconds = []
-
-    def _answer(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
-        return json.loads(line)
-
-    def steps(self, count: int) -> float:
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
 def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
-    contenders, batch = [], int(case.split(":")[2])
-    failed = {}
+    print(case, file=sys.stderr)
+    batch, makers = int(case.split(":")[2]), {}
     for name in names:
-        print(f"{case}: {name} starts ...", file=sys.stderr, flush=True)
-        try:
-            contenders.append(Contender(name, case))
-        except RuntimeError as error:
-            failed[name] = str(error)
-    counts = {one.name: max(1, round(seconds_a_round / one.steps(1))) for one in contenders}
-    for _ in range(rounds):
-        for one in contenders:
-            one.seconds.append(one.steps(counts[one.name]) / counts[one.name])
-    for one in contenders:
-        one.close()
-    rows = {
-        one.name: one.told
-        | {
-            "steps_a_round": counts[one.name],
-            "step_seconds": statistics.median(one.seconds),
-            "fastest": min(one.seconds),
-            "slowest": max(one.seconds),
-            "images_per_second": batch / statistics.median(one.seconds),
-        }
-        for one in contenders
-    }
-    peers = [row["images_per_second"] for name, row in rows.items() if name.startswith("torch") and ":" not in name]
+        flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
+        makers[name] = partial(turns.Contender, name, [__file__, "--work", name, case], flags)
+    rows, failed = turns.taken(makers, batch, rounds, seconds_a_round)
+    peers = [row for name, row in rows.items() if name.startswith("torch") and ":" not in name]
+    best = min(peers, key=lambda row: row["step_seconds"], default=None)
     for row in rows.values():
-        row["to_pytorchs_best"] = row["images_per_second"] / max(peers) if peers else None
+        row["to_pytorchs_best"] = turns.ratio(row, best) if best else None
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
 
 
@@ -340,7 +274,9 @@ def main():
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(*given.work)
+        name, case = given.work
+        size, stem, batch = case.split(":")
+        turns.serve(lambda: MAKERS[name](int(size), stem, int(batch)))
         return
     gpu = nvidia_gpu_present()
     names, cases = given.only or (GPU_NAMES if gpu else CPU_NAMES), given.cases or (GPU_CASES if gpu else CPU_CASES)

@@ -19,22 +19,19 @@ from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images
-from jaxdp.parallel import stragglers
 from jaxdp.training import checkpoint, guard, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import NoWriter, to_json, writers_for
 from jaxdp.training.prepared import Prepared
 from jaxdp.training.programs import Programs, mesh_of
+from jaxdp.training.remarks import Remarks
 from jaxdp.training.result import Progress, TrainResult
 from jaxdp.training.state import abstract_state, create_state, moved
 from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.training.strategy import chosen_strategies
 from jaxdp.training.watchdog import Watchdog
 from jaxdp.validation import changes, from_dict
-
-SETTLED_STEPS = 10  # after which it can be told whether input keeps up
-WAITING_TOLD, WAITING_SECONDS = 0.1, 60.0  # from which share on, and how often, people are told that processes wait
 
 
 class Run:
@@ -61,8 +58,7 @@ class Run:
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
         self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
-        self.told_input = self.told_bad_images = False
-        self.told_waiting = -math.inf
+        self.remarks = Remarks(screen.say, self.datasets.train)
         self.pending = deque()  # steps dispatched whose metrics have not been read
 
     def to_the_end(self) -> TrainResult:
@@ -357,14 +353,8 @@ class Run:
             self.screen.say(self.loss_watch.remark(record, kept))
         images, seconds, waited = self.since_log
         record |= {"images_per_second": images / seconds, "input_seconds": waited}
-        if not self.told_input and record["step"] > SETTLED_STEPS:
-            remark = guard.input_remark(
-                progress.samples, progress.training_seconds, progress.input_seconds, self.datasets.train
-            )
-            self.told_input = remark is not None
-            if remark:
-                self.screen.say(remark)
-        self._tell_bad_images()
+        self.remarks.input(progress)
+        self.remarks.bad_images(self.datasets.bad_images)
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
@@ -372,23 +362,12 @@ class Run:
             self.since_log = [0, 0.0, 0.0]
 
     def _waiting(self) -> dict:
-        """What is known of processes that others wait for, for the log; told to people now and then."""
+        """What is known of processes that others wait for, for the log."""
         if not (waiting := self.team.waiting()):
             return {}
-        if waiting["waiting_share"] > WAITING_TOLD and time.monotonic() - self.told_waiting > WAITING_SECONDS:
-            self.told_waiting = time.monotonic()
-            self.screen.say(stragglers.in_words(waiting))
+        self.remarks.waiting(waiting)
         slowest = waiting["slowest"][0]
         return {"waiting_share": waiting["waiting_share"], "slowest_rank": slowest["rank"]}
-
-    def _tell_bad_images(self) -> None:
-        """The first image that cannot be used is told at once, the others at the end."""
-        if not self.told_bad_images and (bad := self.datasets.bad_images):
-            self.told_bad_images = True
-            name, reason = next(iter(bad.items()))
-            self.screen.say(
-                f"{name} cannot be used ({reason}) and is skipped; all such images are counted and listed at the end"
-            )
 
     def _write(self, record: dict) -> None:
         for writer in self.writers:

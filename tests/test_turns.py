@@ -1,0 +1,44 @@
+"""Processes that take turns to be timed: with steps whose seconds are known."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+SLEEPING = f"""
+import sys, time
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import turns
+turns.serve(lambda: (lambda count: time.sleep(count * float(sys.argv[1])), {{"slept": sys.argv[1]}}))
+"""
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import turns
+
+    return turns
+
+
+def test_steps_are_timed_in_turns_and_one_that_does_not_start_is_told(turns):
+    script = ["-c", SLEEPING]
+    makers = {name: partial(turns.Contender, name, [*script, name]) for name in ("0.02", "0.2")}
+    makers["broken"] = partial(turns.Contender, "broken", ["-c", "raise SystemExit(3)"])
+    rows, failed = turns.taken(makers, batch=8, rounds=3, seconds_a_round=0.1)
+    assert failed == {"broken": "broken ended with 3"}
+    for name, row in rows.items():
+        assert row["slept"] == name
+        assert len(row["seconds"]) == 3
+        assert min(row["seconds"]) >= float(name)  # of one step, however many were taken
+        assert row["step_seconds"] == np.median(row["seconds"])
+        assert row["images_per_second"] == 8 / row["step_seconds"]
+    assert rows["0.02"]["steps_a_round"] >= rows["0.2"]["steps_a_round"] == 1
+
+
+def test_the_ratio_compares_neighbours_in_time(turns):
+    base = {"seconds": [1.0, 10.0, 1.0]}
+    assert turns.ratio({"seconds": [0.5, 5.0, 0.5]}, base) == 2.0
+    assert turns.ratio({"seconds": [0.5, 5.0, 2.0]}, base) == np.median([2.0, 2.0, 0.5])
