@@ -22,7 +22,7 @@ CANDIDATES = {
         *("--epochs", str(epochs), "--batch.0.until-epoch", str(until)),
         *("--schedule.learning-rate", str(rate)),
     ]
-    for epochs, until, rate in ((12, 8, 12), (10, 6, 8), (10, 6, 12), (9, 6, 12))
+    for epochs, until, rate in ((12, 8, 12), (10, 6, 8), (10, 6, 12))
 }
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+import changes
 import chaos
 import failures
 import network
@@ -128,11 +129,11 @@ def input_stages() -> str:
     return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
 
 
-def of(table, script: str, part: str | None = None):
-    """The table that a script makes of its own measurement, or of a part of it."""
+def of(table, script: str, part: str | None = None, result: str | None = None):
+    """The table that a script makes of its own measurement, or of a part of it. result: its name, if not the script's."""
 
     def made() -> str:
-        record = json.loads((RESULTS / f"{Path(script).stem}.json").read_text())
+        record = json.loads((RESULTS / f"{result or Path(script).stem}.json").read_text())
         return f"{table(record)}\n\nBy `benchmarks/{script}` on {made_on(record[part] if part else record)}."
 
     return made
@@ -156,6 +157,14 @@ def step() -> str:
     rounds = record["cases"][0]["rounds"]
     made = f"Medians of {rounds} rounds by `benchmarks/step_vs_pytorch.py` on {made_on(record)}, PyTorch {version}."
     return "\n".join([*lines, "", made])
+
+
+def start() -> str:
+    record = json.loads((RESULTS / "step_cpu.json").read_text())
+    lines = ["| cache of programs | to the first step | whole command |", "|---|---|---|"]
+    for name, row in record["first_steps"].items():
+        lines.append(f"| {name} | {row['to_first_step']:.1f} s | {row['whole_command']:.1f} s |")
+    return "\n".join([*lines, "", f"By `jaxdp bench step` on {made_on(record)}."])
 
 
 def gpu() -> str:
@@ -182,7 +191,8 @@ def gpu() -> str:
 
 
 TABLES = {
-    "docs/performance.md": {"step": step, "gpu": gpu},
+    "docs/performance.md": {"step": step, "gpu": gpu, "start": start}
+    | {"changes": of(changes.table, "changes.py", result="changes_digits")},
     "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
     "docs/clusters.md": {
         "failures": of(failures.table, "failures.py"),
