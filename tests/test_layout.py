@@ -34,7 +34,7 @@ LAYERS = [
     {"training.workdir", "training.result"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"},
     {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"},
-    {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal"}
+    {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
     | {"bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
