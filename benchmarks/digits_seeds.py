@@ -8,6 +8,7 @@ Writes benchmarks/results/digits_seeds.json, and the picture of the first seed's
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from jaxdp.bench.provenance import provenance
 
 ROOT = Path(__file__).parent.parent
+ASKED_FOR = dict(os.environ)
 KEPT = (
     "accuracy", "top5", "loss", "eval_examples", "steps", "epochs", "wall_seconds", "seconds_to_first_step",
     "training_seconds", "evaluation_seconds", "images_per_second", "devices", "device_kind", "mesh",
@@ -27,7 +29,8 @@ def run(seed: int, folder: Path) -> dict:
     cache = folder / "cache"
     told = {"seed": seed, "cache": "filled" if cache.exists() else "empty"}
     command = [sys.executable, "train.py", "--seed", str(seed), "--json", "--workdir", str(folder / str(seed))]
-    done = subprocess.run([*command, "--compile.cache", str(cache)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    command += ["--compile.cache", str(cache)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, env=ASKED_FOR)
     result = json.loads(done.stdout)
     return told | {name: result[name] for name in KEPT}
 
@@ -36,6 +39,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process, which only asks where it is
     made_with = provenance()
     runs = []
     with tempfile.TemporaryDirectory() as directory:

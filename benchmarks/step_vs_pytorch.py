@@ -20,6 +20,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     """(step(count), what was used): jaxdp's own step on one device. changes: fields by group."""
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
-    from jaxdp.parallel import distributed
+    from jaxdp.parallel import compilation, distributed
 
     one_device = MeshConfig(cpu_devices=1, **changes.get("mesh", {}))
     devices = distributed.start(one_device)[:1]
@@ -83,7 +84,8 @@ def ours(size: int, stem: str, batch: int, changes: dict):
             _, metrics = one()
         jax.block_until_ready(metrics)
 
-    return step, {"jax": jax.__version__, "device": devices[0].device_kind, "convolution": config.model.convolution}
+    used = compilation.options(config.compile, devices[0].platform)
+    return step, {"jax": jax.__version__, "device": devices[0].device_kind, "changes": changes, "xla_options": used}
 
 
 def linen(size: int, stem: str, batch: int):
@@ -245,6 +247,7 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
     best = min(peers, key=lambda row: row["step_seconds"], default=None)
     for row in rows.values():
         row["to_pytorchs_best"] = turns.ratio(row, best) if best else None
+        row["to_jaxdp"] = turns.ratio(row, rows["jaxdp"]) if "jaxdp" in rows else None
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
 
 
@@ -252,15 +255,18 @@ def table(record: dict):
     from rich.table import Table
 
     shown = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("image", "stem", "batch", "", "images/s", "fastest to slowest", "to PyTorch's best", "to first step"):
+    columns = ("images/s", "slowest to fastest", "to PyTorch's best", "to jaxdp", "to first step")
+    for name in ("image", "stem", "batch", "", *columns):
         shown.add_column(name, justify="left" if name in ("stem", "") else "right")
     for one in record["cases"]:
         size, stem, batch = one["case"].split(":")
         for name, row in one["rows"].items():
             spread = f"{int(batch) / row['slowest']:,.1f} to {int(batch) / row['fastest']:,.1f}"
-            ratio = "" if row["to_pytorchs_best"] is None else f"{row['to_pytorchs_best']:.2f}"
+            ratios = ["" if row[to] is None else f"{row[to]:.3f}" for to in ("to_pytorchs_best", "to_jaxdp")]
             rate, first = f"{row['images_per_second']:,.1f}", f"{row['seconds_to_first_step']:.0f} s"
-            shown.add_row(f"{size}x{size}", stem, batch, name, rate, spread, ratio, first)
+            shown.add_row(f"{size}x{size}", stem, batch, name, rate, spread, *ratios, first)
+        for name, why in one["failed"].items():
+            shown.add_row(f"{size}x{size}", stem, batch, name, why)
     return shown
 
 
@@ -280,16 +286,19 @@ def main():
         return
     gpu = nvidia_gpu_present()
     names, cases = given.only or (GPU_NAMES if gpu else CPU_NAMES), given.cases or (GPU_CASES if gpu else CPU_CASES)
-    record = {"cases": []}
-    for case in cases:
-        record["cases"].append(measured(case, names, given.rounds, given.seconds))
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # from here on this process only asks where it is
+    if unknown := set(names) - set(MAKERS):
+        parser.error(f"--only: {', '.join(sorted(unknown))}: not known; give some of {', '.join(MAKERS)}")
+    if wrong := [case for case in cases if not re.fullmatch(r"\d+:(small|imagenet):\d+", case)]:
+        parser.error(f"--cases: {wrong[0]!r} is not allowed; give SIZE:STEM:BATCH, as 224:imagenet:256")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process, which only asks where it is
     from rich.console import Console
 
     from jaxdp.bench.provenance import provenance
 
-    record = {"provenance": provenance(), **record}
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    record = {"provenance": provenance(), "cases": []}
+    for case in cases:
+        record["cases"].append(measured(case, names, given.rounds, given.seconds))
+        given.output.write_text(json.dumps(record, indent=1) + "\n")  # a later case may be cut off
     Console(width=140).print(table(record))
 
 

@@ -13,6 +13,7 @@ import chaos
 import failures
 import network
 import saving
+import turns
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -141,6 +142,7 @@ def of(table, script: str, part: str | None = None, result: str | None = None):
 
 NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "Flax as usual", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
 NAMES |= {"jaxdp:given-back": "jaxdp, memory given back"}
+NAMES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
 NAMES |= {"torch:kept": "PyTorch, memory kept", "torch-compile:kept": "PyTorch, compiled, memory kept"}
 
 
@@ -157,6 +159,17 @@ def step() -> str:
     rounds = record["cases"][0]["rounds"]
     made = f"Medians of {rounds} rounds by `benchmarks/step_vs_pytorch.py` on {made_on(record)}, PyTorch {version}."
     return "\n".join([*lines, "", made])
+
+
+def speed() -> str:
+    record = json.loads((RESULTS / "step_vs_pytorch.json").read_text())
+    lines = ["| images | stem | batch | images/s | as fast as PyTorch | as Flax as usual |", "|---" * 6 + "|"]
+    for one in record["cases"]:
+        size, stem, batch = one["case"].split(":")
+        ours = one["rows"]["jaxdp"]
+        cells = f"{size}x{size}", stem, batch, f"{ours['images_per_second']:.1f}", f"{ours['to_pytorchs_best']:.2f} times"
+        lines.append(f"| {' | '.join(cells)} | {turns.ratio(ours, one['rows']['jaxdp-linen']):.2f} times |")
+    return "\n".join([*lines, "", f"float32, on {made_on(record)}; no GPU was at hand."])
 
 
 def start() -> str:
@@ -198,7 +211,7 @@ TABLES = {
         "failures": of(failures.table, "failures.py"),
         "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
     },
-    "README.md": {"digits": digits},
+    "README.md": {"digits": digits, "speed": speed},
     "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled}
     | {"network": of(network.bytes_table, "cluster/network.py", "bytes")},
     "docs/data.md": {"stages": input_stages, "input": input_vs_peers},

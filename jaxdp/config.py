@@ -122,7 +122,8 @@ class Model(_Strict):
     remat: bool = False
     """compute each block's activations again in the backward pass instead of keeping them"""
     gradients: Literal["own", "autodiff"] = "own"
-    """of batch normalisation with ReLU, and of max pooling: written out, which moves less memory, or as JAX derives them"""
+    """of batch normalisation with ReLU, and of max pooling: written out, which moves less memory (a CPU computes ReLU as a root
+    then, see jaxdp/models/normalization.py), or as JAX derives them"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """product: 1x1 and small-map convolutions as matrix products, faster on CPUs; auto: product on a CPU, else direct"""
 
@@ -222,7 +223,8 @@ class Mesh(_Strict):
     cpu_devices: Count | None = None
     """devices into which a CPU is split, where JAX runs on a CPU; None: 1"""
     keep_memory: bool = True
-    """where a CPU is the only device: memory that a step frees stays with the process for the next one"""
+    """where a CPU is the only device: memory that a step frees stays with the process for the next one, which holds on to the
+    most that it ever needed; what JAX computes on the CPU is then done when a call returns"""
     idle: Literal["allow", "refuse"] = "allow"
     """what to do when a batch cannot use all devices: leave some idle, or stop"""
 
@@ -292,8 +294,8 @@ class Compile(_Strict):
     """How XLA compiles the programs of a run."""
 
     cache: str = "auto"
-    """directory in which compiled programs are kept for the next run; auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
-    XDG_CACHE_HOME or ~/.cache; off: none"""
+    """directory in which compiled programs are kept for the next run; nothing empties it. auto: JAX_COMPILATION_CACHE_DIR, or
+    jaxdp/programs in XDG_CACHE_HOME or ~/.cache; off: none"""
     tuned: bool = True
     """with the options that make the step faster (see docs/performance.md); off: as XLA's defaults have it"""
     deterministic: bool = False

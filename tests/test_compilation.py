@@ -5,13 +5,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxdp.bench.stepper import stepper
 from jaxdp.config import Compile, ConfigError
 from jaxdp.parallel import compilation
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training import seal
 from jaxdp.training.session import train
 
@@ -91,6 +95,31 @@ def test_a_second_run_compiles_nothing_with_another_seed_either(tiny, tmp_path):
     assert (off["cache_hits"], off["directory"]) == (0, None)
     one, two, three = (seal.newest_good(tmp_path / name / "checkpoints").arrays for name in ("first", "second", "off"))
     assert one == three != two  # of another seed
+
+
+def test_tuned_programs_compute_what_untuned_ones_do(tiny):
+    found = {}
+    for tuned in (True, False):
+        config = dataclasses.replace(tiny, compile=Compile(tuned=tuned))
+        assert bool(compilation.options(config.compile, "cpu")) == tuned
+        one = stepper(config, make_mesh(2, 2), 8, "torus")
+        one.hyperparameters["learning_rate"] = np.float32(1.0)
+        found[tuned] = jax.device_get(one())
+    (params, metrics), (others, other_metrics) = found[True], found[False]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), params, others)
+    assert metrics["gradient_norm"] == pytest.approx(other_metrics["gradient_norm"], rel=1e-5)
+
+
+def test_programs_go_where_the_last_run_asked(jax_cache, tmp_path):
+    for name, value in (("one", 1.0), ("two", 2.0), ("off", 3.0)):
+        compilation.keep_programs(Compile(cache="off" if name == "off" else str(tmp_path / name)))
+        jax.jit(lambda x, value=value: jnp.sin(x) * value)(np.float32(1.0))
+    assert [sum("jit__lambda" in str(file) for file in (tmp_path / name).iterdir()) > 0 for name in ("one", "two")] == [
+        True
+    ] * 2
+    kept = {name: sorted((tmp_path / name).iterdir()) for name in ("one", "two")}
+    jax.jit(lambda x: jnp.sin(x) * 4.0)(np.float32(1.0))
+    assert kept == {name: sorted((tmp_path / name).iterdir()) for name in kept}
 
 
 def test_a_deterministic_run_asks_xla_for_it_and_changes_nothing_on_a_cpu(tiny, tmp_path):

@@ -19,10 +19,11 @@ def both(function, *arrays):
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (8, 8), (9, 9), (1, 6)])
-def test_the_product_form_of_a_convolution_agrees_in_value_and_gradients(size, stride, shape):
+@pytest.mark.parametrize("features", [5, 7])  # fewer and more than channels: the weights' gradient either way round
+def test_the_product_form_of_a_convolution_agrees_in_value_and_gradients(size, stride, shape, features):
     random = np.random.default_rng(0)
     images = jnp.asarray(random.normal(size=(3, *shape, 6)), jnp.float32)
-    kernel = jnp.asarray(random.normal(size=(size, size, 6, 5)), jnp.float32)
+    kernel = jnp.asarray(random.normal(size=(size, size, 6, features)), jnp.float32)
     direct, product = both(lambda x, k, form: convolve(x, k, stride, form), images, kernel)
     for a, b in zip(direct, product, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)

@@ -64,6 +64,14 @@ def test_cudnns_convolutions_are_read(target, kind):
     assert convolution == kernels.Kernel("cudnn-conv", 56, kernels.CONVOLUTIONS[kind], moved, flop)
 
 
+@pytest.mark.parametrize("batch", [32, 64, 256])
+def test_a_kernel_larger_than_its_maps_is_still_the_kernel(batch):
+    text = CUDNN.replace("256,56,56,64", f"{batch},7,7,512").replace("64,3,3,64", "512,3,3,512")
+    target = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
+    _, convolution = kernels.of_step(text.replace("TARGET", target), batch)
+    assert convolution.flop == 2.0 * batch * 7 * 7 * 9 * 512 * 512
+
+
 def test_seconds_of_a_profile_are_those_of_the_instructions():
     step = jax.jit(gradients)
     given = jnp.ones((64, 32, 32, BEFORE)), jnp.ones((3, 3, BEFORE, AFTER)), jnp.ones((AFTER, 7))

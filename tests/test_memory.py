@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone can be told")
+from jaxdp.bench import provenance
+
+pytestmark = [
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc alone can be told"),
+    pytest.mark.skipif(provenance.huge_pages() == "always", reason="large pages everywhere: too few faults to be counted"),
+]
 SETTINGS = ("MALLOC_", "GLIBC_TUNABLES")
 STEPS = """
 import resource, sys

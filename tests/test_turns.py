@@ -13,6 +13,13 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 import turns
 turns.serve(lambda: (lambda count: time.sleep(count * float(sys.argv[1])), {{"slept": sys.argv[1]}}))
 """
+DYING = f"""
+import os, sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import turns
+calls = iter(range(4))  # the first step, the warm-up, one to know how long it takes, the first round
+turns.serve(lambda: (lambda count: os._exit(4) if next(calls, None) is None else print("of a library"), {{}}))
+"""
 
 
 @pytest.fixture
@@ -26,9 +33,10 @@ def turns(monkeypatch):
 def test_steps_are_timed_in_turns_and_one_that_does_not_start_is_told(turns):
     script = ["-c", SLEEPING]
     makers = {name: partial(turns.Contender, name, [*script, name]) for name in ("0.02", "0.2")}
-    makers["broken"] = partial(turns.Contender, "broken", ["-c", "raise SystemExit(3)"])
+    makers["broken"] = partial(turns.Contender, "broken", ["-c", "print('of a library'); raise SystemExit(3)"])
+    makers["dying"] = partial(turns.Contender, "dying", ["-c", DYING])
     rows, failed = turns.taken(makers, batch=8, rounds=3, seconds_a_round=0.1)
-    assert failed == {"broken": "broken ended with 3"}
+    assert failed == {"broken": "broken ended with 3", "dying": "dying ended with 4"}
     for name, row in rows.items():
         assert row["slept"] == name
         assert len(row["seconds"]) == 3

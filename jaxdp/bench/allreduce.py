@@ -47,7 +47,7 @@ def run(config: Config, mesh, gradient, sizes=SIZES, dtypes=DTYPES, repeats: int
             elements = max(1, size // jnp.dtype(dtype).itemsize)
             vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
             times = max(1, min(20, 1_048_576 // size))
-            calls = {name: measure.reduction(mesh, vector, name, None, None, times) for name in names}
+            calls = {name: measure.reduction(mesh, vector, name, None, None, times, config.compile) for name in names}
             for name, seconds in measure.alternated(calls, repeats).items():
                 each = sorted(second / times for second in seconds)
                 rows.append(
@@ -62,7 +62,7 @@ def run(config: Config, mesh, gradient, sizes=SIZES, dtypes=DTYPES, repeats: int
                 )
     reduce = config.reduce
     wire = None if reduce.wire_dtype == "float32" else jnp.dtype(reduce.wire_dtype)
-    calls = {name: measure.reduction(mesh, gradient, name, wire, reduce.bucket_bytes) for name in names}
+    calls = {name: measure.reduction(mesh, gradient, name, wire, reduce.bucket_bytes, compile=config.compile) for name in names}
     whole = {name: statistics.median(seconds) for name, seconds in measure.alternated(calls, repeats).items()}
     width = jnp.dtype(reduce.wire_dtype).itemsize
     return {

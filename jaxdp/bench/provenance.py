@@ -14,21 +14,30 @@ VIRTUAL = (
 
 
 def provenance(packages=PACKAGES) -> dict:
-    """Processor, cores, accelerators, Python, library versions, and the commit where jaxdp runs from a checkout."""
+    """Processor, cores, accelerators, Python, library versions, and the commit: of the checkout, or as JAXDP_COMMIT says."""
     import jax
 
     import jaxdp
 
     return {
         "processor": _processor(),
+        "gpus": _gpus(),
         "cores": len(os.sched_getaffinity(0)),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
         "python": platform.python_version(),
         "versions": {"jaxdp": jaxdp.__version__} | {name: version(name) for name in packages},
+        "libc": " ".join(platform.libc_ver()),
+        "huge_pages": huge_pages(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "commit": _commit(),
     }
+
+
+def huge_pages() -> str:
+    """When the kernel gives out large pages: always, madvise or never."""
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return path.read_text().split("[")[-1].split("]")[0] if path.exists() else ""
 
 
 def _commit() -> str | None:
@@ -39,7 +48,17 @@ def _commit() -> str | None:
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("JAXDP_COMMIT")
+
+
+def _gpus() -> list[str]:
+    """Name, driver and clocks of each GPU, as the driver tells them."""
+    try:
+        asked = "--query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+        line = ["nvidia-smi", asked, "--format=csv,noheader"]
+        return subprocess.run(line, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
 
 
 def _processor() -> str:

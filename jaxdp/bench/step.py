@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -51,7 +50,8 @@ def devices_there(config: Config) -> int:
     line = [sys.executable, "-c", code, str(config.mesh.cpu_devices or 1)]
     ran = subprocess.run(line, capture_output=True, text=True)
     if ran.returncode:
-        raise ConfigError(ran.stderr.strip().splitlines()[-1])
+        reason = (ran.stderr.strip().splitlines() or [f"starting JAX ended with {ran.returncode}"])[-1]
+        raise ConfigError(reason.removeprefix("jaxdp.config.ConfigError: "))
     return int(ran.stdout)
 
 
@@ -69,12 +69,12 @@ def first_steps(config: Config, batch: int) -> dict[str, dict]:
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
+        config = dataclasses.replace(config, compile=dataclasses.replace(config.compile, cache=str(folder / "cache")))
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        there = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
         for start in STARTS:
             line = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "config.json"), "--json"]
             began = time.monotonic()
-            ran = subprocess.run([*line, "--workdir", str(folder / start)], env=there, capture_output=True, text=True)
+            ran = subprocess.run([*line, "--workdir", str(folder / start)], capture_output=True, text=True)
             if ran.returncode:
                 raise ConfigError(f"the command of one step ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
             told = json.loads(ran.stdout)
@@ -101,9 +101,7 @@ def run(
     """
     with_cache = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
-    began = time.perf_counter()
     one = stepper(config, mesh, batch, config.reduce.strategy)
-    compile_seconds = time.perf_counter() - began
     jax.config.update("jax_enable_compilation_cache", with_cache)
 
     def timed(count: int) -> float:
@@ -148,7 +146,7 @@ def run(
         "ceilings": limits,
         "memory_bytes": needed - memory.alias_size_in_bytes,
         "peak_memory_bytes": peak,
-        "trace_and_compile_seconds": compile_seconds,
+        "trace_and_compile_seconds": one.compile_seconds,
         "first_steps": starts,
         "kernels": _by_kind(one, batch // mesh.size, mesh.size, limits["measured"]) if profile else None,
     }
@@ -161,7 +159,13 @@ def _by_kind(one, batch: int, devices: int, limits: dict) -> dict:
     if jax.default_backend() == "cpu":  # whose devices have their threads in one list
         seconds = {name: spent / devices for name, spent in seconds.items()}
     share = {name: limit / devices for name, limit in limits.items()}
-    return {"steps": PROFILED_STEPS, "rows": kernels.by_kind(there, seconds, share)}
+    elsewhere = sum(seconds.values()) - sum(seconds.get(kernel.name, 0.0) for kernel in there)
+    on_gpu = jax.default_backend() == "gpu"  # on a CPU the profile has functions that contain one another
+    return {
+        "steps": PROFILED_STEPS,
+        "rows": kernels.by_kind(there, seconds, share),
+        "elsewhere_seconds": elsewhere if on_gpu else None,
+    }
 
 
 def shown(record: dict):
@@ -208,6 +212,8 @@ def _kernel_table(told: dict):
         rates += [f"{row['flop'] / spent / 1e9:,.0f}" if row["flop"] else ""]
         cells = f"{row['kernels']:,}", f"{1e3 * spent:,.2f}", f"{1e3 * row['least_seconds']:,.2f}"
         table.add_row(row["kind"], *cells, *(rates if spent else [""] * 4))
+    if told["elsewhere_seconds"] is not None:
+        table.add_row("of no kernel known", "", f"{1e3 * told['elsewhere_seconds']:,.2f}", *[""] * 5)
     return table
 
 

@@ -1,6 +1,7 @@
 """The training step by itself, to be timed: compiled, on images made on the devices."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ class Stepper:
     state: object
     batch: dict
     hyperparameters: dict
+    compile_seconds: float  # to trace, lower and compile it
 
     def __call__(self):
         self.state, metrics = self.step(self.state, self.batch, self.hyperparameters)
@@ -69,7 +71,8 @@ def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, (127.5, 64.0), mesh, accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
+    began = time.perf_counter()
     compiled = step.lower(state, batch, hyperparameters).compile(
         compilation.options(config.compile, mesh.devices.flat[0].platform)
     )
-    return Stepper(compiled, state, batch, hyperparameters)
+    return Stepper(compiled, state, batch, hyperparameters, time.perf_counter() - began)

@@ -183,13 +183,16 @@ def _bench_step(arguments, program):
     chosen = tyro.cli(BenchStep, args=arguments, prog=program)
     if not chosen.seconds > 0:
         raise ConfigError(f"--seconds: {chosen.seconds} is not allowed; give more than 0")
+    _check_repeats(chosen)
     from jaxdp.bench import step as bench
     from jaxdp.parallel.mesh import choose_shape, make_mesh
     from jaxdp.training.console import Screen
 
     starts, config = None, validate(chosen.run)
     if chosen.starts:
-        batch = chosen.batch_size or bench.batch_for(config, bench.devices_there(config))
+        devices = bench.devices_there(config)
+        batch = bench.batch_for(config, devices) if chosen.batch_size is None else chosen.batch_size
+        bench.check(config, batch, devices, chosen.kernels)
         Screen(sys.stderr).say("two commands of one step, to see how long a start takes ...")
         starts = bench.first_steps(config, batch)
     config, devices = _bench_devices(chosen)
@@ -204,10 +207,14 @@ def _bench_devices(chosen):
     """(the validated config, the devices of this machine) of a bench, its common options checked."""
     from jaxdp.parallel import distributed
 
-    if chosen.repeats < 1:
-        raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
+    _check_repeats(chosen)
     config = validate(chosen.run)
     return config, distributed.start(config.mesh, compile=config.compile)
+
+
+def _check_repeats(chosen):
+    if chosen.repeats < 1:
+        raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
 
 
 def _bench_result(chosen, name, record, bench):

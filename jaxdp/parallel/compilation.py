@@ -57,7 +57,9 @@ def keep_programs(config: Compile) -> None:
     Raises ConfigError where that directory was asked for and cannot be made; a default one that cannot is done without.
     """
     import jax
+    from jax.experimental.compilation_cache import compilation_cache
 
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
     if config.cache == "auto" and jax.config.jax_compilation_cache_dir:
         return
     directory = cache_directory(config.cache)
@@ -71,8 +73,10 @@ def keep_programs(config: Compile) -> None:
                     "directory, auto or off"
                 ) from None
             directory = None
-    jax.config.update("jax_compilation_cache_dir", directory and str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
+    directory = directory and str(directory)
+    if directory != jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", directory)
+        compilation_cache.reset_cache()  # which otherwise stays where the first compilation found it
 
 
 def options(config: Compile, platform: str) -> dict:

@@ -79,9 +79,9 @@ def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile
     wanted = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX has started: the devices there are decide below
         jax.config.update("jax_num_cpu_devices", wanted)
-    keep = config.keep_memory and wanted == 1 and team.processes == 1
+    keep = config.keep_memory and wanted == 1 and team.processes == 1 and not _gpu_expected()
     if keep:
-        with contextlib.suppress(RuntimeError, AttributeError):  # as above; a later release may not have it
+        with contextlib.suppress(AttributeError):  # a later release may not have it; without effect where JAX has started
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
     if team.processes > 1:
         _start_processes(team)
@@ -118,8 +118,12 @@ def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile
     return [device for process in order for device in by_process[process]]
 
 
+def _gpu_expected() -> bool:
+    return nvidia_gpu_present() and "cpu" not in os.environ.get("JAX_PLATFORMS", "").split(",")
+
+
 def _check_cpu(there: int, wanted: int) -> None:
-    if nvidia_gpu_present() and "cpu" not in os.environ.get("JAX_PLATFORMS", "").split(","):
+    if _gpu_expected():
         raise ConfigError(
             "this machine has an NVIDIA GPU that JAX does not see: install jaxdp with its extra cuda12 or cuda13 "
             "(pip install -e '.[cuda13]'), or set JAX_PLATFORMS=cpu to train on the CPU"

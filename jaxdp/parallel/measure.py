@@ -9,7 +9,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.parallel import allreduce
+from jaxdp.config import Compile
+from jaxdp.parallel import allreduce, compilation
 from jaxdp.parallel.mesh import AXES, unfit
 
 CANDIDATES = ("psum", "torus", "hierarchical", "ring")
@@ -27,8 +28,10 @@ def alternated(calls: dict, repeats: int) -> dict[str, list[float]]:
     return seconds
 
 
-def reduction(mesh, shapes, strategy, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, times: int = 1):
-    """A call that averages a tree over the mesh `times` times in a row, compiled.
+def reduction(
+    mesh, shapes, strategy, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, times: int = 1, compile: Compile | None = None
+):
+    """A call that averages a tree over the mesh `times` times in a row, compiled as the programs of a run are.
 
     shapes: a tree of what each device has, arrays or `jax.ShapeDtypeStruct`; the values are made here.
     """
@@ -47,11 +50,13 @@ def reduction(mesh, shapes, strategy, wire_dtype=None, bucket_bytes=allreduce.BU
     given = make()
     proven = allreduce.proves_replication(strategy)
     mapped = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=proven))
-    compiled = mapped.lower(given).compile()
+    compiled = mapped.lower(given).compile(compilation.options(compile or Compile(), mesh.devices.flat[0].platform))
     return lambda: compiled(given)
 
 
-def fastest(mesh, shapes, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, repeats: int = 5) -> tuple[str, dict]:
+def fastest(
+    mesh, shapes, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, repeats: int = 5, compile: Compile | None = None
+) -> tuple[str, dict]:
     """(the strategy with the shortest median for averaging such a tree on this mesh, medians of all that were tried).
 
     On one device there is nothing to measure. All processes of a run get the medians of the first one, so that they agree.
@@ -59,7 +64,7 @@ def fastest(mesh, shapes, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES, 
     if mesh.size == 1:
         return CANDIDATES[0], {}
     calls = {
-        strategy: reduction(mesh, shapes, strategy, wire_dtype, bucket_bytes)
+        strategy: reduction(mesh, shapes, strategy, wire_dtype, bucket_bytes, compile=compile)
         for strategy in CANDIDATES
         if not unfit(strategy, mesh.size)
     }

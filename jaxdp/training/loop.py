@@ -249,7 +249,6 @@ class Run:
 
     def _phase(self, index: int) -> None:
         phase = self.plan.phases[index]
-        following = self.plan.phases[index + 1] if index + 1 < len(self.plan.phases) else None
         self.team.at("compile")
         future = self.programs.prepare_train(phase)
         self.programs.prepare_evaluation(phase)
@@ -257,8 +256,9 @@ class Run:
         self.state = moved(self.state, mesh)
         step = self.signals.result(future)
         self._meet(f"phase {phase.index}")
-        if following:
-            self.programs.prepare_train(following)
+        for later in self.plan.phases[index + 1 :]:
+            self.programs.prepare_train(later)
+            self.programs.prepare_evaluation(later)
         self._steps(phase, step, mesh)
 
     def _steps(self, phase, step, mesh) -> None:

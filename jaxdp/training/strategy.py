@@ -37,7 +37,9 @@ def chosen_strategies(
         found = next((one for one in known if all(one.get(name) == value for name, value in asked.items())), None)
         if found is None:
             wire = None if reduce.wire_dtype == "float32" else jnp.dtype(reduce.wire_dtype)
-            strategy, seconds = measure.fastest(mesh_of(phase), gradient, wire, reduce.bucket_bytes)
+            strategy, seconds = measure.fastest(
+                mesh_of(phase), gradient, wire, reduce.bucket_bytes, compile=plan.config.compile
+            )
             found = asked | {"strategy": strategy, "seconds": seconds}
             known.append(found)
             if team.first:
