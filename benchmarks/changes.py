@@ -19,11 +19,9 @@ CHANGES = (
     "--reduce.bucket-bytes None",
     "--reduce.no-overlap",
     "--reduce.strategy psum",
-    "--reduce.strategy ring",
     "--model.convolution direct",
     "--model.gradients autodiff",
     "--compile.no-tuned",
-    "--compile.deterministic",
 )
 
 

@@ -243,12 +243,16 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
         flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
         makers[name] = partial(turns.Contender, name, [__file__, "--work", name, case], flags)
     rows, failed = turns.taken(makers, batch, rounds, seconds_a_round)
-    peers = [row for name, row in rows.items() if name.startswith("torch") and ":" not in name]
-    best = min(peers, key=lambda row: row["step_seconds"], default=None)
-    for row in rows.values():
-        row["to_pytorchs_best"] = turns.ratio(row, best) if best else None
-        row["to_jaxdp"] = turns.ratio(row, rows["jaxdp"]) if "jaxdp" in rows else None
+    compare(rows)
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
+
+
+def compare(rows: dict) -> None:
+    """Write into each row how many times as fast it is as PyTorch's best, which is the one that leaves it least, and as ours."""
+    peers = [row for name, row in rows.items() if name.startswith("torch") and ":" not in name]
+    for row in rows.values():
+        row["to_pytorchs_best"] = min((turns.ratio(row, peer) for peer in peers), default=None)
+        row["to_jaxdp"] = turns.ratio(row, rows["jaxdp"]) if "jaxdp" in rows else None
 
 
 def table(record: dict):
