@@ -248,7 +248,7 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
 
 
 def compare(rows: dict) -> None:
-    """Write into each row how many times as fast it is as PyTorch's best, which is the one that leaves it least, and as ours."""
+    """Write into each row how many times as fast it is as ours, and as PyTorch's best: the one that leaves it least."""
     peers = [row for name, row in rows.items() if name.startswith("torch") and ":" not in name]
     for row in rows.values():
         row["to_pytorchs_best"] = min((turns.ratio(row, peer) for peer in peers), default=None)
