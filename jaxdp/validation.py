@@ -106,6 +106,11 @@ def _check_relations(config: Config) -> None:
                 f"does is {divisor}, or give --{here.replace('_', '-')}.global-batch {batch}"
             )
         before = end
+    if config.compile.deterministic and config.reduce.strategy == "auto":
+        raise ConfigError(
+            "compile.deterministic: True is not allowed with reduce.strategy 'auto', which measures anew in another directory "
+            "and may choose otherwise; give the strategy by name, as `jaxdp bench allreduce` recommends"
+        )
     if config.augment.min_scale > config.augment.max_scale:
         raise ConfigError(
             f"augment.min_scale: {config.augment.min_scale:g} is not allowed; it must not exceed augment.max_scale "

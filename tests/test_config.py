@@ -71,6 +71,11 @@ def test_validate_checks_types_of_a_config_built_in_python():
         validate({"epochs": 3})
 
 
+def test_bits_that_are_to_be_the_same_do_not_hang_on_a_measurement():
+    with pytest.raises(ConfigError, match=r"compile\.deterministic: True is not allowed with reduce\.strategy 'auto'"):
+        load_config("digits", ["--compile.deterministic", "--reduce.strategy", "auto"])
+
+
 def test_text_that_is_no_json_is_said_to_be_none():
     with pytest.raises(ConfigError, match="not valid JSON"):
         from_json("{")
