@@ -54,13 +54,14 @@ class Contender:
     def _answer(self, patience: float):
         there, _, _ = select.select([self.process.stdout], [], [], patience)
         line = self.process.stdout.readline() if there else ""
-        if line:
+        try:
             return json.loads(line)
-        if not there:
-            self.process.kill()
-        self.close()
+        except ValueError:
+            if line or not there:
+                self.process.kill()
+            self.close()
         why = f"ended with {self.process.returncode}" if there else f"did not answer within {patience:.0f} s"
-        raise RuntimeError(f"{self.name} {why}")
+        raise RuntimeError(f"{self.name} {f'answered {line!r}' if line else why}")
 
     def steps(self, count: int) -> float:
         with suppress(BrokenPipeError):  # it has ended, as its answer will tell
@@ -69,8 +70,11 @@ class Contender:
         return self._answer(STEP_SECONDS * count)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.communicate()
+        try:
+            self.process.communicate(timeout=STEP_SECONDS)
+        except (subprocess.TimeoutExpired, ValueError):  # it hangs; or its pipes are closed, as it has ended
+            self.process.kill()
+            self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(BrokenPipeError):
                 pipe.close()

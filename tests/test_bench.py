@@ -160,12 +160,12 @@ def test_a_ladder_that_cannot_be_climbed_is_an_error(tiny, changes, counts, mess
 
 def test_auto_takes_the_fastest_writes_it_down_and_keeps_it(tiny, tmp_path, monkeypatch):
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
-    monkeypatch.setattr(measure, "fastest", lambda *_: ("ring", {"psum": 2.0, "ring": 1.0}))
+    monkeypatch.setattr(measure, "fastest", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))
     assert train(config, tmp_path).strategy == "ring"
     (held,) = json.loads((tmp_path / strategy.FILE).read_text())
     assert (held["mesh"], held["strategy"], held["seconds"]) == ([2, 2], "ring", {"psum": 2.0, "ring": 1.0})
     (tmp_path / "result.json").unlink()
-    monkeypatch.setattr(measure, "fastest", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(measure, "fastest", lambda *_, **__: pytest.fail("measured again"))
     assert train(config, tmp_path).strategy == "ring"
 
 
@@ -181,7 +181,7 @@ def test_a_choice_holds_for_its_message_alone(tiny, tmp_path, monkeypatch, chang
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
     chosen = []
     for one, fastest in ((config, "ring"), (change(config), "torus"), (config, "psum")):
-        monkeypatch.setattr(measure, "fastest", lambda *_, fastest=fastest: (fastest, {fastest: 1.0}))
+        monkeypatch.setattr(measure, "fastest", lambda *_, fastest=fastest, **__: (fastest, {fastest: 1.0}))
         plan = make_plan(one, 50, 4)
         chosen.append(strategy.chosen_strategies(plan, programs.models.create(one.model), tmp_path, Quiet())[2, 2])
     assert chosen == ["ring", "torus", "ring"]
@@ -199,7 +199,7 @@ def test_each_mesh_has_the_strategy_chosen_for_it(tiny):
 @pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "tree"}]'])
 def test_a_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     (tmp_path / strategy.FILE).write_text(content)
-    monkeypatch.setattr(measure, "fastest", lambda *_: ("torus", {"torus": 1.0}))
+    monkeypatch.setattr(measure, "fastest", lambda *_, **__: ("torus", {"torus": 1.0}))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), 50, 4)
     model = programs.models.create(tiny.model)
     chosen = strategy.chosen_strategies(plan, model, tmp_path, Quiet())

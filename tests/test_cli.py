@@ -36,7 +36,7 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--model.classes", "0"], "model.classes: 0 is not allowed; input should be greater than or equal to 2"),
         (
             ["--batch.0.until-epoch", "99"],
-            "epochs: 12 is not allowed; phases go forward, so it must be above batch.0.until_epoch (99)",
+            "epochs: 10 is not allowed; phases go forward, so it must be above batch.0.until_epoch (99)",
         ),
         (
             ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
@@ -46,7 +46,7 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--config", "nothing.py"], "--config: 'nothing.py' is not allowed; there is no such file"),
         (["--config", "digts"], "there is no such recipe; did you mean digits?"),
         (["--workdir", "/proc/nowhere"], "--workdir: '/proc/nowhere' is not allowed"),
-        (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs: 50 is not allowed; it must be below epochs (12)"),
+        (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs: 50 is not allowed; it must be below epochs (10)"),
         (["--name", "a/b"], "name: 'a/b' is not allowed"),
         (["--epochs", "nan"], "epochs: nan is not allowed"),
     ],

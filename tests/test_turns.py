@@ -36,7 +36,7 @@ def test_steps_are_timed_in_turns_and_one_that_does_not_start_is_told(turns):
     makers["broken"] = partial(turns.Contender, "broken", ["-c", "print('of a library'); raise SystemExit(3)"])
     makers["dying"] = partial(turns.Contender, "dying", ["-c", DYING])
     rows, failed = turns.taken(makers, batch=8, rounds=3, seconds_a_round=0.1)
-    assert failed == {"broken": "broken ended with 3", "dying": "dying ended with 4"}
+    assert failed == {"broken": "broken answered 'of a library\\n'", "dying": "dying ended with 4"}
     for name, row in rows.items():
         assert row["slept"] == name
         assert len(row["seconds"]) == 3
