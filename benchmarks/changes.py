@@ -78,13 +78,13 @@ def main():
     makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in given.changes}
     makers = {AS_IT_IS: partial(turns.Contender, AS_IT_IS, [*line, "--work="])} | makers
     rows, failed = turns.taken(makers, given.batch, given.rounds, given.seconds)
+    if AS_IT_IS not in rows:
+        raise SystemExit(f"nothing to compare with: {failed[AS_IT_IS]}")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # from here on this process only asks where it is
     from jaxdp.bench.provenance import provenance
 
     told = {"config": given.config, "batch": given.batch, "rounds": given.rounds, "rows": rows, "failed": failed}
     record = {"provenance": provenance(), **told}
-    if AS_IT_IS not in rows:
-        raise SystemExit(f"nothing to compare with: {failed[AS_IT_IS]}")
     out = given.output or turns.ROOT / f"benchmarks/results/changes_{Path(given.config).stem}.json"
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))

@@ -23,7 +23,7 @@ from jaxdp.data.loader import DataError, Loader
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import input_bytes, make_plan
 from jaxdp.recipes import load_config
-from jaxdp.training import guard, seal
+from jaxdp.training import remarks, seal
 from jaxdp.training.console import Quiet
 
 
@@ -856,7 +856,7 @@ class Threads:
     ],
 )
 def test_a_run_that_waits_for_its_images_says_what_is_missing(waited, source, told):
-    remark = guard.input_remark(1000, 10.0, waited, source())
+    remark = remarks.input_remark(1000, 10.0, waited, source())
     assert remark is None if told is None else told in remark
 
 

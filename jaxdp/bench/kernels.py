@@ -71,9 +71,10 @@ def _side(sizes: list[int], batch: int) -> int:
 
 
 def _of_cudnn(one, arrays, batch: int, backward: bool):
-    maps = [sizes for sizes in arrays[:3] if sizes[0] == batch and sizes[1] == sizes[2] > 3]
-    maps = maps if len(maps) == 2 else sorted(arrays[:3], key=math.prod)[1:]
-    kernel = next(sizes for sizes in arrays[:3] if all(sizes is not one for one in maps))
+    def likely_a_map(sizes):
+        return sizes[0] == batch and sizes[1] == sizes[2] > 3, math.prod(sizes)
+
+    kernel, *maps = sorted(arrays[:3], key=likely_a_map)
     output = min(maps, key=lambda sizes: sizes[1])
     flop = 2.0 * math.prod(kernel) * batch * output[1] * output[2]
     return CONVOLUTIONS[2] if "BackwardFilter" in one.attributes else CONVOLUTIONS[backward], flop

@@ -156,16 +156,14 @@ def _by_kind(one, batch: int, devices: int, limits: dict) -> dict:
     """Where the step's time goes. See `kernels.by_kind`."""
     seconds = kernels.profiled(lambda: jax.block_until_ready(one()), PROFILED_STEPS)
     there = kernels.of_step(one.step.as_text(), batch)
-    if jax.default_backend() == "cpu":  # whose devices have their threads in one list
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu:  # whose devices have their threads in one list
         seconds = {name: spent / devices for name, spent in seconds.items()}
     share = {name: limit / devices for name, limit in limits.items()}
-    elsewhere = sum(seconds.values()) - sum(seconds.get(kernel.name, 0.0) for kernel in there)
-    on_gpu = jax.default_backend() == "gpu"  # on a CPU the profile has functions that contain one another
-    return {
-        "steps": PROFILED_STEPS,
-        "rows": kernels.by_kind(there, seconds, share),
-        "elsewhere_seconds": elsewhere if on_gpu else None,
-    }
+    rows = kernels.by_kind(there, seconds, share)
+    elsewhere = sum(seconds.values()) - sum(row["seconds"] for row in rows)
+    # On a CPU the profile has functions that contain one another: what is left there tells nothing.
+    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": None if on_cpu else elsewhere}
 
 
 def shown(record: dict):

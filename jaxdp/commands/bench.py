@@ -183,38 +183,40 @@ def _bench_step(arguments, program):
     chosen = tyro.cli(BenchStep, args=arguments, prog=program)
     if not chosen.seconds > 0:
         raise ConfigError(f"--seconds: {chosen.seconds} is not allowed; give more than 0")
-    _check_repeats(chosen)
+    starts, config = None, _bench_config(chosen)
     from jaxdp.bench import step as bench
     from jaxdp.parallel.mesh import choose_shape, make_mesh
     from jaxdp.training.console import Screen
 
-    starts, config = None, validate(chosen.run)
-    if chosen.starts:
-        devices = bench.devices_there(config)
+    def batch_on(devices: int) -> int:
         batch = bench.batch_for(config, devices) if chosen.batch_size is None else chosen.batch_size
         bench.check(config, batch, devices, chosen.kernels)
+        return batch
+
+    if chosen.starts:
+        batch = batch_on(bench.devices_there(config))
         Screen(sys.stderr).say("two commands of one step, to see how long a start takes ...")
         starts = bench.first_steps(config, batch)
     config, devices = _bench_devices(chosen)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
-    batch = bench.batch_for(config, mesh.size) if chosen.batch_size is None else chosen.batch_size
-    bench.check(config, batch, mesh.size, chosen.kernels)
+    batch = batch_on(mesh.size)
     record = bench.run(config, mesh, batch, chosen.repeats, chosen.seconds, starts, chosen.kernels)
     _bench_result(chosen, "step", record, bench)
 
 
 def _bench_devices(chosen):
-    """(the validated config, the devices of this machine) of a bench, its common options checked."""
+    """(the config, the devices of this machine) of a bench."""
     from jaxdp.parallel import distributed
 
-    _check_repeats(chosen)
-    config = validate(chosen.run)
+    config = _bench_config(chosen)
     return config, distributed.start(config.mesh, compile=config.compile)
 
 
-def _check_repeats(chosen):
+def _bench_config(chosen) -> Config:
+    """The validated config of a bench, its common options checked."""
     if chosen.repeats < 1:
         raise ConfigError(f"--repeats: {chosen.repeats} is not allowed; give 1 or more")
+    return validate(chosen.run)
 
 
 def _bench_result(chosen, name, record, bench):

@@ -64,7 +64,8 @@ def nvidia_gpu_present() -> bool:
 def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile | None = None):
     """The devices of a run, JAX being started if it was not: all accelerators, or each process's CPU split into `cpu_devices`.
 
-    They come host by host, and in a host process by process. compile: where programs are kept; None: as JAX was told. Raises
+    They come host by host, and in a host process by process. With `keep_memory` a CPU that is the only device computes in the
+    calling thread, and this process keeps its memory, for good. compile: where programs are kept; None: as JAX was told. Raises
     ConfigError where the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), where JAX's
     platform does not start, where it already runs in this process with fewer CPU devices, and where the processes do not have
     equally many devices.
@@ -81,7 +82,7 @@ def start(config: MeshConfig, team: Team | Alone | None = None, compile: Compile
         jax.config.update("jax_num_cpu_devices", wanted)
     keep = config.keep_memory and wanted == 1 and team.processes == 1 and not _gpu_expected()
     if keep:
-        with contextlib.suppress(AttributeError):  # a later release may not have it; without effect where JAX has started
+        with contextlib.suppress(AttributeError):  # a later release may not have it: steps are slower then, and the same
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
     if team.processes > 1:
         _start_processes(team)

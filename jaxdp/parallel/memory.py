@@ -12,7 +12,9 @@ import ctypes
 TRIM_THRESHOLD, MMAP_MAX = (-1, 2**31 - 1), (-4, 0)
 
 
-def keep_freed() -> bool:
-    """Let freed memory stay with this process, which then holds the most that it ever needed; False where there is no glibc."""
+def keep_freed() -> None:
+    """Let freed memory stay with this process, which then holds the most it ever needed; without glibc nothing happens."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all([mallopt(*one) for one in (TRIM_THRESHOLD, MMAP_MAX)])
+    if mallopt:
+        mallopt(*TRIM_THRESHOLD)
+        mallopt(*MMAP_MAX)

@@ -81,23 +81,6 @@ class LossWatch:
         )
 
 
-def input_remark(images: int, seconds: float, waited: float, source) -> str | None:
-    """What to say of a run that waited for its images for a tenth of its time or more: what comes, is needed, and is missing.
-
-    images: trained on in `seconds`, for `waited` of which the devices had none.
-    """
-    if waited < 0.1 * seconds:
-        return None
-    had, needed = images / seconds, images / max(seconds - waited, 1e-9)
-    start = f"input-bound: {100 * waited / seconds:.0f} % of the time was spent waiting for images; {had:.0f} images/s come, "
-    threads = getattr(source, "threads", None)
-    if threads is None:
-        return f"{start}{needed:.0f} are needed"
-    missing = max(1, math.ceil(threads * (needed / had - 1)))
-    cores = f"{missing} more core{'s' * (missing > 1)}"
-    return f"{start}{needed:.0f} are needed: {cores} beside the {threads} that decode (--data.threads)"
-
-
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error of JAX or NumPy says that memory on a device or on the host has run out."""
     told = re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE)

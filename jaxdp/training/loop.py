@@ -353,7 +353,7 @@ class Run:
             self.screen.say(self.loss_watch.remark(record, kept))
         images, seconds, waited = self.since_log
         record |= {"images_per_second": images / seconds, "input_seconds": waited}
-        self.remarks.input(progress)
+        self.remarks.input(record["step"], progress)
         self.remarks.bad_images(self.datasets.bad_images)
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples

@@ -2,7 +2,7 @@
 
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 
 import jax
@@ -88,6 +88,7 @@ class Programs:
         self.plan, self.model, self.pixels, self.strategies = plan, model, pixels, strategies or {}
         self.evaluation_examples = evaluation_examples
         self.meshes = {}
+        self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # on a mesh, put there once
         self.futures: dict[tuple, Future] = {}
         self.kept, self.lock = {}, Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one at a time: tracing is Python
@@ -154,8 +155,8 @@ class Programs:
     def hyperparameters(self, phase: PlannedPhase, samples: int):
         """The device scalars of the step at `samples` samples seen."""
         values = {"learning_rate": np.float32(self.plan.learning_rate(samples)), "momentum": np.float32(phase.momentum)}
-        values["seed"] = np.uint32(self.plan.config.seed)
-        return {name: from_host(value, self.mesh(phase)) for name, value in values.items()}
+        mesh = self.mesh(phase)
+        return {name: from_host(value, mesh) for name, value in values.items()} | {"seed": self.seed(mesh)}
 
     def close(self):
         self.thread.shutdown(wait=False, cancel_futures=True)

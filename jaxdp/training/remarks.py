@@ -4,7 +4,6 @@ import math
 import time
 
 from jaxdp.parallel import stragglers
-from jaxdp.training import guard
 
 SETTLED_STEPS = 10  # after which it can be told whether input keeps up
 WAITING_TOLD, WAITING_SECONDS = 0.1, 60.0  # from which share on, and how often, people are told that processes wait
@@ -18,11 +17,11 @@ class Remarks:
         self.of_input = self.of_bad_images = False
         self.of_waiting = -math.inf
 
-    def input(self, progress) -> None:
+    def input(self, step: int, progress) -> None:
         """That images come too slowly, once steps have settled."""
-        if self.of_input or progress.steps <= SETTLED_STEPS:
+        if self.of_input or step <= SETTLED_STEPS:
             return
-        remark = guard.input_remark(progress.samples, progress.training_seconds, progress.input_seconds, self.training)
+        remark = input_remark(progress.samples, progress.training_seconds, progress.input_seconds, self.training)
         if remark:
             self.of_input = True
             self.say(remark)
@@ -39,3 +38,20 @@ class Remarks:
         if waiting["waiting_share"] > WAITING_TOLD and time.monotonic() - self.of_waiting > WAITING_SECONDS:
             self.of_waiting = time.monotonic()
             self.say(stragglers.in_words(waiting))
+
+
+def input_remark(images: int, seconds: float, waited: float, source) -> str | None:
+    """What to say of a run that waited for its images for a tenth of its time or more: what comes, is needed, and is missing.
+
+    images: trained on in `seconds`, for `waited` of which the devices had none.
+    """
+    if waited < 0.1 * seconds:
+        return None
+    had, needed = images / seconds, images / max(seconds - waited, 1e-9)
+    start = f"input-bound: {100 * waited / seconds:.0f} % of the time was spent waiting for images; {had:.0f} images/s come, "
+    threads = getattr(source, "threads", None)
+    if threads is None:
+        return f"{start}{needed:.0f} are needed"
+    missing = max(1, math.ceil(threads * (needed / had - 1)))
+    cores = f"{missing} more core{'s' * (missing > 1)}"
+    return f"{start}{needed:.0f} are needed: {cores} beside the {threads} that decode (--data.threads)"
