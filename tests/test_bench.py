@@ -158,6 +158,7 @@ def test_a_ladder_that_cannot_be_climbed_is_an_error(tiny, changes, counts, mess
         scaling.check(with_batch(tiny, 8, **changes), counts, 8)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fastest_writes_it_down_and_keeps_it(tiny, tmp_path, monkeypatch):
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
     monkeypatch.setattr(measure, "fastest", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))

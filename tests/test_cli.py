@@ -144,6 +144,7 @@ def test_train_prints_its_result_as_one_json_document(capsys, tmp_path):
     assert "it holds a different run (seed: 0 -> 4)" in message
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_with_code_1_and_one_line(capsys, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", *QUICK, "--workdir", str(tmp_path), "--optimizer.name", "sgd", "--schedule.learning-rate", "1e30"])

@@ -77,6 +77,7 @@ def test_what_jax_was_told_before_is_left_as_it_is_unless_another_place_is_asked
     assert jax.config.jax_compilation_cache_dir is None
 
 
+@pytest.mark.slow
 def test_a_second_run_compiles_nothing_with_another_seed_either(tiny, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(tiny)))
     there = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
@@ -124,6 +125,7 @@ def test_programs_go_where_the_last_run_asked(jax_cache, tmp_path):
     assert kept("off", 3.0) == [first, second]
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_asks_xla_for_it_and_changes_nothing_on_a_cpu(tiny, tmp_path):
     assert compilation.options(Compile(deterministic=True, tuned=False), "gpu") == {"xla_gpu_deterministic_ops": True}
     assert "xla_gpu_deterministic_ops" not in compilation.options(Compile(), "gpu")

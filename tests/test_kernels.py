@@ -84,6 +84,7 @@ def test_seconds_of_a_profile_are_those_of_the_instructions():
     assert sum(row["seconds"] for row in rows) == pytest.approx(sum(seconds.get(one.name, 0) for one in found))
 
 
+@pytest.mark.slow
 def test_bench_step_shows_where_the_time_goes(tmp_path, capsys):
     words = "bench step --model.depth 18 --model.width 8 --data.source synthetic --data.image-size 32 --mesh.cpu-devices 2"
     words += " --model.stem small --batch-size 8 --repeats 1 --seconds 0.1 --no-starts --kernels --output"

@@ -90,13 +90,14 @@ def test_synchronised_over_devices_it_is_that_of_the_whole_batch(kind):
         np.testing.assert_allclose(found, wanted_shortcut, rtol=1e-6)
 
 
-@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_models_gradient_is_the_one_that_jax_derives(depth):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
     config = partial(Model, depth=depth, width=8, classes=5, convolution="direct")
     model = models.create(config())
-    params, stats = model.init(jax.random.key(0), (32, 32, 3))
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
 
     def gradient(config):
         model = models.create(config)
