@@ -207,9 +207,17 @@ def gpu() -> str:
     )
 
 
+def leads() -> str:
+    record = json.loads((RESULTS / "gpu_leads.json").read_text())
+    lines = ["| step | kernels | MB an image |", "|---|---|---|"]
+    lines += [f"| {one['case']} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} |" for one in record["results"]]
+    made = record["provenance"]["versions"]["jax"]
+    return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
+
+
 TABLES = {
     "docs/performance.md": {"step": step, "gpu": gpu, "start": start}
-    | {"changes": of(changes.table, "changes.py", result="changes_digits")},
+    | {"changes": of(changes.table, "changes.py", result="changes_digits"), "leads": leads},
     "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
     "docs/clusters.md": {
         "failures": of(failures.table, "failures.py"),

@@ -70,18 +70,39 @@ def test_a_step_compiles_for_a_cluster_of_gpus(chip, strategy):
     assert any("bf16" in one["dtype"] for one in compiled["collectives"])
 
 
-@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--reduce.no-overlap", "--compile.no-tuned"]])
-def test_messages_travel_beside_the_backward_pass_of_a_block(flags):
-    """In XLA's schedule for 4 hosts of 8 each of ResNet-18's ten messages does; without overlap XLA makes fewer of them."""
+def gradient_messages(strategy, *flags):
+    """The collectives of ResNet-18's gradients, bfloat16, as XLA schedules them for 4 hosts of 8: by operation."""
     command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", *TINY, *flags]
     command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "4", "--reduce.wire-dtype", "bfloat16"]
-    command += ["--reduce.strategy", "psum", "--compile-for", "h200", "--hosts", "4", "--gpus-per-host", "8"]
+    command += ["--reduce.strategy", strategy, "--compile-for", "h200", "--hosts", "4", "--gpus-per-host", "8"]
     out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}).stdout
-    (gradients,) = (one for one in json.loads(out)["compiled"]["collectives"] if one["dtype"] == "bf16")
-    if flags:
-        assert gradients["count"] < 10
-    else:
-        assert gradients["count"] == gradients["asynchronous"] == gradients["beside_something"] == 10
-        assert gradients["kernels_beside"] > 10 * 10
+    return {one["operation"]: one for one in json.loads(out)["compiled"]["collectives"] if one["dtype"] == "bf16"}
+
+
+@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@pytest.mark.slow
+def test_messages_travel_beside_the_backward_pass_of_a_block():
+    """Each of ResNet-18's ten messages does."""
+    (gradients,) = gradient_messages("psum").values()
+    assert gradients["count"] == gradients["asynchronous"] == gradients["beside_something"] == 10
+    assert gradients["kernels_beside"] > 10 * 10
+
+
+@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@pytest.mark.slow
+def test_without_overlap_xla_makes_fewer_messages():
+    (gradients,) = gradient_messages("psum", "--reduce.no-overlap", "--compile.no-tuned").values()
+    assert gradients["count"] < 10
+
+
+@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@pytest.mark.slow
+def test_the_toruss_messages_between_hosts_travel_beside_the_backward_pass():
+    """And so do all that gather inside a host; XLA waits for most that are scattered there, NVLink being fast."""
+    found = gradient_messages("torus")
+    assert [found[name]["count"] for name in ("reduce-scatter", "all-reduce", "all-gather")] == [10, 10, 10]
+    assert found["all-reduce"]["asynchronous"] == found["all-gather"]["asynchronous"] == 10
+    assert found["all-reduce"]["beside_something"] >= 9
+    assert found["all-reduce"]["covered_bytes"] > 0.9 * found["all-reduce"]["operand_bytes"]
+    assert found["all-gather"]["beside_something"] >= 9
+    assert found["reduce-scatter"]["beside_something"] >= 3

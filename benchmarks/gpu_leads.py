@@ -1,0 +1,130 @@
+"""Ways to write the step that a GPU might run faster, each compiled for one that is not there, beside the step as it is.
+
+    python benchmarks/gpu_leads.py [--leads NAME ...]     (needs the extra cuda13, no GPU)
+
+What compilation can settle is the number of kernels and their bytes (see gpu_bytes.py): a lead that has as many of both can
+only gain by faster kernels, which a GPU alone can tell. The leads are patches of this script, not part of jaxdp.
+Writes benchmarks/results/gpu_leads.json and prints a table.
+"""
+
+import argparse
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import gpu_bytes
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdp.bench.provenance import provenance
+from jaxdp.models import convolution, normalization, resnet
+
+RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
+
+
+def weights_in_cudnns_order():
+    """[F, K, K, C] from the beginning, so that no weight and no gradient is transposed."""
+
+    class Conv(resnet.Conv):
+        @resnet.nn.compact
+        def __call__(self, x):
+            shape = (self.features, self.size, self.size, x.shape[-1])
+            kernel = self.param("kernel", lambda _: jnp.ones(shape, jnp.float32)).astype(self.dtype)
+            pads = [(self.size // 2, self.size // 2)] * 2
+            order = ("NHWC", "OHWI", "NHWC")
+            return lax.conv_general_dilated(x, kernel, (self.stride, self.stride), pads, dimension_numbers=order)
+
+    resnet.Conv = Conv
+
+
+def stem_space_to_depth():
+    """The 7x7 convolution with stride 2 of 3 channels as one of 4x4 without stride of 12, padded to 16."""
+    plain = resnet.convolve
+
+    def convolve(images, kernel, stride=1, form="direct"):
+        if kernel.shape[0] != 7:
+            return plain(images, kernel, stride, form)
+        batch, height, width, channels = images.shape
+        cells = images.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+        cells = cells.reshape(batch, height // 2, width // 2, 4 * channels)
+        taps = jnp.pad(kernel, ((1, 0), (1, 0), (0, 0), (0, 0))).reshape(4, 2, 4, 2, channels, -1).transpose(0, 2, 1, 3, 4, 5)
+        taps = taps.reshape(4, 4, 4 * channels, -1)
+        cells, taps = jnp.pad(cells, ((0, 0),) * 3 + ((0, 4),)), jnp.pad(taps, ((0, 0),) * 2 + ((0, 4), (0, 0)))
+        return lax.conv_general_dilated(cells, taps, (1, 1), [(2, 1), (2, 1)], dimension_numbers=convolution.DIMENSIONS)
+
+    resnet.convolve = convolve
+
+
+def sums(*values):
+    """Sums over all but the channels, in one reduction."""
+    return lax.reduce(
+        values, (jnp.float32(0),) * len(values), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (0, 1, 2)
+    )
+
+
+def moments_in_one_reduction():
+    def moments(x, axes=()):
+        wide = x.astype(jnp.float32)
+        count = wide.size // wide.shape[-1]
+        return tuple(one / count for one in sums(wide, wide * wide))
+
+    resnet.moments = moments
+
+
+def backward_sums_in_one_reduction():
+    def backward(axes, form, saved, gradient):
+        terms, y, has_shortcut = saved
+        kept = terms[0].value() > 0 if y is None else y > 0
+        passed = jnp.where(kept, gradient.astype(jnp.float32 if y is None else gradient.dtype), 0)
+        wide = passed.astype(jnp.float32)
+        total, *products = sums(wide, *(wide * term.x.astype(jnp.float32) for term in terms))
+        if y is not None:
+            passed, total, products = lax.optimization_barrier((passed, total, products))
+        each = zip(terms, products, strict=True)
+        found = tuple(normalization._for_term(axes, term, passed, total, product) for term, product in each)
+        return found, passed if has_shortcut else None
+
+    normalization.trained_relu_of_sum.defvjp(normalization._forward, backward)
+
+
+def no_excess_precision():
+    os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
+
+
+def as_it_is():
+    pass
+
+
+LEADS = {
+    "as it is": as_it_is,
+    "weights in cuDNN's order": weights_in_cudnns_order,
+    "stem space to depth": stem_space_to_depth,
+    "moments in one reduction": moments_in_one_reduction,
+    "backward sums in one reduction": backward_sums_in_one_reduction,
+    "no excess precision": no_excess_precision,
+}
+
+
+def measured(lead: str) -> dict:
+    LEADS[lead]()
+    return gpu_bytes.measured(lead, [], 256, "h200")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS)
+    given = parser.parse_args()
+    # A process for each: XLA reads its flags once, and a patch stays.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as one_by_one:
+        results = list(one_by_one.map(measured, given.leads))
+    record = {"provenance": provenance(), "results": results}
+    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    for one in results:
+        print(f"{one['case']:32} {one['kernels']:5} kernels {one['all_megabytes_an_image']:6.1f} MB an image")
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    main()
