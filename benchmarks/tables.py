@@ -207,6 +207,20 @@ def gpu() -> str:
     )
 
 
+def one_device() -> str:
+    record = json.loads((RESULTS / "step_changes.json").read_text())
+    flags = {"given-back": "--mesh.no-keep-memory", "direct": "--model.convolution direct"}
+    flags |= {"autodiff": "--model.gradients autodiff", "untuned": "--compile.no-tuned"}
+    cases = [one["case"].split(":") for one in record["cases"]]
+    lines = ["| change | " + " | ".join(f"{size}x{size}, {stem}, batch {batch}" for size, stem, batch in cases) + " |"]
+    lines += ["|---" * (len(cases) + 1) + "|"]
+    for name, flag in flags.items():
+        ratios = (one["rows"][f"jaxdp:{name}"]["to_jaxdp"] for one in record["cases"])
+        lines.append(f"| `{flag}` | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+    made = f"Speed as a ratio to the step as it is; medians of {record['cases'][0]['rounds']} rounds compared in pairs, by"
+    return "\n".join([*lines, "", f"{made} `benchmarks/step_vs_pytorch.py --only` on {made_on(record)}."])
+
+
 def leads() -> str:
     record = json.loads((RESULTS / "gpu_leads.json").read_text())
     lines = ["| step | kernels | MB an image |", "|---|---|---|"]
@@ -217,7 +231,7 @@ def leads() -> str:
 
 TABLES = {
     "docs/performance.md": {"step": step, "gpu": gpu, "start": start}
-    | {"changes": of(changes.table, "changes.py", result="changes_digits"), "leads": leads},
+    | {"changes": of(changes.table, "changes.py", result="changes_digits"), "leads": leads, "one_device": one_device},
     "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
     "docs/clusters.md": {
         "failures": of(failures.table, "failures.py"),
