@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "count a checkpoint's right answers on the held-out images",
     "checkpoints": "list the checkpoints of a run, each checked",
     "export": "write a checkpoint's weights as a safetensors file",
+    "import": "turn torchvision's or timm's weights into a file of jaxdp's own",
     "bench": "measure this machine: allreduce, input, scaling, step",
     "data": "prepare a data set of tensorflow-datasets",
     "launch": "start the processes of a run on this machine, and end them together",
