@@ -39,7 +39,7 @@ def written(path, held, **changes):
 
 def our_logits(held: weights.Weights, images):
     model = models.create(held.model)
-    return jax.jit(lambda: model.apply(held.params, held.batch_stats, images, train=False)[0])()
+    return jax.jit(lambda *given: model.apply(*given, train=False)[0])(held.params, held.batch_stats, images)
 
 
 def some_images(seed=0, count=3, size=24):
