@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "train a model as a recipe says",
     "plan": "print what a run will do, without running it",
     "evaluate": "count a checkpoint's right answers on the held-out images",
+    "predict": "name the likeliest classes of images",
     "checkpoints": "list the checkpoints of a run, each checked",
     "export": "write a checkpoint's weights as a safetensors file",
     "import": "turn torchvision's or timm's weights into a file of jaxdp's own",

@@ -41,7 +41,7 @@ LAYERS = [
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "report", "aot"},
-    {"training.session"},
+    {"training.session", "training.predicting"},
     {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},

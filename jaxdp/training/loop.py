@@ -114,6 +114,7 @@ class Run:
             self._check_fit(found[1])
         if self.team.first:
             directories.adopt(self.workdir, self.config)
+            directories.keep_class_names(self.workdir, self.datasets.classes)
         if found is None:
             self.screen.busy("compiling")
             self.team.at("compile")

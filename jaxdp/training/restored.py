@@ -99,11 +99,15 @@ def evaluate(config: Config | None, workdir, which: str = "newest", datasets=Non
     state, config, sealed = restored(workdir, which, config)
     data = open_datasets(config, datasets)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
-    images = min(len(data.evaluation), config.evaluation.batch or 64 * mesh.size)
-    rows = -(-images // mesh.size) * mesh.size
     step = make_evaluation_step(config, models.create(config.model), (data.mean, data.std), mesh)
-    told = evaluate_on(step, *state.evaluated, data.evaluation, (images, rows), mesh)
+    told = evaluate_on(step, *state.evaluated, data.evaluation, batch_of(config, len(data.evaluation), mesh), mesh)
     return told | {"samples": sealed.samples, "epoch": sealed.told["epoch"], "checkpoint": str(sealed.path)}
+
+
+def batch_of(config: Config, examples: int, mesh) -> tuple[int, int]:
+    """(images that a step counts, rows of its batch) where no training gives them."""
+    images = min(examples, config.evaluation.batch or 64 * mesh.size)
+    return images, -(-images // mesh.size) * mesh.size
 
 
 def export(workdir, output, which: str = "newest", form: str = "jaxdp", overwrite: bool = False) -> dict:
