@@ -14,6 +14,8 @@ _WHERE = {
     "TrainingError": "jaxdp.training.guard",
     "TrainResult": "jaxdp.training.result",
     "evaluate": "jaxdp.training.restored",
+    "predict": "jaxdp.training.predicting",
+    "Predictions": "jaxdp.training.predicting",
     "train": "jaxdp.training.session",
     "Stopped": "jaxdp.training.stop",
 }

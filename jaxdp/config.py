@@ -213,6 +213,22 @@ class LossScale(_Strict):
 
 
 @dataclass(frozen=True)
+class Finetune(_Strict):
+    """Training that begins from the weights of another."""
+
+    weights: str | None = None
+    """a safetensors file in jaxdp's names, torchvision's or timm's, from which the run begins; a classifier for another number
+    of classes is replaced by a new one. None: begin from random weights"""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    """of the file, written down by the run, so that no other takes its place; None: whatever file is there"""
+    frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
+    """parts of the network that stay as the file has them, statistics of batch normalisation included: 0 none, 1 the stem, 2
+    the first stage too, up to 5, all but the classifier"""
+    head_multiplier: Positive = 1.0
+    """the learning rate of the classifier relative to that of the rest"""
+
+
+@dataclass(frozen=True)
 class Mesh(_Strict):
     """The two-dimensional device mesh: rows are `horizontal` rings, columns `vertical` ones."""
 
@@ -330,6 +346,7 @@ class Config(_Strict):
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     loss_scale: LossScale = field(default_factory=LossScale)
+    finetune: Finetune = field(default_factory=Finetune)
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -344,6 +361,7 @@ IN_MEMORY = ("digits", "synthetic")
 
 # Parts of a Config that say where and how a run is executed or watched, not what it computes.
 HARMLESS = ("name", "mesh", "reduce.strategy", "reduce.bucket_bytes", "reduce.overlap", "logging", "checkpoint", "guard")
+HARMLESS += ("finetune.weights",)  # its digest says what it holds
 HARMLESS += ("compile", "data.directory", "data.threads", "data.ahead_bytes", "data.resident")
 
 

@@ -195,17 +195,18 @@ def model_summary(config: Config) -> dict:
     from jaxdp import models
 
     size = config.data.image_size
-    counted = models.summary(config.model, (size, size, 3))
+    counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     width = {"float32": 4, "bfloat16": 2, "float16": 2}[config.reduce.wire_dtype]
     sizes, parts = counted.pop("sizes"), counted.pop("parts")
     messages = []
+    trained = counted["adapted"]["parameters"] + counted["skipped"]["parameters"]
     for part in parts if config.reduce.overlap else [sizes]:  # tensors travel together only with others of their part
         tensors = [(size * width, "gradient") for name in sorted(part) for size in sizes[name]]
         packed = pack(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[place][0] for place in places) for places in packed]
     statistics = 4 * counted["statistics"]
     return counted | {
-        "gradient_bytes": counted["parameters"] * width,
+        "gradient_bytes": trained * width,
         "statistics_bytes": statistics,
         "messages": [*messages, statistics],
     }
@@ -263,6 +264,8 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
         f"{_optimizer_in_words(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
     )
     table.add_row("settings", _settings_in_words(config))
+    if config.finetune.weights is not None:
+        table.add_row("fine-tuning", _finetuning_in_words(config))
     adapted, skipped = model_summary["adapted"], model_summary["skipped"]
     what = "decay and trust ratio" if optimizer.name == "lars" else "decay"
     table.add_row(
@@ -331,6 +334,16 @@ def _settings_in_words(config: Config) -> str:
         words.append(f"{data.mix} (alpha {data.mix_alpha:g})")
     if model.remat:
         words.append("activations recomputed")
+    return ", ".join(words)
+
+
+def _finetuning_in_words(config: Config) -> str:
+    own = config.finetune
+    frozen = ["the stem"] * (own.frozen_stages > 0)
+    frozen += [f"{own.frozen_stages - 1} stage{'s' * (own.frozen_stages > 2)}"] * (own.frozen_stages > 1)
+    words = [f"from {own.weights}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    if own.head_multiplier != 1.0:
+        words.append(f"learning rate of the classifier times {own.head_multiplier:g}")
     return ", ".join(words)
 
 

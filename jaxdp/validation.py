@@ -146,10 +146,25 @@ def _check_relations(config: Config) -> None:
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs:g} is not allowed; it must end by the first of "
             f"schedule.boundaries ({config.schedule.boundaries[0]:g})"
         )
+    _check_finetune(config)
     _check_data(config.data)
     needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
     if config.model.classes < needed:
         raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
+
+
+def _check_finetune(config: Config) -> None:
+    """What means something only where a run begins from a file of weights."""
+    own = config.finetune
+    if own.weights is not None:
+        return
+    if own.frozen_stages:
+        raise ConfigError(
+            f"finetune.frozen_stages: {own.frozen_stages} is not allowed without finetune.weights; random weights would stay "
+            "so; give --finetune.weights FILE, or 0"
+        )
+    if own.digest is not None:
+        raise ConfigError(f"finetune.digest: {own.digest!r} is not allowed without finetune.weights; leave it out")
 
 
 def _check_data(data: Data) -> None:

@@ -32,14 +32,16 @@ LAYERS = [
     {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
     | {"training.metrics", "training.console"},
     {"training.workdir", "training.result"},
-    {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"},
-    {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"},
+    {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"}
+    | {"models.torch_weights"},
+    {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"}
+    | {"models.weights"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
-    | {"bench.allreduce", "bench.input"},
+    | {"training.finetuning", "bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "report", "aot"},
-    {"training.session"},
+    {"training.session", "training.predicting"},
     {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},

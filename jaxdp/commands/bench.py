@@ -69,6 +69,7 @@ def _bench_allreduce(arguments, program):
         raise ConfigError("mesh: one device has nobody to exchange with; on a CPU give --mesh.cpu-devices 4")
     size = config.data.image_size
     gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
+    gradient = models.create(config.model).trained(gradient, config.finetune.frozen_stages)
     record = allreduce.run(config, mesh, gradient, chosen.sizes, chosen.dtypes, chosen.repeats)
     _bench_result(chosen, "allreduce", record, allreduce)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -10,10 +10,11 @@ import tyro
 def run(arguments, program):
     @dataclasses.dataclass(frozen=True)
     class Export:
-        """Write the weights and statistics that evaluation uses, named by their paths in the tree.
+        """Write the weights and statistics that evaluation uses, named by their paths in the tree or as torchvision has them.
 
         Examples:
           jaxdp export --workdir runs/digits --checkpoint best --output digits.safetensors
+          jaxdp export --workdir runs/digits --format torchvision --output digits-torch.safetensors
         """
 
         output: str
@@ -22,12 +23,18 @@ def run(arguments, program):
         """of the run"""
         checkpoint: str = "newest"
         """newest, best (by accuracy), or the samples of one"""
+        format: Literal["jaxdp", "torchvision", "timm"] = "jaxdp"
+        """whose names and layouts; torchvision's and timm's are the same"""
+        overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """write over a file that is there"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
     chosen = tyro.cli(Export, args=arguments, prog=program)
     from jaxdp.training.restored import export
 
-    told = export(chosen.workdir, chosen.output, chosen.checkpoint)
+    told = export(chosen.workdir, chosen.output, chosen.checkpoint, chosen.format, chosen.overwrite)
     text = f"{told['tensors']} tensors, {told['bytes']:,} bytes, of {told['checkpoint']} in {told['output']}"
+    for remark in told["remarks"]:
+        text += f"\n{remark}"
     print(json.dumps(told, indent=2) if chosen.json else text)

@@ -67,6 +67,27 @@ class ImageFolder:
         return self.paths[index]
 
 
+def image_files(paths) -> tuple[list[str], list[str]]:
+    """(files, those left out): each path that is a file, and what in each that is a folder, however deep, ends as images do.
+
+    Raises ConfigError for a path that is not there, and for a folder without an image.
+    """
+    found, left_out = [], []
+    for path in paths:
+        if not os.path.isdir(path):
+            if not os.path.exists(path):
+                raise ConfigError(f"images: {str(path)!r} is not allowed; there is no such file or folder")
+            found.append(str(path))
+            continue
+        inside = [str(file) for file in sorted(Path(path).rglob("[!.]*")) if file.is_file()]
+        here = [file for file in inside if file.lower().endswith(ENDINGS)]
+        if not here:
+            raise ConfigError(f"images: the folder {str(path)!r} has no image ({', '.join(ENDINGS)})")
+        found += here
+        left_out += [file for file in inside if not file.lower().endswith(ENDINGS)]
+    return found, left_out
+
+
 def evaluation_split(root: Path, asked: str | None) -> str:
     """The name of the evaluation split: as asked for, or the first of val, validation, valid, test that is there."""
     if asked is not None:

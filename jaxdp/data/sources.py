@@ -72,6 +72,8 @@ class Datasets(NamedTuple):
     evaluation: ArraySource | SyntheticSource | Loader
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
+    classes: tuple[str, ...] = ()
+    """their names, where the data tell them"""
 
     @property
     def remarks(self) -> list[str]:
@@ -149,11 +151,12 @@ def open_datasets(config: Config, given=None) -> Datasets:
             SyntheticSource(n, size, config.model.classes, config.seed, split)
             for split, n in enumerate((data.train_examples, data.eval_examples))
         )
-        return Datasets(train, held_out, mean=127.5, std=52.0)
+        return Datasets(train, held_out, *pixel_statistics(config))
     if given is None and data.source == "digits":
         parts = _digits(data.stored_size or data.image_size)
         held_out = parts[data.eval_split or "test"]
-        return Datasets(ArraySource(*parts[data.train_split]), ArraySource(*held_out), mean=78.0, std=89.0)
+        sources = ArraySource(*parts[data.train_split]), ArraySource(*held_out)
+        return Datasets(*sources, *pixel_statistics(config), tuple(map(str, range(10))))
     train, evaluation = _open_pair(data) if given is None else _pair(given)
     for part, name in ((train, "training"), (evaluation, "evaluation")):
         if len(part) == 0:
@@ -168,7 +171,25 @@ def open_datasets(config: Config, given=None) -> Datasets:
         _loaded(evaluation, *_evaluation_shape(config), config, left_out, "evaluation image"),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
+        classes=_class_names(train),
     )
+
+
+def pixel_statistics(config: Config):
+    """(mean, std) by which a run normalises its pixels, known without its data; see `Datasets`."""
+    known = {"synthetic": (127.5, 52.0), "digits": (78.0, 89.0)}
+    return known.get(config.data.source, (IMAGENET_MEAN, IMAGENET_STD))
+
+
+def _class_names(source) -> tuple[str, ...]:
+    names = getattr(source, "class_names", None) or getattr(source, "classes", None)
+    named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
+    return tuple(names) if named else ()
+
+
+def to_predict(config: Config, source) -> Loader:
+    """Images prepared as the run's evaluation prepares them; those that cannot be used are left out, see `Loader.bad`."""
+    return Loader(source, *_evaluation_shape(config), config.model.classes, config.data.threads, "leave_out")
 
 
 def open_split(data: DataConfig, split: str, classes=None):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.config import Model as ModelConfig
-from jaxdp.models.resnet import ResNet
+from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import more_than_one_dimension
 from jaxdp.parallel.mesh import AXES
 
@@ -21,7 +21,7 @@ class Model:
     init(key, image_shape) -> (params, batch_stats), float32 trees; image_shape: (H, W, 3).
     apply(params, batch_stats, images, train) -> (logits, moments): images [B, H, W, 3], logits [B, classes] float32; moments
     is {} in evaluation, in training batch_stats' structure with `mean` and `square` (the squared mean) of this batch.
-    parts: the names of the parameters of each part of the network, in order; apply_part trains with one of them alone.
+    parts: the names of the parameters of each part of the network, in order; apply_part applies one of them alone.
     """
 
     module: Any
@@ -29,6 +29,16 @@ class Model:
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
         return self.module.parts
+
+    def divided(self, frozen_stages: int):
+        """(frozen parts, trained parts). frozen_stages: 0 for none, 1 for the stem, 2 with the first stage, and so on."""
+        count = frozen_stages and 1 + sum(BLOCKS[self.module.depth][: frozen_stages - 1])
+        return self.parts[:count], self.parts[count:]
+
+    def trained(self, tree: dict, frozen_stages: int) -> dict:
+        """What of params or batch_stats belongs to trained parts."""
+        _, parts = self.divided(frozen_stages)
+        return {name: tree[name] for part in parts for name in part if name in tree}
 
     def init(self, key, image_shape):
         variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
@@ -48,9 +58,11 @@ class Model:
         logits, changed = self.module.apply(variables, images, train=True, mutable=["moments"])
         return logits, changed["moments"]
 
-    def apply_part(self, part: tuple[str, ...], params, batch_stats, x):
-        """(what the part makes of x, its moments), in training. params, batch_stats: whole trees or those of the part."""
+    def apply_part(self, part: tuple[str, ...], params, batch_stats, x, train: bool = True):
+        """(what the part makes of x, its moments). params, batch_stats: whole trees or those of the part."""
         variables = {"params": params, "batch_stats": batch_stats}
+        if not train:
+            return self.module.apply(variables, x, train=False, part=part), {}
         y, changed = self.module.apply(variables, x, train=True, part=part, mutable=["moments"])
         return y, changed.get("moments", {})
 
@@ -75,13 +87,15 @@ def create(config: ModelConfig, platform: str | None = None) -> Model:
     )
 
 
-def summary(config: ModelConfig, image_shape) -> dict:
-    """Parameters, statistics, multiply-adds of one image, tensors with and without decay and trust ratio, from a trace."""
+def summary(config: ModelConfig, image_shape, frozen_stages: int = 0) -> dict:
+    """From a trace: parameters and multiply-adds of one image; of the trained parts the statistics, and the tensors with and
+    without decay and trust ratio."""
     model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
-    by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(params[name])] for name in sorted(params)}
+    trained = model.trained(params, frozen_stages)
+    by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trained[name])] for name in sorted(trained)}
     sizes = [size for some in by_name.values() for size in some]
-    mask = jax.tree.leaves(more_than_one_dimension(params))
+    mask = jax.tree.leaves(more_than_one_dimension(trained))
 
     def counted(adapted: bool) -> dict:
         chosen = [size for size, adapts in zip(sizes, mask, strict=True) if adapts == adapted]
@@ -90,10 +104,10 @@ def summary(config: ModelConfig, image_shape) -> dict:
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
-        "parameters": sum(sizes),
+        "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(params)),
         "sizes": by_name,
-        "parts": model.parts,
-        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(stats)),
+        "parts": model.divided(frozen_stages)[1],
+        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(model.trained(stats, frozen_stages))),
         "macs": multiply_adds(jaxpr.jaxpr),
         "adapted": counted(True),
         "skipped": counted(False),

@@ -16,7 +16,7 @@ from jaxdp.config import Config, ConfigError
 from jaxdp.training.workdir import CONFIG
 from jaxdp.validation import flatten
 
-MAY_DIFFER = ("data.directory", "data.threads")  # where the same data lie on a host, and its cores
+MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights")  # where the same data lie on a host, and its cores
 SHARED_SECONDS = 20.0  # within which every host must see a file in a directory that they share
 SAMPLES = 8
 

@@ -27,7 +27,7 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
     """
 
     def step(params, batch_stats, batch):
-        logits, _ = model.apply(params, batch_stats, normalise(for_evaluation(config, batch["images"]), *pixels), train=False)
+        logits = _logits(config, model, pixels, params, batch_stats, batch)
         weights, rank = batch["weights"], rank_of_label(logits, batch["labels"])
         losses = jnp.where(weights > 0, cross_entropy(logits, batch["labels"]), 0.0)
         sums = {
@@ -43,6 +43,27 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
     return jax.jit(mapped)
+
+
+def make_prediction_step(config: Config, model, pixels, mesh, top: int):
+    """step(params, batch_stats, batch) -> (classes int32, probabilities float32), [B, top] each, the likeliest first.
+
+    batch: as for `make_evaluation_step`. Of equally likely classes the one of the lower number comes first.
+    """
+
+    def step(params, batch_stats, batch):
+        logits = _logits(config, model, pixels, params, batch_stats, batch).astype(jnp.float32)
+        found, classes = lax.top_k(logits, top)
+        return classes, jnp.exp(found - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=rows)
+    return jax.jit(mapped)
+
+
+def _logits(config: Config, model, pixels, params, batch_stats, batch):
+    logits, _ = model.apply(params, batch_stats, normalise(for_evaluation(config, batch["images"]), *pixels), train=False)
+    return logits
 
 
 def evaluate(

@@ -19,7 +19,7 @@ from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images
-from jaxdp.training import checkpoint, guard, seal
+from jaxdp.training import checkpoint, finetuning, guard, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.metrics import NoWriter, to_json, writers_for
@@ -37,10 +37,12 @@ from jaxdp.validation import changes, from_dict
 class Run:
     """One training run, from its first step or its newest checkpoint to its result."""
 
-    def __init__(self, prepared: Prepared, workdir: Path, screen, started: float, signals: Signals, origin, accept_changes):
+    def __init__(
+        self, prepared: Prepared, workdir: Path, screen, started: float, signals: Signals, origin, accept_changes, weights=None
+    ):
         self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
         self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
-        self.origin, self.accept_changes = origin, accept_changes
+        self.origin, self.accept_changes, self.weights = origin, accept_changes, weights
         self.data_facts = prepared.data_facts
         self.device_kind = prepared.devices[0].device_kind
         self.team = team = signals.team
@@ -112,6 +114,7 @@ class Run:
             self._check_fit(found[1])
         if self.team.first:
             directories.adopt(self.workdir, self.config)
+            directories.keep_class_names(self.workdir, self.datasets.classes)
         if found is None:
             self.screen.busy("compiling")
             self.team.at("compile")
@@ -119,6 +122,10 @@ class Run:
             self.programs.prepare_train(first)
             mesh = self.programs.mesh(first)
             self.state = self.signals.run(create_state, self.config, self.model, mesh)
+            if self.weights is not None:
+                self.state = finetuning.begun_from(self.config, self.weights, self.state, mesh)
+                self.screen.say(finetuning.in_words(self.config, self.weights))
+                self.weights = None
             self._cut_log(self.workdir)
             return
         self.state, sealed = found

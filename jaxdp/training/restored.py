@@ -1,7 +1,6 @@
 """What can be done with the checkpoints that a run has kept, beside going on from them: list, evaluate, export."""
 
 import dataclasses
-import errno
 import json
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import jax
 from jaxdp import models
 from jaxdp.config import Config, ConfigError
 from jaxdp.data.sources import open_datasets
-from jaxdp.errors import first_line
+from jaxdp.models import weights
+from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.training import checkpoint, seal
@@ -19,6 +19,8 @@ from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import TrainState, abstract_state
 from jaxdp.training.workdir import CHECKPOINTS, run_config
 from jaxdp.validation import validate
+
+FORMATS = ("jaxdp", "torchvision", "timm")
 
 
 def listed(workdir) -> list[dict]:
@@ -97,41 +99,45 @@ def evaluate(config: Config | None, workdir, which: str = "newest", datasets=Non
     state, config, sealed = restored(workdir, which, config)
     data = open_datasets(config, datasets)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
-    images = min(len(data.evaluation), config.evaluation.batch or 64 * mesh.size)
-    rows = -(-images // mesh.size) * mesh.size
     step = make_evaluation_step(config, models.create(config.model), (data.mean, data.std), mesh)
-    told = evaluate_on(step, *state.evaluated, data.evaluation, (images, rows), mesh)
+    told = evaluate_on(step, *state.evaluated, data.evaluation, batch_of(config, len(data.evaluation), mesh), mesh)
     return told | {"samples": sealed.samples, "epoch": sealed.told["epoch"], "checkpoint": str(sealed.path)}
 
 
-def export(workdir, output, which: str = "newest") -> dict:
-    """Write the parameters and statistics that evaluation uses as a safetensors file, named by their paths in the tree.
+def batch_of(config: Config, examples: int, mesh) -> tuple[int, int]:
+    """(images that a step counts, rows of its batch) where no training gives them."""
+    images = min(examples, config.evaluation.batch or 64 * mesh.size)
+    return images, -(-images // mesh.size) * mesh.size
 
-    Its metadata hold the config as JSON, samples, epoch and accuracy. Returns {"output", "tensors", "bytes", "checkpoint"}.
+
+def export(workdir, output, which: str = "newest", form: str = "jaxdp", overwrite: bool = False) -> dict:
+    """Write the parameters and statistics that evaluation uses as a safetensors file.
+
+    form: "jaxdp", named by their paths in the tree; "torchvision" or "timm", with the names and layouts that these share. Its
+    metadata hold the config as JSON, samples, epoch and accuracy. Returns {"output", "tensors", "bytes", "checkpoint",
+    "format", "remarks"}. Raises ConfigError where the run or the checkpoint is not there, or a file would be overwritten.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    output = Path(output)
-    if output.suffix != ".safetensors":
-        raise ConfigError(f"--output: {str(output)!r} is not allowed; give a file that ends in .safetensors")
+    if form not in FORMATS:
+        raise ConfigError(f"--format: {form!r} is not allowed; give {', '.join(FORMATS)}")
+    output = weights.check_output(output, overwrite)
     state, config, sealed = restored(workdir, which)
-    params, batch_stats = jax.device_get(state.evaluated)
-    tensors = {}
-    for name, tree in (("params", params), ("batch_stats", batch_stats)):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            tensors["/".join([name, *(str(key.key) for key in path)])] = leaf
-    told = {"config": json.dumps(dataclasses.asdict(config)), "samples": str(sealed.samples)}
-    told |= {"epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if output.is_dir():
-        raise ConfigError(f"--output: {str(output)!r} is not allowed; it is a directory; give a file")
-    temporary = output.with_name(output.name + ".tmp")
-    try:
-        save_file(tensors, temporary, told)
-        temporary.replace(output)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(getattr(error, "errno", None) or errno.EIO, first_line(error), str(output)) from None
-    size = output.stat().st_size
-    return {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}
+    tensors, remarks = weights.named(*jax.device_get(state.evaluated)), []
+    told = {"config": json.dumps(dataclasses.asdict(config)), "model": weights.described(config.model)}
+    told |= {"samples": str(sealed.samples), "epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
+    if form != "jaxdp":
+        tensors = to_torch(tensors, sealed.told["progress"]["steps"])
+        told["format"] = "pt"  # by which some readers know PyTorch's layouts
+        remarks = _remarks(config, form)
+    size = weights.save(output, tensors, told)
+    told = {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}
+    return told | {"format": form, "remarks": remarks}
+
+
+def _remarks(config: Config, form: str) -> list[str]:
+    """What keeps a network of torchvision's or timm's from loading the weights."""
+    model, different = config.model, []
+    if model.stem != "imagenet":
+        different.append("conv1 is 3x3 with stride 1 and no max pooling follows (model.stem 'small')")
+    if model.width != 64:
+        different.append(f"the first stage has {model.width} channels, not 64 (model.width)")
+    return [f"resnet{model.depth} of {form} does not load it as it is: {'; '.join(different)}"] if different else []

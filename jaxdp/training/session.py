@@ -12,7 +12,7 @@ from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, first_line
 from jaxdp.parallel import distributed
 from jaxdp.parallel.cluster import alone_in_a_larger_job
 from jaxdp.planning import summary_table
-from jaxdp.training import agreement, seal
+from jaxdp.training import agreement, finetuning, seal
 from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet
 from jaxdp.training.guard import TrainingError
@@ -78,6 +78,7 @@ def train(
 
 def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
     team = signals.team
+    config, weights = signals.run(finetuning.opened, config)
     agreement.check(team, lambda: agreement.facts(config, resume, accept_changes))
     origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
     if resume == "never":
@@ -98,7 +99,7 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
         screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices, team), prepared.model_summary))
         for remark in [*remarks, *_remarks(prepared, team)]:
             screen.say(remark)
-        result = Run(prepared, path, screen, started, signals, origin, accept_changes).to_the_end()
+        result = Run(prepared, path, screen, started, signals, origin, accept_changes, weights).to_the_end()
         show_result(screen, result)
         with suppress(StopAsked):  # all is done and saved
             team.exchange("the others to be done", None)

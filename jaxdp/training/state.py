@@ -1,6 +1,7 @@
 """What training changes: pure data, the same on every device."""
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,8 @@ from jaxdp.training import loss_scale
 
 
 class Average(NamedTuple):
-    """A moving average of parameters and statistics that starts from nothing: divided by its weight it has no bias."""
+    """A moving average of trained parameters and their statistics that starts from nothing: divided by its weight it has no
+    bias."""
 
     params: Any
     batch_stats: Any
@@ -27,7 +29,8 @@ class Average(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """params, batch_stats (statistics of batch normalisation for evaluation) and opt_state: float32 trees.
+    """params, batch_stats (statistics of batch normalisation for evaluation) and opt_state: float32 trees, the last one of the
+    trained parameters only.
 
     average (`Average`) is () where there is none; loss_scale: `jaxdp.training.loss_scale.LossScale`.
     """
@@ -43,7 +46,10 @@ class TrainState(NamedTuple):
         """(params, batch_stats) that evaluation uses: the averages where there are any and a step was taken."""
         if self.average == ():
             return self.params, self.batch_stats
-        return _unbiased(self.average, (self.params, self.batch_stats))
+        present = self.params, self.batch_stats
+        held = self.average.params, self.average.batch_stats
+        own = tuple({name: now[name] for name in of} for now, of in zip(present, held, strict=True))
+        return tuple(now | new for now, new in zip(present, _unbiased(self.average, own), strict=True))
 
 
 @jax.jit
@@ -78,13 +84,21 @@ def moved(tree, mesh):
     return jax.tree.map(one, tree)
 
 
+def build_optimizer(config: Config, model, learning_rate, momentum):
+    """The optax transformation of a config's trained parameters, with a rate of its own for the classifier."""
+    multiplier = config.finetune.head_multiplier
+    return build(
+        config.optimizer, learning_rate, momentum, {} if multiplier == 1.0 else dict.fromkeys(model.parts[-1], multiplier)
+    )
+
+
 def _initial(config: Config, model):
     shape = (config.data.image_size, config.data.image_size, 3)
     params, batch_stats = model.init(jax.random.key(config.seed), shape)
-    average = ()
+    trained, average = partial(model.trained, frozen_stages=config.finetune.frozen_stages), ()
     if config.optimizer.average_decay is not None:
-        average = jax.tree.map(jnp.zeros_like, Average(params, batch_stats, jnp.zeros(())))
-    opt_state = build(config.optimizer, 0.0, 0.0).init(params)
+        average = jax.tree.map(jnp.zeros_like, Average(trained(params), trained(batch_stats), jnp.zeros(())))
+    opt_state = build_optimizer(config, model, 0.0, 0.0).init(trained(params))
     return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.loss_scale))
 
 

@@ -12,12 +12,11 @@ from jax.sharding import PartitionSpec
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import augment, mix, normalise
 from jaxdp.losses import cross_entropy, rank_of_label
-from jaxdp.optim import build
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
 from jaxdp.training import loss_scale
-from jaxdp.training.state import TrainState
+from jaxdp.training.state import TrainState, build_optimizer
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -28,7 +27,7 @@ def _varying(tree):
 
 
 def local_gradient(config: Config, model, pixels, params, batch_stats, scale, batch, overlap: Overlap | None = None):
-    """Gradient and sums of one worker's batch on its own device, not yet combined with any other.
+    """Gradient of the trained parts and sums of one worker's batch on its own device, not yet combined with any other.
 
     The gradient is that of `scale` times the loss. params must be varying. overlap: where the gradient of each part is sent as
     soon as it is known; it then holds them, and the gradient returned is empty. Returns (gradient, {"moments", "loss",
@@ -46,9 +45,16 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
         return loss.mean()
 
     pulls, moments = [], {}
-    for part in model.parts:
-        own = {name: params[name] for name in part}
-        x, pull, found = jax.vjp(lambda own, x, part=part: model.apply_part(part, own, batch_stats, x), own, x, has_aux=True)
+    frozen, trained = model.divided(config.finetune.frozen_stages)
+    for part in frozen:
+        x, _ = model.apply_part(part, {name: params[name] for name in part}, batch_stats, x, train=False)
+    for place, part in enumerate(trained):
+        own, ends = {name: params[name] for name in part}, bool(frozen) and place == 0
+
+        def run(own, x, part=part, ends=ends):
+            return model.apply_part(part, own, batch_stats, lax.stop_gradient(x) if ends else x)
+
+        x, pull, found = jax.vjp(run, own, x, has_aux=True)
         pulls.append(pull)
         moments |= found
     loss, pull = jax.vjp(loss_of, x)
@@ -102,7 +108,8 @@ def gradient_and_report(config: Config, model, pixels, accumulation: int, params
     overlap = Overlap(*how, divisor) if config.reduce.overlap else None
     gradient, report = accumulated(gradient_of, batch, accumulation)
     if overlap:
-        for part in reversed(model.parts) if gradient else ():  # of several micro-batches, of which nothing was sent yet
+        _, trained = model.divided(config.finetune.frozen_stages)
+        for part in reversed(trained) if gradient else ():  # of several micro-batches, of which nothing was sent yet
             overlap.passed((), {name: gradient[name] for name in part})
         gradient = overlap.arrived()
     else:
@@ -142,17 +149,19 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
         alone = dataclasses.replace(config.reduce, strategy=allreduce.local, overlap=False)
         config = dataclasses.replace(config, reduce=alone)
     scaling, skipping = config.loss_scale.name != "none", skips_steps(config)
+    trained = partial(model.trained, frozen_stages=config.finetune.frozen_stages)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def updated(state: TrainState, gradient, moments, hyperparameters):
-        optimizer = build(config.optimizer, *(hyperparameters[name] for name in HYPERPARAMETERS))
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        statistics = update_statistics(state.batch_stats, moments, statistics_decay)
+        optimizer = build_optimizer(config, model, *(hyperparameters[name] for name in HYPERPARAMETERS))
+        params = trained(state.params)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, params)
+        params = optax.apply_updates(params, updates)
+        statistics = update_statistics(trained(state.batch_stats), moments, statistics_decay)
         average = state.average
         if config.optimizer.average_decay is not None:
             average = average.include(params, statistics, config.optimizer.average_decay)
-        return TrainState(params, statistics, opt_state, average, state.loss_scale)
+        return TrainState(state.params | params, state.batch_stats | statistics, opt_state, average, state.loss_scale)
 
     def step(state: TrainState, batch, hyperparameters, images=None):
         seeded = dataclasses.replace(config, seed=hyperparameters["seed"])

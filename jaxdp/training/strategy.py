@@ -28,7 +28,8 @@ def chosen_strategies(
         return {}
     team, mesh_of = team or Alone(), mesh_of or (lambda phase: make_mesh(*phase.shape))
     path, size = workdir / FILE, plan.config.data.image_size
-    gradient, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+    params, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+    gradient = model.trained(params, plan.config.finetune.frozen_stages)
     known, chosen = team.share("strategies known", _read(path)), {}
     sizes = [leaf.size for leaf in jax.tree.leaves(gradient)]
     for shape, phase in {phase.shape: phase for phase in plan.phases}.items():

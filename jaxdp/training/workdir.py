@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import itertools
+import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def write_atomically(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-CHECKPOINTS, CONFIG = "checkpoints", "config.json"
+CHECKPOINTS, CONFIG, CLASSES = "checkpoints", "config.json", "classes.json"
 RUN_FILES = (CONFIG, "metrics.jsonl", "result.json", "tensorboard", CHECKPOINTS)
 
 
@@ -96,6 +97,28 @@ def run_config(workdir) -> Config:
         raise ConfigError(f"{refused}; it holds no run (no {CONFIG})") from None
     except (ConfigError, ValueError) as error:
         raise ConfigError(f"{refused}; its {CONFIG} cannot be read ({error})") from None
+
+
+def keep_class_names(workdir: Path, names) -> None:
+    """Write down what the run's classes are called, where its data tell."""
+    if names:
+        write_atomically(workdir / CLASSES, json.dumps(list(names), indent=1, ensure_ascii=False) + "\n")
+    else:
+        (workdir / CLASSES).unlink(missing_ok=True)
+
+
+def class_names(workdir, count: int) -> list[str]:
+    """The names of a run's `count` classes; their numbers for those that have none. Raises ConfigError for a damaged file."""
+    path, names = Path(workdir) / CLASSES, []
+    if path.exists():
+        try:
+            names = json.loads(path.read_text())
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
+            refused = f"--workdir: {str(workdir)!r} is not allowed"
+            raise ConfigError(f"{refused}; its {CLASSES} is no list of at most {count} names; mend or remove it")
+    return names + [str(number) for number in range(len(names), count)]
 
 
 def adopt(workdir: Path, config: Config) -> None:

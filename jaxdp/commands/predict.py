@@ -1,0 +1,92 @@
+"""`jaxdp predict`."""
+
+import csv
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxdp.config import ConfigError
+from jaxdp.errors import EXIT_FAILURE
+
+COLUMNS = ("image", "rank", "class", "name", "probability")
+
+
+def run(arguments, program):
+    @dataclasses.dataclass(frozen=True)
+    class Predict:
+        """Name the likeliest classes of images, prepared as the run's evaluation prepares them, on this machine's devices.
+
+        Examples:
+          jaxdp predict --workdir runs/flowers picture.jpg
+          jaxdp predict --workdir runs/flowers --checkpoint best --top 3 --csv told.csv holiday/
+        """
+
+        images: tyro.conf.Positional[tuple[str, ...]]
+        """files, or folders of them, however deep"""
+        workdir: str = "runs/digits"
+        """of the run"""
+        checkpoint: str = "newest"
+        """newest, best (by accuracy), or the samples of one, as `jaxdp checkpoints` lists them"""
+        top: int | None = None
+        """likeliest classes of each image; None: 5, or all where there are fewer"""
+        csv: str | None = None
+        """a file to write, with a row for each image and class"""
+        overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """write over a file that is there"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout"""
+
+    chosen = tyro.cli(Predict, args=arguments, prog=program)
+    from jaxdp.data.folder import image_files
+    from jaxdp.training.predicting import Files, predict_from
+    from jaxdp.training.workdir import write_atomically
+
+    if not chosen.images:
+        raise ConfigError("images: () is not allowed; give at least one file or folder")
+    if chosen.csv is not None and Path(chosen.csv).exists() and not chosen.overwrite:
+        raise ConfigError(f"--csv: {chosen.csv!r} is not allowed; it is there already; give another file, or --overwrite")
+    files, left_out = image_files(chosen.images)
+    predictions, bad, about = predict_from(chosen.workdir, Files(files), chosen.checkpoint, chosen.top)
+    told = [(file, likeliest) for file, likeliest in zip(files, _by_image(predictions), strict=True) if likeliest]
+    if chosen.csv is not None:
+        Path(chosen.csv).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(chosen.csv), _as_csv(told))
+    if chosen.json:
+        rows = [{"image": file, "top": likeliest} for file, likeliest in told]
+        print(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": left_out}, indent=2))
+    elif chosen.csv is None:
+        for file, likeliest in told:
+            shares = [f"{one['name']} {100 * one['probability']:.2f} %" for one in likeliest]
+            print(f"{file}: {', '.join(shares)}")
+    else:
+        print(f"{len(told)} images by {about['checkpoint']}, in {chosen.csv}")
+    if left_out and not chosen.json:
+        print(f"jaxdp: {len(left_out)} files do not end as images do and are left out, {left_out[0]} first", file=sys.stderr)
+    for file, reason in bad.items():
+        print(f"jaxdp: {file} cannot be used: {reason}", file=sys.stderr)
+    if bad:
+        sys.exit(EXIT_FAILURE)
+
+
+def _by_image(predictions):
+    """For each image [{"class", "name", "probability"}, ...]; empty for one that could not be used."""
+    for classes, names, probabilities in zip(*predictions, strict=True):
+        yield [
+            {"class": int(number), "name": name, "probability": float(probability)}
+            for number, name, probability in zip(classes[: len(names)], names, probabilities[: len(names)], strict=True)
+        ]
+
+
+def _as_csv(told) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for file, likeliest in told:
+        for rank, one in enumerate(likeliest, 1):
+            writer.writerow([file, rank, one["class"], one["name"], f"{one['probability']:.6g}"])
+    return text.getvalue()

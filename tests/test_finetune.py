@@ -1,0 +1,234 @@
+"""Runs that begin from a file of weights: what they begin with, what stays frozen, what is sent, and how they go on."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch_layout
+from jax import lax
+from safetensors.numpy import save_file
+from test_overlap import is_convolution, walk
+from test_resume import Cut, CutAt, told
+from test_step import BATCH, PIXELS, a_batch, assert_close, config_for, distributed, parameters
+
+from jaxdp import ConfigError, models, train
+from jaxdp.config import Finetune, Optimizer, Phase
+from jaxdp.data.augment import normalise
+from jaxdp.losses import cross_entropy
+from jaxdp.models.torch_weights import torch_layout as laid_out
+from jaxdp.models.torch_weights import torch_name
+from jaxdp.models.weights import named
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import make_plan, model_summary, summary_table
+from jaxdp.training import loop
+from jaxdp.training.console import Quiet
+from jaxdp.training.programs import trace_train_step, wire_account
+from jaxdp.training.restored import restored
+from jaxdp.training.state import build_optimizer
+from jaxdp.validation import validate
+
+
+def a_file(path, classes=6, seed=1):
+    """Weights of the tiny network in torchvision's layout: the file's path, and its tensors."""
+    held = torch_layout.random_tensors(seed, (1, 1), False, width=4, classes=classes, stem=3)
+    save_file(held, path)
+    return str(path), held
+
+
+def finetuned(config, **changes):
+    return dataclasses.replace(config, finetune=Finetune(**changes))
+
+
+def short(config):
+    """One phase of six steps with everything that keeps something between steps."""
+    optimizer = Optimizer(name="sgd", momentum=0.9, average_decay=0.5)
+    schedule = dataclasses.replace(config.schedule, learning_rate=0.1, warmup_epochs=0.5)
+    return dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+
+
+class Told(Quiet):
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+@pytest.mark.parametrize("classes", [6, 9])
+def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatch, classes):
+    """All of them, or all but the classifier where that is for other classes: the one of the seed then stays."""
+    file, held = a_file(tmp_path / "w.safetensors", classes)
+    states = []
+
+    def cut(run):
+        states.append(run.state)
+        raise Cut
+
+    monkeypatch.setattr(loop.Run, "_phases", cut)
+    monkeypatch.setattr(loop.Programs, "prepare_train", lambda *_: None)
+    screen = Told()
+    for config, name in ((tiny, "random"), (finetuned(tiny, weights=file), "begun")):
+        with pytest.raises(Cut):
+            train(config, tmp_path / name, screen=screen)
+    random, begun = (
+        {torch_name(n): laid_out(np.asarray(x)) for n, x in named(s.params, s.batch_stats).items()} for s in states
+    )
+    assert begun.keys() == held.keys()
+    for name, value in begun.items():
+        new = classes != 6 and name.startswith("fc.")
+        np.testing.assert_array_equal(value, random[name] if new else held[name], err_msg=name)
+    (line,) = [text for text in screen.said if "begins from" in text]
+    assert f"{classes} classes" in line
+    assert ("a new classifier for 6 classes" in line) == (classes != 6)
+
+
+def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by_bit(tiny, tmp_path):
+    file, held = a_file(tmp_path / "w.safetensors", classes=9)
+    config = finetuned(short(tiny), weights=file, frozen_stages=2, head_multiplier=3.0)
+    train(config, tmp_path / "whole")
+    with pytest.raises(Cut):
+        train(config, tmp_path / "cut", screen=CutAt(step=5))
+    train(config, tmp_path / "cut")
+    assert told(tmp_path / "cut") == told(tmp_path / "whole")
+
+    kept = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]
+    assert (kept["weights"], len(kept["digest"])) == (file, 16)
+    state = restored(tmp_path / "whole")[0]
+    assert set(state.average.params) == {"layer2_0", "fc_kernel", "fc_bias"}
+    for trees in ((state.params, state.batch_stats), state.evaluated):
+        for name, value in named(*trees).items():
+            theirs = held[torch_name(name)]
+            same = np.array_equal(laid_out(np.asarray(value)), theirs)
+            frozen = torch_name(name).startswith(("conv1.", "bn1.", "layer1."))
+            assert same == frozen, name
+
+    a_file(file, classes=9, seed=2)
+    with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
+        train(config, tmp_path / "whole")
+    again = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
+    with pytest.raises(ConfigError, match=f"finetune.digest is '{again}'; give the file of that digest"):
+        train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=again), tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+def test_the_gradient_of_trained_parts_is_that_with_the_frozen_ones_held_constant(frozen_stages, accumulation):
+    """And their batch normalisation in evaluation; worker after worker on one device, differentiated as a whole."""
+    config = finetuned(config_for(), weights="any", frozen_stages=frozen_stages)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, augmentation="none"))
+    model, workers = models.create(config.model), 8 * accumulation
+    size = BATCH // workers
+    params, stats = parameters(config)
+    frozen, trained = model.divided(frozen_stages)
+    gradient, report = distributed(config, (2, 4), accumulation)
+
+    def loss_of(params, rows):
+        x = normalise(rows["images"], *PIXELS)
+        for part in model.parts:
+            own = {name: params[name] for name in part}
+            own = lax.stop_gradient(own) if part in frozen else own
+            x, _ = model.apply_part(part, own, stats, x, train=part in trained)
+        return cross_entropy(x, rows["labels"], 0.1).mean()
+
+    of_worker = jax.jit(jax.value_and_grad(loss_of))
+    rows = [{name: all_[i : i + size] for name, all_ in a_batch().items()} for i in range(0, BATCH, size)]
+    everywhere = [of_worker(params, part) for part in rows]
+    loss, expected = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *everywhere)
+    assert set(gradient) == {name for part in trained for name in part}
+    assert_close(gradient, {name: expected[name] for name in gradient}, 1e-4)
+    assert float(report["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    assert set(report["moments"]) == {name for name in gradient if name in stats}
+
+
+def test_a_frozen_network_is_the_one_that_evaluation_sees():
+    config = finetuned(config_for(), weights="any", frozen_stages=5)
+    model = models.create(config.model)
+    params, stats = parameters(config)
+    images = jax.random.normal(jax.random.key(0), (4, 12, 12, 3))
+    frozen, (head,) = model.divided(5)
+
+    def by_parts(x):
+        for part in frozen:
+            x, _ = model.apply_part(part, params, stats, x, train=False)
+        return model.apply_part(head, params, stats, x)
+
+    logits, moments = jax.jit(by_parts)(images)
+    whole = jax.jit(lambda x: model.apply(params, stats, x, train=False)[0])(images)
+    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
+    assert moments == {}
+
+
+@pytest.mark.parametrize("frozen_stages", [1, 2, 5])
+def test_frozen_parts_cost_no_backward_pass_and_send_nothing(tiny, frozen_stages):
+    config = finetuned(tiny, weights="any", frozen_stages=frozen_stages)
+    config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, convolution="direct"))
+    model, phase = models.create(config.model), make_plan(config, 50, 4).phases[0]
+    summary = model_summary(config)
+    sent = sum(one.operand_bytes * one.count for one in wire_account(config, phase).found)
+    assert sent == summary["gradient_bytes"] + summary["statistics_bytes"] + 8  # loss and share of right answers
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (16, 16, 3)))
+    trained = jax.tree.leaves(model.trained(params, frozen_stages))
+    assert summary["gradient_bytes"] == sum(summary["messages"][:-1]) == 4 * sum(leaf.size for leaf in trained)
+    assert summary["statistics_bytes"] == 4 * sum(leaf.size for leaf in jax.tree.leaves(model.trained(stats, frozen_stages)))
+    assert summary["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    traced = trace_train_step(config, model, (0.0, 1.0), phase, make_mesh(phase.vertical, phase.horizontal))
+    (mapped,) = [one for one in walk(traced.jaxpr.eqns) if one.primitive.name == "shard_map"]
+    count = sum(is_convolution(one) for one in mapped.params["jaxpr"].eqns)
+    forward = 7  # the stem; two and two of a block with its projection in the second stage; the classifier
+    backward = {1: 2 * 6 - 1, 2: 2 * 4 - 2, 5: 1}[frozen_stages]  # of weights and of images, not of the first parts' images
+    assert count == forward + backward
+
+
+def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny):
+    """SGD by its formula: w - k * rate * (momentum * v + g + decay * w)."""
+    config = finetuned(dataclasses.replace(tiny, optimizer=Optimizer(name="sgd", weight_decay=0.1)), head_multiplier=3.0)
+    names = ("fc_kernel", "fc_bias", "conv1")
+    params = {name: np.full((2, 2) if name != "fc_bias" else 2, 1.5, np.float32) for name in names}
+    model = models.create(config.model)
+    state, weights, velocity = build_optimizer(config, model, 0.0, 0.0).init(params), params, dict.fromkeys(names, 0.0)
+    for step in range(3):
+        gradient = {name: np.full_like(value, 0.2 + step) for name, value in params.items()}
+        updates, state = build_optimizer(config, model, 0.3, 0.9).update(gradient, state, weights)
+        for name in names:
+            decayed = gradient[name] + (0.1 * weights[name] if name != "fc_bias" else 0.0)
+            velocity[name] = 0.9 * velocity[name] + decayed
+            rate = 0.3 * (3.0 if name.startswith("fc_") else 1.0)
+            np.testing.assert_allclose(updates[name], -rate * velocity[name], rtol=1e-6)
+        weights = jax.tree.map(jnp.add, weights, updates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        ({"frozen_stages": 1}, {}, "finetune.frozen_stages: 1 is not allowed without finetune.weights"),
+        ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages: 6 is not allowed"),
+        ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier: 0.0 is not allowed"),
+        ({"digest": "0123456789abcdef"}, {}, "finetune.digest: '0123456789abcdef' is not allowed without finetune.weights"),
+        ({"weights": "missing"}, {}, "finetune.weights: .*missing' is not allowed; No such file"),
+        ({"weights": "w"}, {"width": 8}, "it has the width 4, and model.width is 8; give --model.width 4, or other weights"),
+        ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', and model.stem is 'imagenet'"),
+        ({"weights": "w"}, {"depth": 50}, "it has the depth 18, and model.depth is 50; give --model.depth 18"),
+    ],
+)
+def test_what_cannot_be_begun_from_is_one_line(tiny, tmp_path, changes, model, message):
+    a_file(tmp_path / "w")
+    if "weights" in changes:
+        changes = changes | {"weights": str(tmp_path / changes["weights"])}
+    config = dataclasses.replace(finetuned(tiny, **changes), model=dataclasses.replace(tiny.model, **model))
+    with pytest.raises(ConfigError, match=message) as raised:
+        train(config, tmp_path / "run")
+    assert len(str(raised.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_tells_what_is_frozen_and_needs_no_file(tiny):
+    config = validate(finetuned(tiny, weights="not-here.safetensors", frozen_stages=3, head_multiplier=10.0))
+    table = summary_table(make_plan(config, 50, 4), "4", model_summary(config))
+    rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert rows["fine-tuning"] == (
+        "from not-here.safetensors, the stem and 2 stages frozen, learning rate of the classifier times 10"
+    )

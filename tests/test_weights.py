@@ -1,0 +1,246 @@
+"""Weights in and out of torchvision's names: the same logits, against a network written from that layout alone."""
+
+import dataclasses
+import json
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+import torch_layout
+from safetensors.numpy import load_file, save_file
+
+from jaxdp import ConfigError, cli, models
+from jaxdp.models import resnet, weights
+from jaxdp.models.torch_weights import to_torch
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training import checkpoint
+from jaxdp.training.restored import export, restored
+from jaxdp.training.state import create_state, replicated
+from jaxdp.validation import to_json
+
+SIZES = {"width": 4, "classes": 6}
+BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
+
+
+@pytest.fixture(autouse=True)
+def two_blocks(monkeypatch):
+    """ "ResNet-18" and "ResNet-50" of two blocks."""
+    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
+    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
+
+
+def written(path, held, **changes):
+    """A file of these tensors, with some changed (None: left out)."""
+    held = {name: value for name, value in (held | changes).items() if value is not None}
+    save_file(held, path)
+    return path
+
+
+def our_logits(held: weights.Weights, images):
+    model = models.create(held.model)
+    return jax.jit(lambda *given: model.apply(*given, train=False)[0])(held.params, held.batch_stats, images)
+
+
+def some_images(seed=0, count=3, size=24):
+    return np.random.default_rng(seed).normal(size=(count, size, size, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("stem", [7, 3])
+@pytest.mark.parametrize("network", [BASIC, BOTTLENECK])
+def test_imported_weights_give_the_logits_of_torchvisions_layout(tmp_path, network, stem):
+    held = torch_layout.random_tensors(1, *network, **SIZES, stem=stem)
+    counters = {name.replace("running_var", "num_batches_tracked"): np.array(7) for name in held if "running_var" in name}
+    read = weights.read(written(tmp_path / "w.safetensors", held | (counters if stem == 7 else {})))
+    assert (read.model.depth, read.model.width, read.model.classes) == (50 if network[1] else 18, 4, 6)
+    assert (read.model.stem, read.form) == ({7: "imagenet", 3: "small"}[stem], "torchvision")
+    images = some_images()
+    expected = torch_layout.logits(held, images.transpose(0, 3, 1, 2), small_stem=stem == 3)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(our_logits(read, images), expected, rtol=0, atol=1e-4)
+
+
+def a_checkpoint(config, workdir, held: weights.Weights):
+    """What a run leaves that ended with these weights after 15 steps."""
+    mesh = make_mesh(1, 1)
+    state = create_state(config, models.create(config.model), mesh)
+    place = partial(jax.device_put, device=replicated(mesh))
+    state = state._replace(params=place(held.params), batch_stats=place(held.batch_stats))
+    workdir.mkdir()
+    (workdir / "config.json").write_text(to_json(config))
+    kept = checkpoint.Checkpoints(workdir / "checkpoints", config.checkpoint, print)
+    kept.save(state, 160, {"config": dataclasses.asdict(config), "epoch": 3.2, "accuracy": 0.5, "progress": {"steps": 15}})
+    kept.wait()
+    kept.check()
+    kept.close()
+
+
+def test_an_export_in_torchvisions_names_gives_the_runs_logits_and_comes_back_bit_by_bit(tiny, tmp_path, capsys):
+    random = written(tmp_path / "w.safetensors", torch_layout.random_tensors(1, *BASIC, **SIZES, stem=3))
+    a_checkpoint(tiny, tmp_path / "run", weights.read(random))
+    file = tmp_path / "out" / "w.safetensors"
+    told = export(tmp_path / "run", file, form="torchvision")
+    assert (told["format"], len(told["remarks"])) == ("torchvision", 1)
+    held = load_file(file)
+    steps = {name: held.pop(name) for name in list(held) if name.endswith("num_batches_tracked")}
+    assert {int(value) for value in steps.values()} == {15}
+    assert {name: value.shape for name, value in held.items()} == torch_layout.tensors(*BASIC, **SIZES, stem=3)
+    params, batch_stats = restored(tmp_path / "run")[0].evaluated
+    images = some_images(size=16)
+    model = models.create(tiny.model)
+    ours = jax.jit(lambda: model.apply(params, batch_stats, images, train=False)[0])()
+    expected = torch_layout.logits(held, images.transpose(0, 3, 1, 2), small_stem=True)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
+
+    back = tmp_path / "back.safetensors"
+    cli.main(["import", str(file), "--output", str(back), "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == {"depth": 18, "width": 4, "stem": "small", "classes": 6}
+    export(tmp_path / "run", tmp_path / "own.safetensors")
+    own, imported = load_file(tmp_path / "own.safetensors"), load_file(back)
+    assert own.keys() == imported.keys()
+    for name, value in own.items():
+        np.testing.assert_array_equal(imported[name], value)
+    assert weights.read(back).form == "jaxdp"
+    with pytest.raises(ConfigError, match=r"it is there already; give another file, or --overwrite"):
+        export(tmp_path / "run", file)
+    export(tmp_path / "run", file, form="timm", overwrite=True)
+    assert load_file(file).keys() == held.keys() | steps.keys()
+
+
+def test_half_precision_is_widened_without_rounding(tmp_path):
+    held = torch_layout.random_tensors(2, *BASIC, **SIZES)
+    read = weights.read(written(tmp_path / "w.safetensors", {name: value.astype(np.float16) for name, value in held.items()}))
+    np.testing.assert_array_equal(read.params["fc_bias"], held["fc.bias"].astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "message"),
+    [
+        ({}, ["--depth", "50"], "--depth: 50 is not allowed; .* has 18; give that, or another file"),
+        ({}, ["--classes", "7"], "--classes: 7 is not allowed; .* has 6"),
+        ({}, ["--stem", "small"], "--stem: 'small' is not allowed; .* has 'imagenet'"),
+        ({"fc.bias": None}, [], "it has no 'fc.bias'"),
+        ({"layer2.0.bn1.weight": None}, [], "lacks 1 tensor of a ResNet-18, 'layer2.0.bn1.weight' first"),
+        ({"aux.weight": np.zeros(2, np.float32)}, [], "has in excess of those 1 tensor of a ResNet-18, 'aux.weight' first"),
+        ({"layer3.0.conv1.weight": np.zeros(2, np.float32)}, [], r"its stages have \(1, 1, 1\) basic blocks, which no ResNet"),
+        ({"bn1.bias": np.zeros(5, np.float32)}, [], r"bn1.bias has the shape \(5,\), and ResNet-18 has \(4,\)"),
+        ({"conv1.weight": np.zeros((4, 3, 5, 5), np.float32)}, [], "give a network with a stem of 7x7 or 3x3"),
+        ({"conv1.weight": np.zeros(4, np.float32)}, [], "give a network with a stem of 7x7 or 3x3"),
+        ({"conv1.weight": None}, [], "it has tensors such as 'bn1.bias'; give a ResNet with torchvision's"),
+        ({"bn1.bias": np.full(4, np.nan, np.float32)}, [], "bn1.bias holds numbers that are not finite"),
+        ({"bn1.bias": np.zeros(4)}, [], "bn1.bias is F64, and F32, F16 and BF16 are read"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line_and_nothing_is_written(tmp_path, capsys, change, flags, message):
+    file = written(tmp_path / "w.safetensors", torch_layout.random_tensors(0, *BASIC, **SIZES), **change)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["import", str(file), "--output", str(tmp_path / "out.safetensors"), *flags])
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.safetensors", None, "No such file"),
+        ("text.safetensors", b"no tensors at all", "it is no safetensors file"),
+        ("cut.safetensors", b"\x90\x00\x00\x00\x00\x00\x00\x00{", "it is no safetensors file"),
+        ("empty.safetensors", b"", "it is no safetensors file"),
+        ("resnet50.pth", b"PK\x03\x04", "torch.load(.*resnet50.pth', weights_only=True), .*resnet50.safetensors'"),
+        ("renamed.safetensors", b"PK\x03\x04", "it is pickled"),
+    ],
+)
+def test_what_is_no_safetensors_file_is_told(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message.replace("load(", r"load\(").replace("True)", r"True\)")):
+        weights.read(tmp_path / name)
+
+
+DEPTHS = {18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False), 50: ((3, 4, 6, 3), True)}
+DEPTHS |= {101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_pytorchs_logits_are_ours_both_ways(tmp_path, monkeypatch, depth):
+    """float32, evaluation, random weights and statistics; ours read from its file, and it loads what ours writes."""
+    torch = pytest.importorskip("torch")
+    for number, (blocks, _) in DEPTHS.items():
+        monkeypatch.setitem(resnet.BLOCKS, number, blocks)
+    images = some_images(depth, 2, 96)
+    peer = torch_network(torch, *DEPTHS[depth])
+    held = torch_layout.random_tensors(depth, *DEPTHS[depth])
+    peer.load_state_dict({name: torch.from_numpy(value) for name, value in held.items()}, strict=True)
+
+    def peers_logits():
+        with torch.no_grad():
+            return peer.eval()(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()
+
+    def assert_equal(ours, theirs, which):
+        assert np.abs(theirs).max() > 0.3
+        print(f"ResNet-{depth} {which}: {np.abs(ours - theirs).max():.2e} of {np.abs(theirs).max():.2f}")
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+    state = {name: value.numpy() for name, value in peer.state_dict().items()}
+    read = weights.read(written(tmp_path / "theirs.safetensors", state))
+    assert (read.model.depth, read.model.width, read.model.stem, read.model.classes) == (depth, 64, "imagenet", 1000)
+    assert_equal(our_logits(read, images), peers_logits(), "in")
+
+    other = torch_layout.random_tensors(depth + 1, *DEPTHS[depth])
+    mine = weights.read(written(tmp_path / "others.safetensors", other))
+    out = to_torch(weights.named(mine.params, mine.batch_stats), steps=3)
+    peer.load_state_dict({name: torch.from_numpy(value) for name, value in out.items()}, strict=True)
+    assert_equal(our_logits(mine, images), peers_logits(), "out")
+
+
+def torch_network(torch, blocks, bottleneck):
+    """ResNet v1.5 in torch.nn with torchvision's names."""
+    nn = torch.nn
+
+    class Block(nn.Module):
+        def __init__(self, before, inner, stride):
+            super().__init__()
+            after = inner * (4 if bottleneck else 1)
+            if bottleneck:
+                plan = [(before, inner, 1, 1), (inner, inner, 3, stride), (inner, after, 1, 1)]
+            else:
+                plan = [(before, inner, 3, stride), (inner, inner, 3, 1)]
+            self.count = len(plan)
+            for number, (into, out, size, step) in enumerate(plan, 1):
+                setattr(self, f"conv{number}", nn.Conv2d(into, out, size, step, size // 2, bias=False))
+                setattr(self, f"bn{number}", nn.BatchNorm2d(out))
+            self.downsample = None
+            if stride != 1 or before != after:
+                self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+        def forward(self, x):
+            y = x
+            for number in range(1, self.count + 1):
+                y = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y))
+                y = y.relu() if number < self.count else y
+            return (y + (x if self.downsample is None else self.downsample(x))).relu()
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+            self.maxpool = nn.MaxPool2d(3, 2, 1)
+            before = 64
+            for stage, count in enumerate(blocks):
+                inner, made = 64 * 2**stage, []
+                for block in range(count):
+                    made.append(Block(before, inner, 2 if stage and not block else 1))
+                    before = inner * (4 if bottleneck else 1)
+                setattr(self, f"layer{stage + 1}", nn.Sequential(*made))
+            self.fc = nn.Linear(before, 1000)
+
+        def forward(self, x):
+            x = self.maxpool(self.bn1(self.conv1(x)).relu())
+            for stage in range(1, 5):
+                x = getattr(self, f"layer{stage}")(x)
+            return self.fc(x.mean((2, 3)))
+
+    return Network()
