@@ -18,6 +18,7 @@ COMMANDS = {
     "data": "prepare a data set of tensorflow-datasets",
     "launch": "start the processes of a run on this machine, and end them together",
     "report": "print what a finished or running run has reached",
+    "doctor": "look whether this machine can do a run, and prove that its devices do it right",
 }
 
 

@@ -39,7 +39,9 @@ LAYERS = [
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "report", "aot"},
-    {"training.session"},
+    {"training.session", "doctor.finding"},
+    {"doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
+    {"doctor.checks"},
     {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},
@@ -68,7 +70,7 @@ def imported(path: Path) -> set[str]:
 
 def test_imports_point_one_way():
     level = {name: height for height, names in enumerate(LAYERS) for name in names}
-    empty = {"", "bench", "data", "parallel", "training"}
+    empty = {"", "bench", "data", "doctor", "parallel", "training"}
     for path in PACKAGE.rglob("*.py"):
         name = module_name(path)
         if name in empty:
