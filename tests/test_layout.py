@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
     {"commands", "config", "errors", "parallel.alone", "parallel.memory", "parallel.stragglers"},
-    {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
+    {"flags", "validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
     {"arguments"},
@@ -41,7 +41,10 @@ LAYERS = [
     {"training.loop", "training.restored", "report", "aot"},
     {"training.session", "doctor.finding"},
     {"doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
-    {"doctor.checks"},
+    {"doctor.checks", "doctor.proof"},
+    {"doctor.gradients"},
+    {"doctor.resuming"},
+    {"doctor.verify"},
     {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},
