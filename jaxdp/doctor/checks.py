@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.doctor import images, machine, network, probe, software
-from jaxdp.doctor.finding import OK, WORST_FIRST, Finding, Findings, guarded
+from jaxdp.doctor.finding import OK, WORST_FIRST, Finding, Findings, guarded, told_apart
 
 SECONDS = 60.0  # for all checks but JAX's own start
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
@@ -51,8 +51,7 @@ def _devices(findings: Findings, jax: dict) -> None:
         findings.ok(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
     for problem in (jax["problem"], jax["unplanned"]):
         if problem:
-            what, _, mend = problem.rpartition("; ")
-            findings.wrong(what or problem, mend if what else "see `python -c 'import jax; jax.devices()'` for more")
+            findings.wrong(*told_apart(problem, "see `python -c 'import jax; jax.devices()'` for more"))
 
 
 def as_dict(findings: list[Finding], config: Config) -> dict:

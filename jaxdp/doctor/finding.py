@@ -46,6 +46,15 @@ class Findings:
         return Finding(self.check, self.state, "; ".join(self.found), "; ".join(self.mends) or None)
 
 
+ADVICE = ("give", "install", "leave", "mend", "name", "prepare", "put", "set", "start", "take", "unset")
+
+
+def told_apart(error: str, otherwise: str) -> tuple[str, str]:
+    """(what was found, how to mend it) of an error's line; `otherwise` where the line gives no advice at its end."""
+    found, _, mend = error.rpartition("; ")
+    return (found, mend) if found and mend.split()[0] in ADVICE else (error, otherwise)
+
+
 def guarded(checks: dict, seconds: float) -> list[Finding]:
     """The findings of all checks, which run beside one another; name -> function(Findings).
 

@@ -6,7 +6,7 @@ from jaxdp.config import IN_MEMORY, Config, ConfigError
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.folder import evaluation_split
 from jaxdp.data.sources import open_split
-from jaxdp.doctor.finding import Findings
+from jaxdp.doctor.finding import Findings, told_apart
 
 
 def data(findings: Findings, config: Config) -> None:
@@ -24,9 +24,7 @@ def data(findings: Findings, config: Config) -> None:
         elif asked.eval_split is not None:
             parts[asked.eval_split] = open_split(asked, asked.eval_split)
     except ConfigError as error:
-        what, _, mend = str(error).partition("; ")
-        rest = mend.rsplit("; ", 1)
-        findings.wrong("; ".join([what, *rest[:-1]]), rest[-1] or "see docs/data.md")
+        findings.wrong(*told_apart(str(error), "see docs/data.md for what a data set must have"))
         return
     classes = train.classes if isinstance(train.classes, int) else len(train.classes)
     for name, part in parts.items():

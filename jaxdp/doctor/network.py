@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from jaxdp.config import ConfigError
-from jaxdp.doctor.finding import Findings
+from jaxdp.doctor.finding import Findings, told_apart
 from jaxdp.parallel import cluster
 
 LAUNCHERS = ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS", "COORDINATOR_", "NUM_PROCESSES", "PROCESS_ID", "MASTER_")
@@ -53,8 +53,7 @@ def launcher(findings: Findings) -> None:
     try:
         team = cluster.find()
     except ConfigError as error:
-        what, _, mend = str(error).partition("; ")
-        findings.wrong(what, mend or "mend the launcher's variables, or give --cluster none to train alone")
+        findings.wrong(*told_apart(str(error), "mend the launcher's variables, or give --cluster none to train alone"))
         return
     if team is None:
         findings.ok("one process alone")
