@@ -17,10 +17,4 @@ def given(arguments, flag: str, default: str) -> str:
 
 def load(arguments, default):
     """The recipe that --config names, before the other flags are laid over it."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", default=default)
-    try:
-        known, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError:
-        return load_config(default)  # --config without a value: the full parser says so
-    return load_config(known.config)
+    return load_config(given(arguments, "--config", default))  # without a value the full parser says so

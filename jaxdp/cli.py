@@ -1,6 +1,5 @@
 """The command line: finds the command, turns its known errors into one line and an exit code."""
 
-import difflib
 import os
 import sys
 from importlib import import_module
@@ -20,6 +19,7 @@ COMMANDS = {
     "data": "prepare a data set of tensorflow-datasets",
     "launch": "start the processes of a run on this machine, and end them together",
     "report": "print what a finished or running run has reached",
+    "doctor": "check this machine for a run; --verify: prove that it trains",
 }
 
 
@@ -32,19 +32,20 @@ def main(arguments=None) -> None:
         sys.exit(0 if arguments else EXIT_CONFIG)
     command, rest = arguments[0], arguments[1:]
     if command == "--version":
-        from jaxdp import __version__
-
-        print(f"jaxdp {__version__}")
-        return
+        return _version()
     if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(COMMANDS)}"
+        from jaxdp.flags import nearest
+
+        near = nearest(command, COMMANDS)
+        hint = f"did you mean {near}?" if near else f"known are {', '.join(COMMANDS)}"
         _fail(f"unknown command {command!r}; {hint}", EXIT_CONFIG)
     run(command, rest, f"jaxdp {command}")
 
 
 def run(command: str, arguments: list[str], program: str) -> None:
     """One command, its known errors turned into one line on stderr and an exit code."""
+    if arguments == ["--version"]:
+        return _version()
     from jaxdp.config import ConfigError
     from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError
@@ -69,11 +70,20 @@ def run(command: str, arguments: list[str], program: str) -> None:
         _fail(str(error), EXIT_FAILURE)
 
 
+def _version() -> None:
+    from jaxdp import __version__
+
+    print(f"jaxdp {__version__}")
+
+
 def _help() -> str:
     rows = "\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items())
     return (
-        "usage: jaxdp COMMAND [options]\n\nSynchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
-        f"commands:\n{rows}\n\n`jaxdp COMMAND --help` lists every option. Example: jaxdp train --config digits --seed 1"
+        "usage: jaxdp COMMAND [options]\n       jaxdp --version\n\n"
+        "Synchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
+        f"commands:\n{rows}\n\n`jaxdp COMMAND --help` lists every option.\n\n"
+        "Examples:\n  jaxdp train --config digits --seed 1\n  jaxdp plan --config imagenet_sony_exp2 --devices 64\n"
+        "  jaxdp doctor"
     )
 
 

@@ -1,12 +1,12 @@
 """Recipes: runs by name or by file, with flags laid over them."""
 
 import contextlib
-import difflib
 import importlib.util
 import sys
 from pathlib import Path
 
 from jaxdp.config import Config, ConfigError
+from jaxdp.flags import nearest, parse
 from jaxdp.validation import from_json, validate
 
 
@@ -18,9 +18,7 @@ def config_directories() -> list[Path]:
 
 def apply_flags(config: Config, flags: list[str], program: str = "jaxdp") -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
-    import tyro
-
-    return tyro.cli(type(config), default=config, args=flags, prog=program)
+    return parse(type(config), flags, program, config)
 
 
 def find_config(name_or_path: str) -> Path:
@@ -35,8 +33,8 @@ def find_config(name_or_path: str) -> Path:
             known.setdefault(file.stem, file)
     if name_or_path in known:
         return known[name_or_path]
-    near = difflib.get_close_matches(name_or_path, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}, or a .py or .json file"
+    near = nearest(name_or_path, known)
+    hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}, or a .py or .json file"
     raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such recipe; {hint}")
 
 

@@ -18,13 +18,12 @@ from jaxdp.parallel import distributed
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 distributed.start(Mesh(cpu_devices=8))
-resnet.BLOCKS[6] = (1, 1)  # for tests alone: two blocks, with a projection and a stride, compile in a second
 
 
 @pytest.fixture
 def tiny(monkeypatch) -> Config:
     """A run of seconds: a "ResNet-18" of two narrow blocks, synthetic images, four devices, a change of batch size."""
-    monkeypatch.setitem(resnet.BLOCKS, 18, resnet.BLOCKS[6])
+    monkeypatch.setitem(resnet.BLOCKS, 18, resnet.BLOCKS[resnet.TWO_BLOCKS])
     return Config(
         name="tiny",
         epochs=3.0,

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
     {"commands", "config", "errors", "parallel.alone", "parallel.memory", "parallel.stragglers"},
-    {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
+    {"flags", "validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
     {"arguments"},
@@ -41,7 +41,12 @@ LAYERS = [
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "report", "aot"},
-    {"training.session", "training.predicting"},
+    {"training.session", "training.predicting", "doctor.finding"},
+    {"doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
+    {"doctor.checks", "doctor.proof"},
+    {"doctor.gradients"},
+    {"doctor.resuming"},
+    {"doctor.verify"},
     {f"commands.{name}" for name in COMMANDS},
     {"cli"},
     {"__main__"},
@@ -70,7 +75,7 @@ def imported(path: Path) -> set[str]:
 
 def test_imports_point_one_way():
     level = {name: height for height, names in enumerate(LAYERS) for name in names}
-    empty = {"", "bench", "data", "parallel", "training"}
+    empty = {"", "bench", "data", "doctor", "parallel", "training"}
     for path in PACKAGE.rglob("*.py"):
         name = module_name(path)
         if name in empty:

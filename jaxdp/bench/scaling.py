@@ -99,7 +99,7 @@ def mesh_shape(config: Config, counts: tuple[int, ...], count: int) -> tuple[int
     return choose_shape(sides, count)
 
 
-def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lambda text: None) -> dict:
+def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lambda text: None, modes=MODES) -> dict:
     """Strong scaling (the recipe's batch shared by all) and weak scaling (its share on the most devices, on each).
 
     The most square mesh of each number of devices, or the sides that the config gives for the last. See `check` for errors.
@@ -107,7 +107,7 @@ def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lamb
     check(config, counts, jax.device_count())
     batch, most = config.batch[0].global_batch, counts[-1]
     done, rows = {}, []
-    for mode in MODES:
+    for mode in modes:
         for count in counts:
             global_batch = batch if mode == "strong" else batch // most * count
             mesh = make_mesh(*mesh_shape(config, counts, count))

@@ -10,19 +10,29 @@ import tyro
 
 from jaxdp.arguments import load
 from jaxdp.config import IN_MEMORY, Config, ConfigError
+from jaxdp.flags import one_of, parse
 from jaxdp.validation import validate
 
-BENCHES = ("allreduce", "input", "scaling", "step")
+BENCHES = {
+    "allreduce": "every all-reduce strategy on the mesh at hand",
+    "input": "the way of images to the devices: read, decode, crop, transfer",
+    "scaling": "the training step on growing numbers of devices",
+    "step": "the training step by itself, and a command's start",
+}
 
 
 def run(arguments, program):
     """`jaxdp bench NAME ...`."""
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {program} {{{','.join(BENCHES)}}} [options]; `{program} allreduce --help` lists the options")
+        rows = "\n".join(f"  {name:<11} {what}" for name, what in BENCHES.items())
+        print(
+            f"usage: {program} NAME [options]\n\nTime parts of a run on this machine.\n\nbenches:\n{rows}\n\n"
+            f"`{program} NAME --help` lists every option.\n\nExamples:\n"
+            f"  {program} allreduce --mesh.cpu-devices 8\n  {program} step --config imagenet_goyal_256 --batch-size 256"
+        )
         return
     if not arguments or arguments[0] not in BENCHES:
-        given = arguments[0] if arguments else ""
-        raise ConfigError(f"bench: {given!r} is not allowed; give {', '.join(BENCHES)}")
+        raise one_of("bench", arguments[0] if arguments else "", BENCHES)
     name, rest = arguments[0], arguments[1:]
     benches = {"allreduce": _bench_allreduce, "input": _bench_input, "scaling": _bench_scaling, "step": _bench_step}
     benches[name](rest, f"{program} {name}")
@@ -54,7 +64,7 @@ def _bench_allreduce(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the record as one JSON document on stdout"""
 
-    chosen = tyro.cli(BenchAllreduce, args=arguments, prog=program)
+    chosen = parse(BenchAllreduce, arguments, program)
     if not chosen.sizes or min(chosen.sizes) < 4:
         raise ConfigError(f"--sizes: {chosen.sizes} is not allowed; give numbers of bytes, 4 or more")
     config, devices = _bench_devices(chosen)
@@ -98,7 +108,7 @@ def _bench_input(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the record as one JSON document on stdout"""
 
-    chosen = tyro.cli(BenchInput, args=arguments, prog=program)
+    chosen = parse(BenchInput, arguments, program)
     if chosen.batch_size < 1:
         raise ConfigError(f"--batch-size: {chosen.batch_size} is not allowed; give 1 or more")
     config, devices = _bench_devices(chosen)
@@ -138,7 +148,7 @@ def _bench_scaling(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the record as one JSON document on stdout"""
 
-    chosen = tyro.cli(BenchScaling, args=arguments, prog=program)
+    chosen = parse(BenchScaling, arguments, program)
     config, devices = _bench_devices(chosen)
     from jaxdp.bench import scaling
     from jaxdp.training.console import Screen
@@ -181,7 +191,7 @@ def _bench_step(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the record as one JSON document on stdout"""
 
-    chosen = tyro.cli(BenchStep, args=arguments, prog=program)
+    chosen = parse(BenchStep, arguments, program)
     if not chosen.seconds > 0:
         raise ConfigError(f"--seconds: {chosen.seconds} is not allowed; give more than 0")
     starts, config = None, _bench_config(chosen)

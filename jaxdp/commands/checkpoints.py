@@ -6,6 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from jaxdp.flags import parse
+
 
 def run(arguments, program):
     @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout: a list with an object for every checkpoint"""
 
-    chosen = tyro.cli(Checkpoints, args=arguments, prog=program)
+    chosen = parse(Checkpoints, arguments, program)
     from jaxdp.training.restored import listed
 
     rows = listed(chosen.workdir)

@@ -4,7 +4,7 @@ import dataclasses
 
 import tyro
 
-from jaxdp.config import ConfigError
+from jaxdp.flags import one_of, parse
 
 
 def run(arguments, program):
@@ -25,11 +25,14 @@ def run(arguments, program):
         """where archives lie that cannot be downloaded, as ImageNet's"""
 
     if arguments and arguments[0] in ("-h", "--help"):
-        print(f"usage: {program} prepare NAME [options]; `{program} prepare --help` lists the options")
+        print(
+            f"usage: {program} prepare NAME [options]\n\nDownload and prepare a data set of tensorflow-datasets.\n\n"
+            f"`{program} prepare --help` lists every option.\n\nExample:\n  {program} prepare imagenette"
+        )
         return
     if not arguments or arguments[0] != "prepare":
-        raise ConfigError(f"data: {arguments[0] if arguments else ''!r} is not allowed; give prepare")
-    chosen = tyro.cli(Prepare, args=arguments[1:], prog=f"{program} prepare")
+        raise one_of("data", arguments[0] if arguments else "", ["prepare"])
+    chosen = parse(Prepare, arguments[1:], f"{program} prepare")
     from jaxdp.data.prepared import prepare
 
     print(prepare(chosen.name, chosen.directory, chosen.manual_directory))

@@ -8,6 +8,7 @@ import tyro
 
 from jaxdp.arguments import given
 from jaxdp.config import Config
+from jaxdp.flags import parse
 
 
 def run(arguments, program):
@@ -32,7 +33,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
-    chosen = tyro.cli(Evaluate, args=arguments, prog=program)
+    chosen = parse(Evaluate, arguments, program)
     from jaxdp.training.restored import evaluate
 
     told = evaluate(chosen.run, chosen.workdir, chosen.checkpoint)

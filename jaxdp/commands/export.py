@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jaxdp.flags import parse
+
 
 def run(arguments, program):
     @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
-    chosen = tyro.cli(Export, args=arguments, prog=program)
+    chosen = parse(Export, arguments, program)
     from jaxdp.training.restored import export
 
     told = export(chosen.workdir, chosen.output, chosen.checkpoint, chosen.format, chosen.overwrite)

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 
-import tyro
+from jaxdp.flags import parse
 
 
 def run(arguments, program):
@@ -26,7 +26,7 @@ def run(arguments, program):
     if "--" in arguments:
         place = arguments.index("--")
         own, command = arguments[:place], arguments[place + 1 :]
-    chosen = tyro.cli(Launch, args=own, prog=program)
+    chosen = parse(Launch, own, program)
     from jaxdp.launch import launch
 
     sys.exit(launch(command, chosen.processes, chosen.restarts))

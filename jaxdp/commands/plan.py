@@ -10,6 +10,7 @@ import tyro
 
 from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
+from jaxdp.flags import parse
 from jaxdp.validation import validate
 
 
@@ -51,7 +52,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the plan as one JSON document"""
 
-    chosen = tyro.cli(PlanRun, args=arguments, prog=program)
+    chosen = parse(PlanRun, arguments, program)
     config = validate(chosen.run)
     if chosen.compile_for is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a GPU at hand is not touched

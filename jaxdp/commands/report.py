@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from jaxdp.config import ConfigError
+from jaxdp.flags import parse
 
 
 def run(arguments, program):
@@ -24,7 +25,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document: a list with an object for every run"""
 
-    chosen = tyro.cli(Report, args=arguments, prog=program)
+    chosen = parse(Report, arguments, program)
     from jaxdp.report import as_text, report
 
     if not chosen.workdir:

@@ -32,6 +32,7 @@ def _train_until_stopped(signals, arguments, program):
 
     from jaxdp.arguments import load
     from jaxdp.config import Config
+    from jaxdp.flags import parse
     from jaxdp.validation import validate
 
     recipe = load(arguments, default="digits")
@@ -67,7 +68,7 @@ def _train_until_stopped(signals, arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the result as one JSON document on stdout, everything else on stderr"""
 
-    chosen = tyro.cli(Train, args=arguments, prog=program)
+    chosen = parse(Train, arguments, program)
     config = validate(chosen.run)
     from jaxdp.parallel import distributed
     from jaxdp.training.console import Screen

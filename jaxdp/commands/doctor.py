@@ -1,0 +1,106 @@
+"""`jaxdp doctor`."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxdp.arguments import load
+from jaxdp.config import Config, ConfigError
+from jaxdp.errors import EXIT_FAILURE
+from jaxdp.flags import parse
+from jaxdp.validation import validate
+
+
+def run(arguments, program):
+    recipe = load(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class Doctor:
+        """Look whether this machine can do a run: devices, versions, CUDA, NCCL, memory, disks, data, network, limits. Exits
+        with 1 where something is wrong. With --verify: prove that its devices train as they should.
+
+        Examples:
+          jaxdp doctor
+          jaxdp doctor --config imagenet_goyal_8k --images-per-second 2000
+          jaxdp doctor --verify --output proofs.json
+          jaxdp doctor --verify --mesh.cpu-devices 8
+        """
+
+        run: Annotated[Config, tyro.conf.arg(name="")] = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """the recipe whose needs are judged: a name in configs/, a .py file with config(), or a saved config.json"""
+        workdir: str | None = None
+        """where the run would write; default: runs/NAME"""
+        images_per_second: float | None = None
+        """images/s that each device trains, as `jaxdp bench step` measures: how many cores are to decode for it"""
+        verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """instead: gradients of every strategy on every mesh against one device's, the same bits twice, a run that is stopped
+        and goes on, and the step's time on growing numbers of devices; a CPU is split into --mesh.cpu-devices, or 4"""
+        output: str | None = None
+        """with --verify: a file for the proofs as JSON, with machine, versions and commit"""
+        json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """print one JSON document on stdout"""
+
+    chosen = parse(Doctor, arguments, program)
+    config = validate(chosen.run)
+    rate = chosen.images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--images-per-second: {rate} is not allowed; give a number above 0")
+    if chosen.verify:
+        return _verify(chosen, config)
+    if chosen.output is not None:
+        raise ConfigError(f"--output: {chosen.output!r} is not allowed without --verify; give --json and a redirection")
+    from jaxdp.doctor import checks
+    from jaxdp.doctor.finding import WRONG, still_running
+
+    workdir = Path("runs") / config.name if chosen.workdir is None else Path(chosen.workdir)
+    findings = checks.look(config, workdir, rate)
+    if chosen.json:
+        print(json.dumps(checks.as_dict(findings, config), indent=2))
+    else:
+        from jaxdp.training.console import Screen
+
+        screen = Screen()
+        screen.table(checks.table(findings))
+        screen.say(checks.summary(findings, config))
+    code = EXIT_FAILURE if any(one.state == WRONG for one in findings) else 0
+    if still_running():
+        sys.stdout.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)
+
+
+def _verify(chosen, config):
+    """Exits with 1 where a proof has failed."""
+    for name in ("workdir", "images_per_second"):
+        if getattr(chosen, name) is not None:
+            flag, given = name.replace("_", "-"), getattr(chosen, name)
+            raise ConfigError(f"--{flag}: {given!r} is not allowed with --verify, which does not use it; leave it out")
+    output = chosen.output and Path(chosen.output)
+    if output:
+        if output.is_dir():
+            raise ConfigError(f"--output: {chosen.output!r} is not allowed; it is a directory; give a file")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.touch()  # two minutes before it is needed
+    from jaxdp.doctor import verify
+    from jaxdp.training.console import Screen
+
+    record = verify.run(config, Screen(sys.stderr).say)
+    if output:
+        output.write_text(verify.to_json(record) + "\n")
+    if chosen.json:
+        print(verify.to_json(record))
+    else:
+        screen = Screen()
+        for one in verify.shown(record):
+            (screen.say if isinstance(one, str) else screen.table)(one)
+        if output:
+            screen.say(f"written to {output}")
+    if record["failed"]:
+        sys.exit(EXIT_FAILURE)

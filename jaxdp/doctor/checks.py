@@ -1,0 +1,83 @@
+"""All checks of `jaxdp doctor`, and their report."""
+
+from functools import partial
+from pathlib import Path
+
+from jaxdp.config import Config
+from jaxdp.doctor import images, machine, network, probe, software
+from jaxdp.doctor.finding import OK, WORST_FIRST, Finding, Findings, guarded, told_apart
+
+SECONDS = 60.0  # for all checks but JAX's own start
+COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
+
+
+def look(config: Config, workdir: Path, images_per_second: float | None = None, seconds: float = SECONDS) -> list[Finding]:
+    """The findings of every check, in the order in which they are told. images_per_second: that each device trains, if known.
+
+    Nothing here raises, and nothing takes longer than the limits on a start of JAX and on all other checks together.
+    """
+    jax = probe.ask(config)
+    devices, state_bytes, host_bytes = jax["devices"], jax["state_bytes"], jax["host_bytes"]
+    gpus = sum(one["platform"] in ("gpu", "cuda") for one in devices)
+    checks = {
+        "python": software.python,
+        "packages": software.packages,
+        "devices": partial(_devices, jax=jax),
+        "cuda": partial(software.cuda, devices=devices),
+        "nccl": partial(software.nccl, devices=devices),
+        "variables": software.variables,
+        "memory": partial(machine.memory, state_bytes=state_bytes, host_bytes=host_bytes),
+        "cores": partial(machine.cores, config=config, images_per_second=images_per_second, devices=len(devices)),
+        "disk": partial(machine.disk, config=config, workdir=workdir, state_bytes=state_bytes),
+        "cache": partial(machine.cache, config=config),
+        "data": partial(images.data, config=config),
+        "open files": machine.limits,
+        "/dev/shm": partial(machine.shared_memory, gpus=gpus),
+        "host": network.host,
+        "interfaces": network.interfaces,
+        "launcher": network.launcher,
+    }
+    return guarded(checks, seconds)
+
+
+def _devices(findings: Findings, jax: dict) -> None:
+    """The devices that JAX finds, and whether the recipe fits them."""
+    kinds = {}
+    for one in jax["devices"]:
+        held = f", {machine.size(one['memory_bytes'])} each" if one["memory_bytes"] else ""
+        key = f"{one['kind']} ({one['platform']}{held})"
+        kinds[key] = kinds.get(key, 0) + 1
+    if kinds:
+        findings.ok(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
+    for problem in (jax["problem"], jax["unplanned"]):
+        if problem:
+            findings.wrong(*told_apart(problem, "see `python -c 'import jax; jax.devices()'` for more"))
+
+
+def as_dict(findings: list[Finding], config: Config) -> dict:
+    """The report as one JSON document."""
+    rows = [{"check": one.check, "state": one.state, "found": one.found, "mend": one.mend} for one in findings]
+    counts = {state: sum(one.state == state for one in findings) for state in reversed(WORST_FIRST)}
+    return {"recipe": config.name, "checks": rows, **counts}
+
+
+def table(findings: list[Finding]):
+    """A rich table: state, check, what was found, and below it how to mend what is not as it should be."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
+    for one in findings:
+        shown.add_row(Text(one.state, COLOURS[one.state]), one.check, Text(one.found))
+        if one.mend:
+            shown.add_row("", "", Text(f"-> {one.mend}", "bold"))
+    return shown
+
+
+def summary(findings: list[Finding], config: Config) -> str:
+    counts = {state: [one.check for one in findings if one.state == state] for state in WORST_FIRST}
+    bad = [f"{len(names)} {state}: {', '.join(names)}" for state, names in counts.items() if state != OK and names]
+    return f"{'; '.join(bad) or 'nothing is wrong'} (judged for the recipe {config.name})"

@@ -1,0 +1,72 @@
+"""What JAX finds here, asked in a process of its own: a driver that hangs or crashes takes nothing else with it.
+
+`python -m jaxdp.doctor.probe` reads a config as JSON on stdin and prints one line of JSON.
+"""
+
+import json
+import sys
+
+from jaxdp.config import ConfigError
+from jaxdp.doctor.finding import output_of
+from jaxdp.errors import first_line
+from jaxdp.validation import from_json, to_json
+
+SECONDS = 120.0
+
+
+def ask(config, seconds: float = SECONDS) -> dict:
+    """{"devices": [{"kind", "platform", "memory_bytes"}], "problem", "state_bytes", "host_bytes", "unplanned"} for a config.
+
+    problem: why a run would not start on these devices, or None; state_bytes: of a checkpoint; host_bytes: of images on their
+    way to the devices (None where no plan can be made, for the reason `unplanned`).
+    """
+    nothing = {"devices": [], "state_bytes": None, "host_bytes": None, "unplanned": None}
+    try:
+        lines = output_of([sys.executable, "-m", "jaxdp.doctor.probe"], seconds, input=to_json(config)).splitlines()
+        return nothing | {"problem": None} | json.loads(lines[-1])
+    except (OSError, ValueError, IndexError) as error:
+        return nothing | {"problem": f"JAX does not start: {first_line(error).replace(sys.executable, 'python')}"}
+
+
+def _looked() -> dict:
+    config = from_json(sys.stdin.read())
+    from jaxdp.parallel import distributed
+
+    told = {}
+    try:
+        distributed.start(config.mesh)
+    except ConfigError as error:
+        told["problem"] = str(error)
+    import jax
+
+    try:
+        devices = jax.devices()
+    except Exception:  # by platform and release; `problem` says why
+        return told
+    if devices[0].platform == "cpu":
+        devices = devices[: config.mesh.cpu_devices or 1]
+    told["devices"] = [
+        {"kind": one.device_kind, "platform": one.platform, "memory_bytes": (one.memory_stats() or {}).get("bytes_limit")}
+        for one in devices
+    ]
+    return told | _needed(config, len(devices))
+
+
+def _needed(config, devices: int) -> dict:
+    import jax
+
+    import jaxdp
+    from jaxdp import models, planning
+    from jaxdp.parallel.mesh import make_mesh
+    from jaxdp.training.state import abstract_state
+
+    state = jax.tree.leaves(abstract_state(config, models.create(config.model), make_mesh(1, 1)))
+    told = {"state_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in state)}
+    try:
+        return told | {"host_bytes": planning.input_bytes(jaxdp.plan(config, devices))["host"]}
+    except ConfigError as error:
+        return told | {"unplanned": str(error)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_looked()))

@@ -1,0 +1,242 @@
+"""`jaxdp doctor`: each check finds what is wrong, and none falls or hangs with the machine."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxdp import cli
+from jaxdp.config import Checkpoint, Config, Data, Model
+from jaxdp.doctor import checks, images, machine, network, probe, software
+from jaxdp.doctor.finding import Findings, guarded, output_of, still_running
+
+ROOT = Path(__file__).parent.parent
+
+
+def looked(check, *arguments, **named):
+    findings = Findings("a")
+    check(findings, *arguments, **named)
+    return findings.finding()
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """program(name, script): the only program of the PATH, beside the system's."""
+
+    def make(name, script):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    return make
+
+
+def test_a_check_that_raises_or_hangs_is_a_line_and_the_others_are_told():
+    until = threading.Event()
+
+    def falls(findings):
+        raise RuntimeError("no such thing\nand more")
+
+    asked = {"falls": falls, "hangs": lambda findings: until.wait(), "works": lambda findings: findings.ok("there")}
+    began = time.monotonic()
+    falling, hanging, working = guarded(asked, 0.3)
+    assert time.monotonic() - began < 5
+    assert still_running()
+    until.set()
+    assert (falling.state, falling.found) == ("warning", "could not be looked at: RuntimeError: no such thing")
+    assert (hanging.state, hanging.found) == ("wrong", "no answer in 0.3 s")
+    assert (working.state, working.found, working.mend) == ("ok", "there", None)
+
+
+def test_a_program_that_does_not_answer_or_fails_is_an_error_in_one_line(program):
+    program("nvidia-smi", "exec sleep 30")
+    with pytest.raises(OSError, match=r"^nvidia-smi does not answer in 0\.2 s$"):
+        output_of(["nvidia-smi"], 0.2)
+    program("nvidia-smi", "echo one; echo the driver is gone >&2; exit 9")
+    with pytest.raises(OSError, match=r"^nvidia-smi ends with exit code 9: the driver is gone$"):
+        output_of(["nvidia-smi"], 5)
+
+
+H200 = "echo 'NVIDIA H200, {driver}, 143771, {used}'"
+
+
+@pytest.mark.parametrize(
+    ("script", "there", "plugins", "state", "found"),
+    [
+        (H200.format(driver="580.65.06", used=3), True, {"13": "0.10.2"}, "ok", "1 x NVIDIA H200, driver 580.65.06; plugin"),
+        (H200.format(driver="550.54.15", used=3), True, {"13": "0.10.2"}, "wrong", "CUDA 13 wants a driver of 580 or newer"),
+        (H200.format(driver="550.54.15", used=3), True, {"12": "0.10.2"}, "ok", "driver 550.54.15"),
+        (H200.format(driver="580.65.06", used=90000), True, {"13": "0.10.2"}, "warning", "GPU 0 has 87.9 GiB in use"),
+        (H200.format(driver="580.65.06", used=3), True, {"13": "0.9.0"}, "wrong", "the plugin 0.9.0 is not for jax 0.10.2"),
+        (H200.format(driver="580.65.06", used=3), True, {}, "wrong", "a GPU is here and cannot be used"),
+        ("exit 9", True, {"13": "0.10.2"}, "wrong", "nvidia-smi ends with exit code 9: nothing said"),
+        ("exit 9", False, {}, "warning", "nvidia-smi ends with exit code 9"),
+        ("echo no, numbers", False, {}, "warning", "not enough values"),
+        ("true", False, {}, "warning", "nvidia-smi lists no GPU"),
+    ],
+)
+def test_cuda_is_judged_by_driver_plugin_and_what_jax_sees(monkeypatch, program, script, there, plugins, state, found):
+    program("nvidia-smi", script)
+    monkeypatch.setattr(software, "nvidia_gpu_present", lambda: there)
+    monkeypatch.setattr(software, "plugins", lambda: plugins)
+    monkeypatch.setattr(software, "installed", {"jax": "0.10.2"}.get)
+    seen = [{"platform": "gpu"}] if plugins and there else []
+    told = looked(software.cuda, devices=seen)
+    assert (told.state, bool(told.mend)) == (state, state != "ok")
+    assert found in told.found
+
+
+@pytest.mark.parametrize(("asked", "state"), [("", "wrong"), ("cpu", "warning")])
+def test_a_gpu_that_jax_does_not_see_is_wrong_unless_the_cpu_is_asked_for(monkeypatch, program, asked, state):
+    program("nvidia-smi", H200.format(driver="580.65.06", used=3))
+    monkeypatch.setenv("JAX_PLATFORMS", asked)
+    monkeypatch.setattr(software, "nvidia_gpu_present", lambda: True)
+    monkeypatch.setattr(software, "plugins", lambda: {"13": "0.10.2"})
+    monkeypatch.setattr(software, "installed", {"jax": "0.10.2"}.get)
+    assert looked(software.cuda, devices=[{"platform": "cpu"}]).state == state
+
+
+def test_nccl_variables_are_told_and_those_that_slow_it_down_are_warned_of(monkeypatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    told = looked(software.nccl, devices=[])
+    assert told.state == "ok"
+    assert "set: NCCL_DEBUG=INFO" in told.found
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert looked(software.nccl, devices=[]).mend == "unset NCCL_P2P_DISABLE unless a fault asks for it"
+
+
+def test_versions_outside_what_is_declared_are_wrong(monkeypatch):
+    assert looked(software.packages).state == "ok"
+    assert looked(software.python).state == "ok"
+    monkeypatch.setattr(software, "declared", lambda: (">=4", ["jax>=99", "no-such-package>=1", "numpy"]))
+    told = looked(software.packages)
+    assert told.state == "wrong"
+    assert told.mend == "pip install 'jax>=99'; pip install 'no-such-package>=1'"
+    assert "no-such-package is not installed" in told.found
+    assert looked(software.python).state == "wrong"
+
+
+def test_disk_and_memory_are_judged_against_the_checkpoints_of_the_recipe(tmp_path):
+    config = Config(checkpoint=Checkpoint(keep=3))
+    told = looked(machine.disk, config, tmp_path / "runs/a", 1000)
+    assert told.state == "ok"
+    assert "5 checkpoints take 0 MB" in told.found
+    assert looked(machine.disk, config, tmp_path, 2**60).state == "wrong"
+    assert "what checkpoints take is not known" in looked(machine.disk, config, tmp_path, None).found
+    assert looked(machine.disk, config, Path("/proc/runs/a"), 1000).state == "wrong"
+    assert looked(machine.memory, 2**20, 2**20).state == "ok"
+    assert looked(machine.memory, 2**60, 0).state == "wrong"
+    assert "not known" in looked(machine.memory, None, None).found
+
+
+def test_cores_are_judged_by_a_measurement_and_only_for_a_rate_that_is_given(monkeypatch):
+    pictures = Config(data=Data(source="folder", directory="x", image_size=32, augmentation="random_resized_crop"))
+    monkeypatch.setattr(machine, "MEASURED_SECONDS", 0.02)
+    assert machine.decoded_per_second(pictures) > 1
+    monkeypatch.setattr(machine, "decoded_per_second", lambda config: 1000.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert "give --images-per-second" in looked(machine.cores, pictures, None, 2).found
+    assert looked(machine.cores, pictures, 1900.0, 2).state == "ok"
+    told = looked(machine.cores, pictures, 2500.0, 2)
+    assert (told.state, "5,000 images/s want 5.0 of them" in told.found) == ("warning", True)
+    assert looked(machine.cores, Config(data=Data(source="digits")), 1e9, 2).state == "ok"
+
+
+def test_a_data_directory_is_looked_into(tmp_path):
+    from jaxdp.bench.input import make_images
+
+    def of(directory, classes=2):
+        return looked(images.data, Config(data=Data(source="folder", directory=str(directory)), model=Model(classes=classes)))
+
+    assert "there is no such folder" in of(tmp_path / "no").found
+    for split in ("train", "val"):
+        make_images(tmp_path / split, 4, 50, 50)
+    told = of(tmp_path)
+    assert (told.state, told.found) == ("ok", "train: 4 images; val: 4 images; 2 classes")
+    (tmp_path / "val/class0/00000.jpg").write_bytes(b"\xff\xd8 no picture")
+    assert "the first image of val cannot be read" in of(tmp_path).found
+    (tmp_path / "train/class2").mkdir()
+    (tmp_path / "train/class2/a.jpg").write_bytes(b"")
+    assert of(tmp_path).state == "wrong"
+
+
+def test_the_port_of_the_processes_and_their_variables_are_looked_at(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(network.LAUNCHERS):
+            monkeypatch.delenv(name)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(network.cluster, "PORT", port)
+        told = looked(network.launcher)
+        assert (told.state, f"one process alone; port {port} is in use" in told.found) == ("warning", True)
+        for name, value in {"COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}.items():
+            monkeypatch.setenv(f"JAX_{name}", value)
+        told = looked(network.launcher)
+        assert (told.state, told.found.split("; ")[0]) == ("wrong", f"jax: rank 0 of 2, rank 0 at 127.0.0.1:{port}")
+    assert looked(network.launcher).state == "ok"
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS")
+    told = looked(network.launcher)
+    assert (told.state, told.mend) == ("wrong", "set it to HOST:PORT of rank 0")
+
+
+def test_a_host_whose_name_does_not_resolve_is_warned_of(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert looked(network.host).state == "warning"
+
+
+def test_a_jax_that_does_not_start_is_told_and_everything_else_is_looked_at(monkeypatch, tmp_path, capsys):
+    """As after a crash of a driver: the process that asks JAX gives no answer."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["doctor", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == 1
+    states = {one["check"]: one for one in told["checks"]}
+    assert states["devices"]["state"] == "wrong"
+    assert "JAX does not start" in states["devices"]["found"]
+    assert states["python"]["state"] == "ok"
+    assert told["wrong"] == sum(one["state"] == "wrong" for one in told["checks"]) >= 1
+    assert all(one["mend"] for one in told["checks"] if one["state"] != "ok")
+
+
+def test_a_broken_home_no_network_and_other_devices_are_no_reason_to_fall(tmp_path):
+    """The whole command, for the recipe that is given: 2 devices, and a run that its data do not allow."""
+    environment = os.environ | {"HOME": "/proc/none", "XDG_CACHE_HOME": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    flags = ["--mesh.cpu-devices", "2", "--batch.0.global-batch", "2000"]
+    command = [sys.executable, "-m", "jaxdp", "doctor", *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    lines = " ".join(done.stdout.split())
+    assert "wrong devices 2 x cpu (cpu); batch.0.global_batch: 2000 is not allowed" in lines
+    assert "-> give at most 1437" in lines
+    assert "warning cache /proc/none/.cache/jaxdp/programs/" in lines
+    assert done.stdout.splitlines()[-1].endswith("(judged for the recipe digits)")
+    assert "\x1b" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_probe_of_a_recipe_knows_devices_and_bytes():
+    from jaxdp import load_config
+
+    told = probe.ask(load_config("digits", ["--model.depth", "18"]))
+    assert told["problem"] is None
+    assert [one["platform"] for one in told["devices"]] == ["cpu"] * 4
+    assert told["state_bytes"] > 2 * 4 * 11_181_642  # parameters and velocity of ResNet-18 with ten classes
+    assert told["host_bytes"] > 0
+
+
+def test_the_summary_names_what_is_wrong():
+    findings = Findings("disk")
+    findings.wrong("full", "free space")
+    assert checks.summary([findings.finding()], Config(name="a")) == "1 wrong: disk (judged for the recipe a)"
