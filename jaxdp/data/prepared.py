@@ -59,6 +59,7 @@ class Prepared:
         if not hasattr(features["label"], "num_classes"):
             raise ConfigError(f"data.source: {name!r} is not allowed; its label is no class")
         self.classes = features["label"].num_classes
+        self.class_names = features["label"].names
 
     def __len__(self):
         return len(self.records)

@@ -223,12 +223,19 @@ def _pair(given):
 def _loaded(source, shape, size: int, config: Config, on_bad_image: str, what: str):
     """A Loader, or an ArraySource of all its images where they are small and few, and loaded in the same way every time."""
     loader = Loader(source, shape, size, config.model.classes, config.data.threads, on_bad_image, what)
+    loader.class_names = _class_names(source)
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader
     everything = np.arange(len(source))
     arrays = ArraySource(*loader.batch(everything, everything))
-    arrays.bad = loader.bad
+    arrays.bad, arrays.class_names = loader.bad, loader.class_names
     return arrays
+
+
+def _class_names(source) -> list[str]:
+    """Names of the classes, as far as the source has any."""
+    names = getattr(source, "class_names", None) or getattr(source, "classes", None)
+    return list(map(str, names)) if isinstance(names, (list, tuple)) else []
 
 
 def keeps_images(data: DataConfig, train, platform: str) -> bool:
