@@ -172,7 +172,7 @@ def test_a_thousand_classes_show_the_worst_and_the_most_frequent_mistakes():
     assert rows[1] == {"name": "c500", "images": 50, "right": 30, "accuracy": 0.6, "taken_for": ("c3", 20)}
     assert rows[2]["taken_for"] is None
     assert found.confusions() == [("c7", "c8", 50), ("c500", "c3", 20)]
-    bars, mistakes = classes.figure(found).axes
+    bars, mistakes = classes.by_class(found).axes
     assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
     assert len(bars.get_yticklabels()) == classes.MOST_IN_A_LIST
     assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]

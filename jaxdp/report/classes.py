@@ -46,7 +46,7 @@ class Classes:
         return len(self.counts) <= MOST_IN_A_MATRIX
 
 
-def figure(classes: Classes):
+def by_class(classes: Classes):
     """Accuracy by class beside the confusion matrix; for many classes the worst ones beside the most frequent mistakes."""
     from matplotlib.figure import Figure
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from jaxdp.config import ConfigError, Mesh
 from jaxdp.errors import first_line
-from jaxdp.report import classes as of_classes
-from jaxdp.report import curves, tables
+from jaxdp.report.classes import Classes, by_class
+from jaxdp.report.curves import check_number, curves, settings, time_parts
 from jaxdp.report.history import History, read_all
+from jaxdp.report.tables import classes_table, differences, numbers, reached, times
 
 PAGE = "report.html"
 MARK = '<meta name="generator" content="jaxdp report">'
@@ -44,17 +45,17 @@ def write(workdirs, output=None, evaluate: bool = True, checkpoint: str = "newes
         raise ConfigError("workdir: a run is given twice, which is not allowed; give each once")
     if output == "":
         raise ConfigError("--output: '' is not allowed; give a directory")
-    curves.check_number(workdirs)
+    check_number(workdirs)
     runs = read_all(workdirs)
     default = Path(workdirs[0]) / "report" if len(workdirs) == 1 else Path("report")
     folder = default if output is None else Path(output)
     _made(folder)
     before = _own_files(folder)
     found = [_classes(run, evaluate, checkpoint, datasets) for run in runs]
-    pictures = {"curves.png": curves.curves(runs), "settings.png": curves.settings(runs), "time.png": curves.time_parts(runs)}
+    pictures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
     for number, one in enumerate(found, 1):
-        if isinstance(one, of_classes.Classes):
-            pictures[f"classes-{number}.png"] = of_classes.figure(one)
+        if isinstance(one, Classes):
+            pictures[f"classes-{number}.png"] = by_class(one)
     pictures = {name: _png(figure) for name, figure in pictures.items() if figure is not None}
     for name in (*pictures, PAGE):
         if name not in before and (folder / name).exists():
@@ -109,7 +110,7 @@ def _classes(run: History, evaluate: bool, checkpoint: str, datasets):
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"
     words = f"{told['checkpoint']}, epoch {told['epoch']:.2f}: {100 * told['eval_accuracy']:.2f} % of "
-    return of_classes.Classes(counts, names, words + f"{told['eval_examples']} held-out images")
+    return Classes(counts, names, words + f"{told['eval_examples']} held-out images")
 
 
 def _png(figure) -> bytes:
@@ -128,14 +129,14 @@ def _page(runs: list[History], found: list, pictures: dict[str, bytes]) -> str:
     title = ", ".join(run.label for run in runs)
     parts = [
         f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in tables.reached(runs)),
+        *(f"<p>{escape(line)}</p>" for line in reached(runs)),
         "<h2>Loss and accuracy</h2>",
         picture("curves.png", "Loss and accuracy against epochs and against time"),
         "<h2>Learning rate, momentum, batch size and speed</h2>",
         picture("settings.png", "Learning rate, momentum, global batch and images a second against epochs"),
         "<h2>Where the time went</h2>",
         picture("time.png", "Shares of the wall time"),
-        tables.time(runs),
+        times(runs),
         "<h2>Classes</h2>",
     ]
     for number, (run, one) in enumerate(zip(runs, found, strict=True), 1):
@@ -146,10 +147,10 @@ def _page(runs: list[History], found: list, pictures: dict[str, bytes]) -> str:
             continue
         parts.append(f"<p>{escape(one.checkpoint)}.</p>")
         parts.append(picture(f"classes-{number}.png", f"Accuracy by class and mistakes of {run.label}"))
-        parts.append(tables.by_class(one))
+        parts.append(classes_table(one))
     if len(runs) > 1:
-        parts += ["<h2>What differs</h2>", tables.differences(runs)]
-    parts += ["<h2>All numbers</h2>", tables.numbers(runs)]
+        parts += ["<h2>What differs</h2>", differences(runs)]
+    parts += ["<h2>All numbers</h2>", numbers(runs)]
     parts.append(f'<p class="quiet">Made by jaxdp report at {time.strftime("%Y-%m-%d %H:%M:%S")}.</p>')
     head = f'<meta charset="utf-8">{MARK}{FILES.format(" ".join(pictures))}'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'

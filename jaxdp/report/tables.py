@@ -31,7 +31,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
-def time(runs: list[History]) -> str:
+def times(runs: list[History]) -> str:
     """Seconds and shares of every part, each run a column."""
     every = [run.seconds() for run in runs]
     rows = []
@@ -56,7 +56,7 @@ def time(runs: list[History]) -> str:
     return _table(["", *(run.label for run in runs)], rows) + f'<p class="quiet">{escape(note)}</p>'
 
 
-def by_class(found: Classes) -> str:
+def classes_table(found: Classes) -> str:
     """Accuracy of every class, or of the worst ones, and what they are taken for."""
     rows = found.rows()
     shown = rows if found.fit_a_matrix else rows[:MOST_IN_A_LIST]
