@@ -64,7 +64,10 @@ def by_class(classes: Classes):
         return figure
     pairs = classes.confusions()
     _bars(mistakes, [f"{_short(a)} → {_short(b)}" for a, b, _ in pairs], [n for *_, n in pairs], "{:.0f}", None)
-    mistakes.set(title=f"The {len(pairs)} most frequent mistakes: label → predicted", xlabel="images")
+    mistakes.set(title="Most frequent mistakes", xlabel="images: label → predicted class")
+    mistakes.xaxis.get_major_locator().set_params(integer=True)
+    if not pairs:
+        mistakes.text(0.5, 0.5, "there are none", transform=mistakes.transAxes, ha="center", va="center")
     return figure
 
 
