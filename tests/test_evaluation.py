@@ -3,7 +3,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from sklearn.metrics import log_loss, top_k_accuracy_score
+from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
 from jaxdp import models
 from jaxdp.config import Config, Data, Model
@@ -11,7 +11,7 @@ from jaxdp.data import feed
 from jaxdp.data.augment import normalise
 from jaxdp.data.sources import SyntheticSource
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
 from jaxdp.training.guard import TrainingError
 
 CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
@@ -32,7 +32,8 @@ def trained():
 def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_shape, batch):
     model, params, stats = trained
     mesh = make_mesh(*mesh_shape)
-    ours = evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, SOURCE, batch, mesh)
+    confusion = Confusion(9)
+    ours = evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, SOURCE, batch, mesh, look=confusion)
     images, labels = SOURCE.batch(np.arange(53))
     logits = np.asarray(model.apply(params, stats, normalise(images, *PIXELS), train=False)[0], np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -40,6 +41,18 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     assert ours["eval_accuracy"] == (logits.argmax(-1) == labels).mean()
     assert ours["eval_top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
     assert ours["eval_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
+    np.testing.assert_array_equal(confusion.counts, confusion_matrix(labels, logits.argmax(-1), labels=range(9)))
+
+
+def test_the_matrix_agrees_with_the_accuracy_where_classes_tie(trained):
+    """A tie counts against the model: with logits that are all the same, nothing is right, nor on the diagonal."""
+    model, params, stats = trained
+    mesh, confusion = make_mesh(1, 2), Confusion(9)
+    step = make_evaluation_step(CONFIG, model, PIXELS, mesh)
+    flat = params | {"fc_kernel": 0 * params["fc_kernel"], "fc_bias": 0 * params["fc_bias"]}
+    ours = evaluate(step, flat, stats, SOURCE, (53, 54), mesh, look=confusion)
+    assert ours["eval_accuracy"] == confusion.counts.trace() == 0
+    np.testing.assert_array_equal(confusion.counts.sum(1), np.bincount(SOURCE.batch(np.arange(53))[1], minlength=9))
 
 
 EVALUATION_AND_FEED = """

@@ -6,7 +6,7 @@ import pytest
 from jaxdp import cli
 from jaxdp.config import ConfigError
 from jaxdp.recipes import load_config
-from jaxdp.report import as_text, report
+from jaxdp.report import as_text, page, report
 from jaxdp.validation import to_json
 
 
@@ -70,18 +70,23 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line):
         report(run)
 
 
-def test_a_directory_without_a_run_or_an_evaluation_is_refused(tmp_path):
+def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         report(tmp_path)
-    with pytest.raises(ConfigError, match="holds no evaluation yet"):
-        report(a_run(tmp_path, accuracies=()))
 
 
-def test_the_command_prints_text_or_one_json_document(tmp_path, capsys):
+def test_a_run_without_an_evaluation_is_told_so(tmp_path):
+    told = report(a_run(tmp_path, accuracies=()))
+    assert (told["epochs"], told["accuracy"], told["best_accuracy"], told["epochs_to_target"]) == (0.1, None, None, None)
+    assert as_text(told) == "imagenet_mlperf_8192: no evaluation yet after 0.10 epochs"
+
+
+def test_the_command_prints_text_or_one_json_document(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(page, "_png", lambda figure: b"picture")
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", name="digits")
-    cli.main(["report", str(first), str(second)])
+    cli.main(["report", str(first), str(second), "--no-html"])
     assert len(capsys.readouterr().out.splitlines()) == 3
-    cli.main(["report", str(first), str(second), "--json"])
+    cli.main(["report", str(first), str(second), "--json", "--output", str(tmp_path / "page"), "--no-evaluate"])
     assert [told["name"] for told in json.loads(capsys.readouterr().out)] == ["imagenet_mlperf_8192", "digits"]
     with pytest.raises(SystemExit) as stopped:
         cli.main(["report", str(tmp_path)])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import Annotated
 
 import tyro
@@ -13,22 +14,40 @@ from jaxdp.flags import parse
 def run(arguments, program):
     @dataclasses.dataclass(frozen=True)
     class Report:
-        """Print a run's accuracy, and for ImageNet its epochs to 75.9 % beside MLPerf's reference for the same batch.
+        """Print what runs have reached, and make one page of their curves, times, classes and numbers.
+
+        For ImageNet the epochs to 75.9 % stand beside MLPerf's reference for the same batch. The page, report.html, needs
+        neither network nor JavaScript; its pictures lie beside it as PNG.
 
         Examples:
           jaxdp report runs/digits
-          jaxdp report runs/first runs/second --json
+          jaxdp report runs/first runs/second --output runs/compared
+          jaxdp report runs/first runs/second --json --no-html
         """
 
         workdir: tyro.conf.Positional[tuple[str, ...]]
         """directories of runs"""
+        output: str | None = None
+        """directory of the page; default: WORKDIR/report for one run, ./report for several"""
+        html: bool = True
+        """make the page; --no-html: only print"""
+        evaluate: bool = True
+        """count the held-out images by class, on the accelerators of this machine or on one CPU device; --no-evaluate: leave
+        that out"""
+        checkpoint: str = "newest"
+        """which one is evaluated: newest, best (by accuracy), or its samples"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document: a list with an object for every run"""
 
     chosen = parse(Report, arguments, program)
-    from jaxdp.report import as_text, report
+    from jaxdp.report import as_text, report, write
 
     if not chosen.workdir:
         raise ConfigError("workdir: () is not allowed; give at least one run's directory")
+    if not chosen.html and chosen.output is not None:
+        raise ConfigError(f"--output: {chosen.output!r} is not allowed with --no-html, which writes nothing; leave one out")
     told = [report(workdir) for workdir in chosen.workdir]
-    print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told))
+    print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told), flush=True)
+    if chosen.html:
+        page = write(chosen.workdir, chosen.output, chosen.evaluate, chosen.checkpoint)
+        print(f"page: {page}", file=sys.stderr if chosen.json else sys.stdout)

@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -18,18 +19,21 @@ from jaxdp.training.guard import TrainingError
 
 
 def make_evaluation_step(config: Config, model, pixels, mesh):
-    """step(params, batch_stats, batch) -> sums over the batch's real rows: top1, top5, examples, seen (int32), positions
-    (uint32, modulo 2^32) and loss (float32).
+    """step(params, batch_stats, batch) -> (sums over the batch's real rows: top1, top5, examples, seen (int32), positions
+    (uint32, modulo 2^32) and loss (float32); the class predicted for each row, [B] int32, spread over the devices).
 
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an
     example and 0 for padding, "weights" [B] int32, 0 too for an example that is left out}.
-    The loss is plain cross entropy, without label smoothing.
+    The loss is plain cross entropy, without label smoothing. A tie counts against the model: the class predicted is then
+    another than the label.
     """
 
     def step(params, batch_stats, batch):
         logits = _logits(config, model, pixels, params, batch_stats, batch)
-        weights, rank = batch["weights"], rank_of_label(logits, batch["labels"])
-        losses = jnp.where(weights > 0, cross_entropy(logits, batch["labels"]), 0.0)
+        weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
+        losses = jnp.where(weights > 0, cross_entropy(logits, labels), 0.0)
+        others = jnp.where(jnp.arange(logits.shape[-1]) == labels[:, None], -jnp.inf, logits)
+        predicted = jnp.where(rank < 1, labels, others.argmax(-1).astype(jnp.int32))
         sums = {
             "top1": jnp.sum(weights * (rank < 1)),
             "top5": jnp.sum(weights * (rank < 5)),
@@ -38,10 +42,10 @@ def make_evaluation_step(config: Config, model, pixels, mesh):
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
-        return lax.psum(sums, AXES)
+        return lax.psum(sums, AXES), predicted
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=(everywhere, rows))
     return jax.jit(mapped)
 
 
@@ -67,20 +71,25 @@ def _logits(config: Config, model, pixels, params, batch_stats, batch):
 
 
 def evaluate(
-    step, params, batch_stats, source, batch: tuple[int, int], mesh, between=lambda: None, result=Future.result
+    step, params, batch_stats, source, batch: tuple[int, int], mesh, between=lambda: None, result=Future.result, look=None
 ) -> dict:
     """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over the whole source, accuracies in [0, 1].
 
     batch: (images a step counts, rows of its batch, which the devices divide). between: called before every batch; result: how
-    to wait for a future. Raises TrainingError if the examples counted on the devices are not those of the source, by their
-    number and by the sum of their positions.
+    to wait for a future. look: to see single predictions, called with this process's rows of every batch (see
+    `feed.evaluation_batch`); it returns a function that is called with the classes predicted for them, int32 [R]. Raises
+    TrainingError if the examples counted on the devices are not those of the source, by their number and by the sum of their
+    positions.
     """
     totals = {"top1": 0, "top5": 0, "examples": 0, "seen": 0, "positions": 0, "loss": 0.0}
     pending = deque()
 
     def add_oldest():
-        for name, value in jax.device_get(pending.popleft()).items():
+        (sums, predicted), tell = pending.popleft()
+        for name, value in jax.device_get(sums).items():
             totals[name] += value.item()
+        if tell:
+            tell(_of_this_process(predicted))
 
     images, rows = batch
     here = feed.rows_here(mesh, rows)
@@ -90,7 +99,9 @@ def evaluate(
     try:
         for _ in starts:
             between()
-            pending.append(step(params, batch_stats, feed.put(ahead.next(result), mesh)))
+            part = ahead.next(result)
+            tell = look(part) if look else None
+            pending.append((step(params, batch_stats, feed.put(part, mesh)), tell))
             if len(pending) > 2:  # no more batches than this wait on the devices
                 add_oldest()
     finally:
@@ -112,3 +123,20 @@ def evaluate(
         "eval_loss": totals["loss"] / count,
         "eval_examples": count,
     }
+
+
+def _of_this_process(rows) -> np.ndarray:
+    """The rows of a batch that this process's devices hold, in their order."""
+    shards = sorted(rows.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
+
+
+class Confusion:
+    """Counts of images by label and predicted class, int64 [classes, classes]: to be given to `evaluate` as `look`."""
+
+    def __init__(self, classes: int):
+        self.counts = np.zeros((classes, classes), np.int64)
+
+    def __call__(self, part: dict):
+        labels, weights = part["labels"], part["weights"]
+        return lambda predicted: np.add.at(self.counts, (labels, predicted), weights)

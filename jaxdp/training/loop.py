@@ -5,7 +5,7 @@ import math
 import platform
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from functools import partial
 from importlib.metadata import version
@@ -121,7 +121,8 @@ class Run:
             first = self.plan.phases[0]
             self.programs.prepare_train(first)
             mesh = self.programs.mesh(first)
-            self.state = self.signals.run(create_state, self.config, self.model, mesh)
+            with self._compiling():
+                self.state = self.signals.run(create_state, self.config, self.model, mesh)
             if self.weights is not None:
                 self.state = finetuning.begun_from(self.config, self.weights, self.state, mesh)
                 self.screen.say(finetuning.in_words(self.config, self.weights))
@@ -261,12 +262,20 @@ class Run:
         self.programs.prepare_evaluation(phase)
         mesh = self.programs.mesh(phase)
         self.state = moved(self.state, mesh)
-        step = self.signals.result(future)
+        with self._compiling():
+            step = self.signals.result(future)
         self._meet(f"phase {phase.index}")
         for later in self.plan.phases[index + 1 :]:
             self.programs.prepare_train(later)
             self.programs.prepare_evaluation(later)
         self._steps(phase, step, mesh)
+
+    @contextmanager
+    def _compiling(self):
+        """Time in which the run waits for a program is counted."""
+        began = time.perf_counter()
+        yield
+        self.progress.compilation_seconds += time.perf_counter() - began
 
     def _steps(self, phase, step, mesh) -> None:
         data, seen = self.config.data, self.progress.samples
@@ -365,7 +374,7 @@ class Run:
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples
         if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
-            self._write(record | self._waiting())
+            self._write(record | self._waiting() | self._wall())
             self.since_log = [0, 0.0, 0.0]
 
     def _waiting(self) -> dict:
@@ -375,6 +384,9 @@ class Run:
         self.remarks.waiting(waiting)
         slowest = waiting["slowest"][0]
         return {"waiting_share": waiting["waiting_share"], "slowest_rank": slowest["rank"]}
+
+    def _wall(self) -> dict:
+        return {"wall_seconds": self.progress.wall_seconds + time.monotonic() - self.started}
 
     def _write(self, record: dict) -> None:
         for writer in self.writers:
@@ -388,11 +400,13 @@ class Run:
         return math.floor(before / interval) < math.floor(self.progress.samples / interval)
 
     def _evaluate(self, phase) -> None:
-        progress, began = self.progress, time.perf_counter()
+        progress = self.progress
         self.screen.busy("evaluating")
         self.team.at("evaluate")
         self.watchdog.rest()
-        program = self.signals.result(self.programs.prepare_evaluation(phase))
+        with self._compiling():
+            program = self.signals.result(self.programs.prepare_evaluation(phase))
+        began = time.perf_counter()
         self._meet("evaluation")
         position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
         progress.evaluated = position | evaluate(
@@ -405,7 +419,7 @@ class Run:
             self.signals.result,
         )
         self.watchdog.rest()
-        self._write(progress.evaluated)
+        self._write(progress.evaluated | self._wall())
         self.screen.evaluated(progress.evaluated)
         progress.evaluation_due = False
         self.clock = time.perf_counter()
@@ -448,8 +462,7 @@ class Run:
         progress.saving_seconds += self.clock - began
 
     def _progress_now(self) -> Progress:
-        wall = self.progress.wall_seconds + time.monotonic() - self.started
-        return dataclasses.replace(self.progress, wall_seconds=wall, bad_images=self.datasets.bad_images)
+        return dataclasses.replace(self.progress, **self._wall(), bad_images=self.datasets.bad_images)
 
     def _result(self) -> TrainResult:
         phase, progress = self.plan.phases[-1], self._progress_now()
@@ -478,6 +491,7 @@ class Run:
             strategy=", ".join(dict.fromkeys(self.programs.strategy(phase) for phase in self.plan.phases)),
             input_seconds=progress.input_seconds,
             saving_seconds=progress.saving_seconds,
+            compilation_seconds=progress.compilation_seconds,
             sessions=progress.sessions,
             bad_images=bad_images,
             processes=self.team.processes,

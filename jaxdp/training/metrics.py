@@ -1,8 +1,8 @@
 """Where a run's numbers go. A writer has `write(record)` and `close()`; the loop hands every record to each of them.
 
 A record is a flat dict. Training records have step, samples, epoch, loss, accuracy, gradient_norm, learning_rate, momentum,
-global_batch and images_per_second; evaluation records have step, samples, epoch, eval_accuracy, eval_top5, eval_loss and
-eval_examples.
+global_batch, images_per_second and wall_seconds; evaluation records have step, samples, epoch, eval_accuracy, eval_top5,
+eval_loss, eval_examples and wall_seconds. wall_seconds: from the start of the command, over all sessions of the run.
 """
 
 import errno
@@ -17,7 +17,8 @@ LOG = "metrics.jsonl"
 # Fields of a record, and of result.json, that tell how long something took: all others are the same for every run of a config
 # on a mesh, however often it was interrupted.
 TIMING = ("images_per_second", "input_seconds", "wall_seconds", "seconds_to_first_step", "training_seconds")
-TIMING += ("evaluation_seconds", "saving_seconds", "sessions", "waiting_share", "slowest_rank", "slowest")
+TIMING += ("evaluation_seconds", "saving_seconds", "compilation_seconds", "sessions")
+TIMING += ("waiting_share", "slowest_rank", "slowest")
 
 
 def to_json(record: dict, indent: int | None = None) -> str:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from jaxdp import models
 from jaxdp.config import Config, ConfigError
@@ -14,10 +15,10 @@ from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.training import checkpoint, seal
+from jaxdp.training.evaluation import Confusion, make_evaluation_step
 from jaxdp.training.evaluation import evaluate as evaluate_on
-from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import TrainState, abstract_state
-from jaxdp.training.workdir import CHECKPOINTS, run_config
+from jaxdp.training.workdir import CHECKPOINTS, class_names, run_config
 from jaxdp.validation import validate
 
 FORMATS = ("jaxdp", "torchvision", "timm")
@@ -96,11 +97,25 @@ def evaluate(config: Config | None, workdir, which: str = "newest", datasets=Non
     config: None for the run's own; another may name other data, or another evaluation split. datasets: as for `jaxdp.train`.
     Raises ConfigError where the run, the checkpoint or the data are not there.
     """
+    return _evaluated(config, workdir, which, datasets)
+
+
+def confusion(config: Config | None, workdir, which: str = "newest", datasets=None) -> tuple[dict, np.ndarray, list[str]]:
+    """(what `evaluate` returns, counts int64 [classes, classes] of the held-out images by label (rows) and predicted class, the
+    names of the classes). Every image is counted once. The arguments and errors are those of `evaluate`."""
+    config = run_config(workdir) if config is None else config
+    counts = Confusion(config.model.classes)
+    told = _evaluated(config, workdir, which, datasets, counts)
+    return told, counts.counts, class_names(workdir, config.model.classes)
+
+
+def _evaluated(config: Config | None, workdir, which: str, datasets, look=None):
     state, config, sealed = restored(workdir, which, config)
     data = open_datasets(config, datasets)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     step = make_evaluation_step(config, models.create(config.model), (data.mean, data.std), mesh)
-    told = evaluate_on(step, *state.evaluated, data.evaluation, batch_of(config, len(data.evaluation), mesh), mesh)
+    examples = len(data.evaluation)
+    told = evaluate_on(step, *state.evaluated, data.evaluation, batch_of(config, examples, mesh), mesh, look=look)
     return told | {"samples": sealed.samples, "epoch": sealed.told["epoch"], "checkpoint": str(sealed.path)}
 
 

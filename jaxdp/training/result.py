@@ -27,6 +27,7 @@ class Progress:
     evaluation_seconds: float = 0.0
     input_seconds: float = 0.0
     saving_seconds: float = 0.0
+    compilation_seconds: float = 0.0
     first_step_seconds: float | None = None
     evaluated: dict | None = None
     evaluation_due: bool = False
@@ -41,7 +42,8 @@ class Progress:
 class TrainResult:
     """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock, over all sessions of the run.
 
-    images_per_second leaves out compilation, evaluation and saving; seconds_to_first_step counts from the start of the command.
+    images_per_second leaves out compilation, evaluation and saving; seconds_to_first_step counts from the start of the command;
+    compilation_seconds are those in which the run waited for a program, most being compiled while it trains.
     Work that was lost when a session was cut off and done again is counted once. Of the last session's steps: waiting_share of
     their time the devices waited for a process that was not ready, and slowest are those that they waited for most.
     """
@@ -67,6 +69,7 @@ class TrainResult:
     strategy: str = ""
     input_seconds: float = 0.0
     saving_seconds: float = 0.0
+    compilation_seconds: float = 0.0
     sessions: int = 1
     bad_images: dict = dataclasses.field(default_factory=dict)
     processes: int = 1

@@ -56,6 +56,18 @@ def claimed(workdir: Path):
         yield workdir
 
 
+def in_use(workdir: Path) -> bool:
+    """Whether a process on this machine is training in the directory."""
+    try:
+        with open(workdir / ".lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def settle(workdir: Path, config: Config, accept_changes: bool = False) -> tuple[str | None, list[str]]:
     """Make a claimed directory this run's: (the text of result.json if the run is finished, remarks to show).
 

@@ -1,4 +1,4 @@
-"""What a run's directory tells: its result, and for ImageNet its epochs to 75.9 % beside MLPerf's reference."""
+"""What a run has reached, and for ImageNet its epochs to 75.9 % beside MLPerf's reference."""
 
 import json
 from pathlib import Path
@@ -52,16 +52,17 @@ def report(workdir) -> dict:
     "reference_epochs", "ratio"}.
 
     The last three are None where they do not apply: another data set than ImageNet, a target not reached, a batch size that
-    the reference does not have, or several batch sizes. Raises ConfigError for a directory without a run.
+    the reference does not have, or several batch sizes; those of accuracy before the first evaluation. Raises ConfigError for a
+    directory without a run.
     """
     workdir = Path(workdir)
     if not (workdir / "config.json").is_file() or not (workdir / "metrics.jsonl").is_file():
         raise ConfigError(f"{str(workdir)!r} holds no run: there is no config.json with metrics.jsonl; give a run's directory")
     config = read_config(workdir)
-    evaluations = [record for record in read_records(workdir) if "eval_accuracy" in record]
-    if not evaluations:
-        raise ConfigError(f"{str(workdir)!r} holds no evaluation yet; wait for the first, or train for longer")
-    best = max(evaluations, key=lambda record: record["eval_accuracy"])
+    records = read_records(workdir)
+    evaluations = [record for record in records if "eval_accuracy" in record]
+    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
+    best = max(evaluations, key=lambda record: record["eval_accuracy"], default={"eval_accuracy": None, "epoch": None})
     reached = reference = ratio = None
     if config.data.source == "imagenet2012":
         reached = next((r["epoch"] for r in evaluations if r["eval_accuracy"] >= TARGET), None)
@@ -71,8 +72,8 @@ def report(workdir) -> dict:
     return {
         "name": config.name,
         "source": config.data.source,
-        "epochs": evaluations[-1]["epoch"],
-        "accuracy": evaluations[-1]["eval_accuracy"],
+        "epochs": last["epoch"],
+        "accuracy": last["eval_accuracy"],
         "best_accuracy": best["eval_accuracy"],
         "best_epoch": best["epoch"],
         "epochs_to_target": reached,
@@ -83,6 +84,8 @@ def report(workdir) -> dict:
 
 def as_text(told: dict) -> str:
     """The report for people."""
+    if told["accuracy"] is None:
+        return f"{told['name']}: no evaluation yet after {told['epochs']:.2f} epochs"
     lines = [
         f"{told['name']}: accuracy {100 * told['accuracy']:.2f} % after {told['epochs']:.2f} epochs, "
         f"best {100 * told['best_accuracy']:.2f} % at {told['best_epoch']:.2f}"

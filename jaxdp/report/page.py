@@ -1,0 +1,159 @@
+"""The report as files: one page that needs neither network nor JavaScript, and its pictures beside it."""
+
+import base64
+import dataclasses
+import io
+import re
+import time
+from html import escape
+from pathlib import Path
+
+from jaxdp.config import ConfigError, Mesh
+from jaxdp.errors import first_line
+from jaxdp.report.classes import Classes, by_class
+from jaxdp.report.curves import check_number, curves, settings, time_parts
+from jaxdp.report.history import History, read_all
+from jaxdp.report.tables import classes_table, differences, numbers, reached, times
+
+PAGE = "report.html"
+MARK = '<meta name="generator" content="jaxdp report">'
+FILES = '<meta name="files" content="{}">'
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+body { color: #111; background: #fff }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc } h3 { font-size: 1rem }
+img { width: 100%; height: auto } .wide { overflow-x: auto } .quiet { color: #555 }
+table { border-collapse: collapse; font-size: 0.88rem } th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #ddd }
+th { text-align: left; font-weight: 600 } thead th:not(:first-child) { text-align: right }
+td { text-align: right; font-variant-numeric: tabular-nums }
+"""
+
+
+def write(workdirs, output=None, evaluate: bool = True, checkpoint: str = "newest", datasets=None) -> Path:
+    """Write the page report.html and its pictures about one run or several; returns the page's path.
+
+    output: their directory; None: WORKDIR/report for one run, `report` in the current directory for several. evaluate: count
+    the held-out images by class, with the checkpoint that `checkpoint` names (newest, best, or its samples), on the
+    accelerators of this machine or one CPU device. datasets: as for `jaxdp.train`. An earlier report there is replaced.
+
+    Raises ConfigError for a directory without a run, or files in the way that no report has written.
+    """
+    workdirs = list(workdirs)
+    if not workdirs:
+        raise ConfigError("workdir: () is not allowed; give at least one run's directory")
+    if len({Path(workdir).resolve() for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("workdir: a run is given twice, which is not allowed; give each once")
+    if output == "":
+        raise ConfigError("--output: '' is not allowed; give a directory")
+    check_number(workdirs)
+    runs = read_all(workdirs)
+    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 else Path("report")
+    folder = default if output is None else Path(output)
+    _made(folder)
+    before = _own_files(folder)
+    found = [_classes(run, evaluate, checkpoint, datasets) for run in runs]
+    pictures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
+    for number, one in enumerate(found, 1):
+        if isinstance(one, Classes):
+            pictures[f"classes-{number}.png"] = by_class(one)
+    pictures = {name: _png(figure) for name, figure in pictures.items() if figure is not None}
+    for name in (*pictures, PAGE):
+        if name not in before and (folder / name).exists():
+            raise _in_the_way(folder, name)
+    for name, data in pictures.items():
+        (folder / name).write_bytes(data)
+    (folder / PAGE).write_text(_page(runs, found, pictures), encoding="utf-8")
+    for name in before - pictures.keys() - {PAGE}:
+        (folder / name).unlink(missing_ok=True)
+    return folder / PAGE
+
+
+def _made(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.exists() else error.strerror
+        raise ConfigError(f"--output: {str(folder)!r} is not allowed; {reason}; give another directory") from None
+
+
+def _own_files(folder: Path) -> set[str]:
+    """The files there that an earlier report has written. Raises ConfigError for a page that is none of ours."""
+    if not (folder / PAGE).exists():
+        return set()
+    text = (folder / PAGE).read_text(errors="replace")[:2000]
+    if MARK not in text:
+        raise _in_the_way(folder, PAGE)
+    listed = re.search(FILES.format(r"([a-z0-9. -]*)"), text)
+    return {PAGE, *(listed[1].split() if listed else ())}
+
+
+def _in_the_way(folder: Path, name: str) -> ConfigError:
+    return ConfigError(
+        f"--output: {str(folder)!r} is not allowed; it holds a {name} that no report has written; give another directory"
+    )
+
+
+def _classes(run: History, evaluate: bool, checkpoint: str, datasets):
+    """The run's classes, or in words why they are missing."""
+    if not evaluate:
+        return "left out: --no-evaluate"
+    if run.state == "running":
+        return "left out: the run is going on, and its devices are in use; make the report again when it is done"
+    if run.config.data.source == "given" and datasets is None:
+        return "missing: the run's images were handed over from Python; give them to jaxdp.report.write as datasets"
+    from jaxdp.training.restored import confusion
+
+    try:
+        given = datasets if run.config.data.source == "given" else None
+        config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
+        told, counts, names = confusion(config, run.path, checkpoint, given)
+    except (ConfigError, RuntimeError, OSError) as error:
+        return f"missing: {first_line(error)}"
+    words = f"{told['checkpoint']}, epoch {told['epoch']:.2f}: {100 * told['eval_accuracy']:.2f} % of "
+    return Classes(counts, names, words + f"{told['eval_examples']} held-out images")
+
+
+def _png(figure) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=120)
+    return data.getvalue()
+
+
+def _page(runs: list[History], found: list, pictures: dict[str, bytes]) -> str:
+    def picture(name: str, alt: str) -> str:
+        if name not in pictures:
+            return ""
+        data = base64.b64encode(pictures[name]).decode()
+        return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+
+    title = ", ".join(run.label for run in runs)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(line)}</p>" for line in reached(runs)),
+        "<h2>Loss and accuracy</h2>",
+        picture("curves.png", "Loss and accuracy against epochs and against time"),
+        "<h2>Learning rate, momentum, batch size and speed</h2>",
+        picture("settings.png", "Learning rate, momentum, global batch and images a second against epochs"),
+        "<h2>Where the time went</h2>",
+        picture("time.png", "Shares of the wall time"),
+        times(runs),
+        "<h2>Classes</h2>",
+    ]
+    for number, (run, one) in enumerate(zip(runs, found, strict=True), 1):
+        if len(runs) > 1:
+            parts.append(f"<h3>{escape(run.label)}</h3>")
+        if isinstance(one, str):
+            parts.append(f"<p>Accuracy by class and confusion matrix: {escape(one)}.</p>")
+            continue
+        parts.append(f"<p>{escape(one.checkpoint)}.</p>")
+        parts.append(picture(f"classes-{number}.png", f"Accuracy by class and mistakes of {run.label}"))
+        parts.append(classes_table(one))
+    if len(runs) > 1:
+        parts += ["<h2>What differs</h2>", differences(runs)]
+    parts += ["<h2>All numbers</h2>", numbers(runs)]
+    parts.append(f'<p class="quiet">Made by jaxdp report at {time.strftime("%Y-%m-%d %H:%M:%S")}.</p>')
+    head = f'<meta charset="utf-8">{MARK}{FILES.format(" ".join(pictures))}'
+    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
+    body = "\n".join(filter(None, parts))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

@@ -1,0 +1,229 @@
+"""The page of `jaxdp report`: what is on it, that it needs nothing else, and what it says where something is missing."""
+
+import base64
+import dataclasses
+import fcntl
+import json
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from test_report import a_run
+
+from jaxdp import TrainResult, cli, train
+from jaxdp.config import ConfigError, Phase
+from jaxdp.report import classes, curves, page, write
+from jaxdp.report.history import PARTS, read, read_all
+from jaxdp.training.restored import evaluate
+
+RESULT = TrainResult(
+    accuracy=0.5,
+    top5=0.9,
+    loss=1.0,
+    eval_examples=360,
+    steps=9,
+    samples=90,
+    epochs=1.0,
+    wall_seconds=20.0,
+    seconds_to_first_step=6.0,
+    training_seconds=10.0,
+    evaluation_seconds=3.0,
+    images_per_second=9.0,
+    devices=4,
+    device_kind="cpu",
+    mesh=(2, 2),
+    versions={"jaxdp": "0.1.0", "jax": "0.10.2"},
+    workdir="run",
+    input_seconds=1.5,
+    saving_seconds=0.5,
+    compilation_seconds=4.0,
+)
+SECTIONS = ("Loss and accuracy", "Learning rate, momentum, batch size and speed", "Where the time went", "Classes")
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are not drawn, which takes a second each."""
+    monkeypatch.setattr(page, "_png", lambda figure: b"picture")
+
+
+def text_of(path) -> str:
+    return path.read_text()
+
+
+def test_a_run_has_every_section_and_its_held_out_images_by_class(tiny, tmp_path):
+    """The matrix adds up to what `jaxdp evaluate` counts; the times add up to the wall time."""
+    result = train(dataclasses.replace(tiny, epochs=1.5, batch=(Phase(16),)), tmp_path)
+    text = text_of(write([tmp_path]))
+    assert re.findall("<h2>(.*?)</h2>", text) == [*SECTIONS, "All numbers"]
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        *("report.html", "curves.png", "settings.png", "time.png", "classes-1.png")
+    }
+    assert f"{100 * evaluate(tiny, tmp_path)['eval_accuracy']:.2f} % of 23 held-out images" in text
+    rights = [int(right) for right in re.findall(r"<td>(\d+) of \d+</td>", text)]
+    images = [int(images) for images in re.findall(r"<td>\d+ of (\d+)</td>", text)]
+    assert (sum(rights), sum(images)) == (round(23 * result.accuracy), 23)
+    seconds = read(tmp_path).seconds()
+    assert seconds.keys() == PARTS.keys()
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(result.wall_seconds)
+    assert all(after["wall_seconds"] > before["wall_seconds"] for before, after in pairwise(read(tmp_path).records))
+    assert read(tmp_path).records[-1]["wall_seconds"] <= result.wall_seconds
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_script(tmp_path):
+    text = text_of(write([a_run(tmp_path / "a<b"), a_run(tmp_path / "c", name="digits")], tmp_path / "page", evaluate=False))
+    for source in re.findall(r"""(?:src|href|url|@import)\s*[=(]\s*["']?([^"')\s>]*)""", text):
+        assert source.startswith("data:"), source[:80]
+    assert "<script" not in text
+    assert "http" not in text
+    assert "a&lt;b" in text
+    assert "a<b" not in text
+    pictures = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]*)"', text)]
+    assert pictures == [(tmp_path / "page" / name).read_bytes() for name in ("curves.png", "settings.png")]
+
+
+def test_several_runs_share_panels_and_differ_in_colour_and_dash(undrawn, tmp_path):
+    runs = read_all([a_run(tmp_path / name) for name in "abc"])
+    held_out = [line for line in curves.curves(runs).axes[2].lines if line.get_linewidth() > 2]
+    assert len(held_out) == len({line.get_color() for line in held_out} & {*curves.COLOURS}) == 3
+    assert [str(style["linestyle"]) for _, style in curves.styles(runs)] == [str(dash) for dash in curves.DASHES[:3]]
+    styles = [(style["color"], style["linestyle"]) for _, style in curves.styles(list(range(curves.MOST_RUNS)))]
+    assert len(set(styles)) == curves.MOST_RUNS
+    text = text_of(write([tmp_path / name for name in "abc"], tmp_path / "page", evaluate=False))
+    assert "<h1>a, b, c</h1>" in text
+    assert "<h2>What differs</h2>\n<p>The configurations are the same.</p>" in text
+
+
+def test_runs_of_equal_names_are_told_apart_and_a_run_given_twice_is_refused(tmp_path):
+    for parent in ("x", "y"):
+        (tmp_path / parent).mkdir()
+        a_run(tmp_path / parent / "run")
+    runs = read_all([tmp_path / "x/run", tmp_path / "y/run"])
+    assert [run.label for run in runs] == [str(tmp_path / "x/run"), str(tmp_path / "y/run")]
+    with pytest.raises(ConfigError, match="a run is given twice"):
+        write([tmp_path / "x/run", tmp_path / "x/../x/run"])
+
+
+def test_what_was_not_recorded_is_not_measured_and_not_guessed(undrawn, tmp_path):
+    run = a_run(tmp_path / "run", name="digits")
+    assert read(run).seconds() == {}
+    text = text_of(write([run], evaluate=False))
+    assert "time.png" not in text
+    assert "<td>not measured here: jaxdp bench scaling</td>" in text
+    assert text.count("<td>not measured</td>") == len(PARTS) + 1
+    told = dataclasses.asdict(RESULT)
+    old = {name: value for name, value in told.items() if name != "compilation_seconds"}
+    (run / "result.json").write_text(json.dumps(old))
+    seconds = read(run).seconds()
+    assert seconds["compilation"] is None
+    assert seconds["rest"] == pytest.approx(20.0 - 10.0 - 3.0 - 0.5)
+    (run / "result.json").write_text(json.dumps(told))
+    expected = {"input": 1.5, "steps": 8.5, "evaluation": 3.0, "saving": 0.5, "compilation": 4.0, "rest": 2.5}
+    assert read(run).seconds() == pytest.approx(expected)
+
+
+def test_speeds_are_images_by_seconds_over_several_lines():
+    lines = [{"samples": 10 * n, "epoch": float(n), "images_per_second": 1e6 if n % 2 else 5.0} for n in range(1, 81)]
+    found = curves.speeds(lines, most=40)
+    assert [one["epoch"] for one in found] == [float(n) for n in range(2, 81, 2)]
+    assert {round(one["images_per_second"], 3) for one in found} == {round(20 / (10 / 1e6 + 10 / 5.0), 3)}
+
+
+@pytest.mark.parametrize("evaluations", [(), (0.5,)])
+def test_a_killed_run_of_few_lines_gives_a_page(undrawn, tmp_path, evaluations):
+    run = a_run(tmp_path / "run", name="digits", accuracies=evaluations)
+    log = run / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"step": 9, "epoch": 100.0, "eval_acc')
+    text = text_of(write([run]))
+    assert "The run is not finished." in text
+    assert "missing: --workdir: &#x27;" in text
+    assert "holds no sound checkpoint" in text
+    assert ("no evaluation yet" in text) == (not evaluations)
+    log.write_text("")
+    assert "no evaluation yet after 0.00 epochs" in text_of(write([run]))
+
+
+def test_a_running_run_keeps_its_devices(undrawn, tmp_path):
+    run = a_run(tmp_path, name="digits")
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = text_of(write([run]))
+    assert "The run is going on." in text
+    assert "left out: the run is going on" in text
+
+
+def test_a_loss_that_was_not_finite_leaves_a_gap(tmp_path):
+    run = a_run(tmp_path, name="digits")
+    with open(run / "metrics.jsonl", "a") as log:
+        log.write('{"step": 2, "epoch": 81.0, "loss": null}\n{"step": 3, "epoch": 82.0, "loss": 2.0}\n')
+    (line,) = curves.curves([read(run)]).axes[0].lines
+    np.testing.assert_array_equal(line.get_ydata(), [7.0, np.nan, 2.0])
+
+
+def test_a_thousand_classes_show_the_worst_and_the_most_frequent_mistakes():
+    counts = np.diag(np.full(1000, 50))
+    counts[7] = np.roll(counts[7], 1)  # all 50 of class 7 are taken for class 8
+    counts[500, [500, 3]] = 30, 20
+    found = classes.Classes(counts, [f"c{n}" for n in range(1000)], "a checkpoint")
+    rows = found.rows()
+    assert rows[0] == {"name": "c7", "images": 50, "right": 0, "accuracy": 0.0, "taken_for": ("c8", 50)}
+    assert rows[1] == {"name": "c500", "images": 50, "right": 30, "accuracy": 0.6, "taken_for": ("c3", 20)}
+    assert rows[2]["taken_for"] is None
+    assert found.confusions() == [("c7", "c8", 50), ("c500", "c3", 20)]
+    bars, mistakes = classes.by_class(found).axes
+    assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
+    assert len(bars.get_yticklabels()) == classes.MOST_IN_A_LIST
+    assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]
+
+
+def test_nothing_but_an_earlier_report_is_overwritten(undrawn, tmp_path):
+    run, folder = a_run(tmp_path / "run", name="digits"), tmp_path / "page"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    for name in ("curves.png", "report.html"):
+        (folder / name).write_text("mine")
+        with pytest.raises(ConfigError, match=f"page' is not allowed; it holds a {name} that no report has written"):
+            write([run], folder, evaluate=False)
+        assert {path.read_text() for path in folder.iterdir()} == {"mine"}
+        (folder / name).unlink()
+    (run / "result.json").write_text(json.dumps(dataclasses.asdict(RESULT)))
+    write([run], folder, evaluate=False)
+    assert (folder / "time.png").exists()
+    (run / "result.json").unlink()
+    write([run], folder, evaluate=False)
+    assert {path.name for path in folder.iterdir()} == {"notes.txt", "report.html", "curves.png", "settings.png"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN", "--output", "FILE"], r"--output: '.*FILE' is not allowed; it is a file; give another directory"),
+        (["RUN", "--output", "FILE/x"], r"--output: '.*FILE/x' is not allowed; Not a directory"),
+        (["RUN", "--output", ""], r"--output: '' is not allowed; give a directory"),
+        (["RUN", "--output", "x", "--no-html"], r"--output: '.*x' is not allowed with --no-html"),
+        (["NONE"], r"'.*NONE' holds no run: there is no config.json with metrics.jsonl; give a run's directory"),
+    ],
+)
+def test_wrong_input_is_one_line(tmp_path, capsys, words, message):
+    (tmp_path / "FILE").write_text("")
+    a_run(tmp_path / "RUN", name="digits")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["report", *(word if word.startswith("-") or not word else str(tmp_path / word) for word in words)])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert re.fullmatch(f"jaxdp: {message}.*\n", error), error
+
+
+def test_a_damaged_result_is_one_line(tmp_path):
+    run = a_run(tmp_path, name="digits")
+    (run / "result.json").write_text('{"accuracy": 1}')
+    with pytest.raises(ConfigError, match=r"its result\.json is damaged"):
+        write([run])
+
+
+def test_images_from_python_are_asked_for(undrawn, tmp_path):
+    config = read(a_run(tmp_path, name="digits")).config
+    a_run(tmp_path, name="digits", data=dataclasses.replace(config.data, source="given", eval_split=None))
+    assert "missing: the run&#x27;s images were handed over from Python" in text_of(write([tmp_path]))
