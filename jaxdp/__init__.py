@@ -14,6 +14,9 @@ _WHERE = {
     "TrainingError": "jaxdp.training.guard",
     "TrainResult": "jaxdp.training.result",
     "evaluate": "jaxdp.training.restored",
+    "first_gradient": "jaxdp.training.first_gradient",
+    "register_model": "jaxdp.registry",
+    "register_strategy": "jaxdp.registry",
     "train": "jaxdp.training.session",
     "Stopped": "jaxdp.training.stop",
 }
