@@ -16,6 +16,9 @@ _WHERE = {
     "evaluate": "jaxdp.training.restored",
     "predict": "jaxdp.training.predicting",
     "Predictions": "jaxdp.training.predicting",
+    "first_gradient": "jaxdp.training.first_gradient",
+    "register_model": "jaxdp.registry",
+    "register_strategy": "jaxdp.registry",
     "train": "jaxdp.training.session",
     "Stopped": "jaxdp.training.stop",
 }

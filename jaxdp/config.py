@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
+from jaxdp.errors import OneLine
 
-class ConfigError(ValueError):
+
+class ConfigError(OneLine, ValueError):
     """The configuration cannot be run: one line with the field, the value, what is allowed and what to do."""
 
 
@@ -15,6 +17,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]  # `validate` asks the registry for what it means
 
 
 class _Strict:
@@ -102,6 +106,8 @@ class Augment(_Strict):
 class Model(_Strict):
     """The network."""
 
+    name: OwnName = "resnet"
+    """resnet, or a name given to `jaxdp.register_model`, whose function is handed these fields to use as it likes"""
     depth: Literal[18, 34, 50, 101, 152] = 50
     """ResNet v1.5 of this depth"""
     width: Count = 64
@@ -126,6 +132,11 @@ class Model(_Strict):
     then, see jaxdp/models/normalization.py), or as JAX derives them"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """product: 1x1 and small-map convolutions as matrix products, faster on CPUs; auto: product on a CPU, else direct"""
+
+    @property
+    def title(self) -> str:
+        """The network's name for people."""
+        return f"ResNet-{self.depth}" if self.name == "resnet" else self.name
 
 
 @dataclass(frozen=True)
@@ -249,10 +260,11 @@ class Mesh(_Strict):
 class Reduce(_Strict):
     """How gradients are combined."""
 
-    strategy: Literal["psum", "ring", "hierarchical", "torus", "parameter_server", "auto"] = "torus"
+    strategy: OwnName = "torus"
     """psum: XLA chooses; ring: exchanges with the next device; hierarchical: all-reduce horizontally, then vertically; torus:
     reduce-scatter horizontally, all-reduce vertically, all-gather horizontally; parameter_server: to one device and back;
-    auto: the fastest of them for this model on this mesh, measured at the start"""
+    auto: the fastest of them for this model on this mesh, measured at the start; or a name that `jaxdp.register_strategy` was
+    given"""
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """in which gradients travel"""
     bucket_bytes: Count | None = None

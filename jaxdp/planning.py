@@ -243,7 +243,7 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
     table.add_row("run", f"{config.name}, seed {config.seed}, {config.epochs:g} epochs, {plan.total_steps} steps")
     table.add_row(
         "model",
-        f"ResNet-{config.model.depth}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
+        f"{config.model.title}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
         f"{model_summary['macs']:,} multiply-adds an image",
     )
     size = config.data.image_size

@@ -47,7 +47,7 @@ def load_config(path_or_name: str, overrides=()) -> Config:
     path = find_config(str(path_or_name))
     try:
         if path.suffix == ".json":
-            config = from_json(path.read_text())
+            config = validate(from_json(path.read_text()))
         else:
             config = validate(_run_recipe(path))
         if overrides:

@@ -7,6 +7,7 @@ import json
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.config import HARMLESS, IN_MEMORY, Config, ConfigError, Data
+from jaxdp.registry import check_names
 
 # Fields that mean something only where another field has one of these values; elsewhere they must keep their defaults.
 USED_ONLY_WITH = (
@@ -27,6 +28,7 @@ USED_ONLY_WITH = (
     ("guard.non_finite", ("skip",), "guard", "skip_at_most"),
     ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
     ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
+    ("model.name", ("resnet",), "finetune", "weights digest frozen_stages head_multiplier"),
 )
 
 
@@ -54,9 +56,11 @@ def validate(config: Config) -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"config: {config!r} is not allowed; give a jaxdp.Config")
     try:
-        return from_json(to_json(config))
+        config = from_json(to_json(config))
     except TypeError as error:
         raise ConfigError(f"config: {error}; fields hold numbers, strings, booleans, tuples and None") from None
+    check_names(config)
+    return config
 
 
 def _describe(error: ValidationError) -> str:

@@ -11,7 +11,9 @@ from jaxdp.cli import COMMANDS
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Each may import those before it, never those after.
 LAYERS = [
-    {"commands", "config", "errors", "parallel.alone", "parallel.memory", "parallel.stragglers"},
+    {"errors"},
+    {"commands", "config", "parallel.alone", "parallel.memory", "parallel.stragglers"},
+    {"registry"},
     {"flags", "validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
@@ -29,9 +31,9 @@ LAYERS = [
     },
     {"data.decode"},
     {"data.folder", "data.prepared", "data.loader"},
-    {"models.resnet", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
+    {"models.resnet", "models.own", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
     | {"training.metrics", "training.console"},
-    {"training.workdir", "training.result"},
+    {"training.workdir", "training.result", "training.notebook"},
     {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"}
     | {"models.torch_weights"},
     {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"}
@@ -40,7 +42,7 @@ LAYERS = [
     | {"training.finetuning", "bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
-    {"training.loop", "training.restored", "report.reached", "aot"},
+    {"training.loop", "training.restored", "training.first_gradient", "report.reached", "aot"},
     {"report.history"},
     {"report.curves"},
     {"report.classes"},

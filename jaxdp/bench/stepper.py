@@ -45,7 +45,7 @@ def check_strategy(config: Config, devices: int, given: str) -> None:
 def described(config: Config) -> str:
     """The model and its images, for people."""
     size = config.data.image_size
-    return f"ResNet-{config.model.depth}, width {config.model.width}, {size}x{size}, {config.model.dtype}"
+    return f"{config.model.title}, width {config.model.width}, {size}x{size}, {config.model.dtype}"
 
 
 def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from jaxdp.data.decode import ImageError, Scratch, decode
+from jaxdp.errors import OneLine
 
 LEFT_OUT = -1  # label of an image that cannot be used and does not count
 
 
-class DataError(RuntimeError):
+class DataError(OneLine, RuntimeError):
     """An image that cannot be used, in a run that stops at such: one line with its name, the reason and what to do."""
 
 

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.config import Model as ModelConfig
+from jaxdp.models.own import OwnModel, build
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import more_than_one_dimension
 from jaxdp.parallel.mesh import AXES
+from jaxdp.registry import RESNET
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,7 @@ class Model:
 
     def init(self, key, image_shape):
         variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
-        leaves, structure = jax.tree.flatten(variables["params"])
-        weights = [place for place, leaf in enumerate(leaves) if leaf.ndim > 1]
-        unit = jax.random.normal(key, (sum(leaves[place].size for place in weights),))
-        for place in weights:
-            spread = leaves[place]
-            leaves[place] = spread * unit[: spread.size].reshape(spread.shape)
-            unit = unit[spread.size :]
-        return jax.tree.unflatten(structure, leaves), variables["batch_stats"]
+        return drawn(key, variables["params"]), variables["batch_stats"]
 
     def apply(self, params, batch_stats, images, train: bool):
         variables = {"params": params, "batch_stats": batch_stats}
@@ -67,8 +62,26 @@ class Model:
         return y, changed.get("moments", {})
 
 
-def create(config: ModelConfig, platform: str | None = None) -> Model:
-    """The model of a config. platform: for `convolution = "auto"`; None asks JAX for its default backend."""
+def drawn(key, spreads):
+    """Random initial parameters: normal draws in place of the leaves of two and more dimensions of `spreads`, which are their
+    standard deviations; leaves of fewer dimensions (biases, scales) as they are."""
+    leaves, structure = jax.tree.flatten(spreads)
+    weights = [place for place, leaf in enumerate(leaves) if leaf.ndim > 1]
+    unit = jax.random.normal(key, (sum(leaves[place].size for place in weights),))
+    for place in weights:
+        spread = leaves[place]
+        leaves[place] = spread * unit[: spread.size].reshape(spread.shape)
+        unit = unit[spread.size :]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def create(config: ModelConfig, platform: str | None = None) -> Model | OwnModel:
+    """The model of a config. platform: for `convolution = "auto"`; None asks JAX for its default backend.
+
+    Raises ConfigError for a model that is neither jaxdp's nor registered in this process.
+    """
+    if config.name != RESNET:
+        return build(config)
     form = config.convolution
     if form == "auto":
         form = "product" if (platform or jax.default_backend()) == "cpu" else "direct"

@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxdp.parallel.buckets import pack
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, unfit
+from jaxdp.registry import own_strategies
 
 SERVER = 0
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
@@ -132,9 +133,9 @@ def total(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYT
     """The sum of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
 
     tree: floating-point arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of
-    `STRATEGIES`, or a function like its values; give `shard_map` check_vma=proves_replication(strategy). wire_dtype: the dtype
-    in which they travel and are added, of `WIRE_DTYPES`; None keeps each leaf's. bucket_bytes: see `buckets.pack`. Returned
-    leaves have the dtype they came with.
+    `STRATEGIES`, a name given to `jaxdp.register_strategy`, or a function like a stage of either; give `shard_map`
+    check_vma=proves_replication(strategy). wire_dtype: the dtype in which they travel and are added, of `WIRE_DTYPES`; None
+    keeps each leaf's. bucket_bytes: see `buckets.pack`. Returned leaves have the dtype they came with.
     Raises ValueError for an unknown strategy or dtype, a strategy that cannot run on so many devices, leaves of integers.
     """
     messages = packed(tree, strategy, wire_dtype, bucket_bytes)
@@ -178,7 +179,7 @@ def packed(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BY
     """The messages of which a tree consists; the arguments and errors are those of `total`."""
     _check(tree, strategy, wire_dtype, bucket_bytes)
     leaves = jax.tree.leaves(tree)
-    stages = (strategy,) if callable(strategy) else STRATEGIES[strategy]
+    stages = (strategy,) if callable(strategy) else (STRATEGIES | own_strategies)[strategy]
     return [Message(leaves, places, stages, wire_dtype) for places in buckets(leaves, bucket_bytes, wire_dtype)]
 
 
@@ -190,8 +191,9 @@ def unpacked(tree, messages: list[Message]):
 
 def _check(tree, strategy, wire_dtype, bucket_bytes) -> None:
     """Raise ValueError, naming the argument, for what cannot be reduced so."""
-    if not callable(strategy) and strategy not in STRATEGIES:
-        raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(STRATEGIES)}")
+    known = (*STRATEGIES, *own_strategies)
+    if not callable(strategy) and strategy not in known:
+        raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(known)}")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
     if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_DTYPES:

@@ -17,8 +17,19 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
+def of_step(record: dict) -> str:
+    """A step's record in words."""
+    text = (
+        f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
+        f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
+    )
+    return text + (f"  skipped {record['skipped_steps']}" if record.get("skipped_steps") else "")
+
+
 class Quiet:
-    """Shows nothing: the twin of `Screen` for tests and programs."""
+    """Shows nothing: the twin of `Screen` for tests and programs. again: how a person goes on with a run that was stopped."""
+
+    again = "the same command"
 
     def say(self, text):
         pass
@@ -41,9 +52,14 @@ class Quiet:
     def end(self):
         pass
 
+    def picture(self, path):
+        pass
+
 
 class Screen:
     """A run on stdout, or on another stream."""
+
+    again = "the same command"
 
     def __init__(self, stream=None):
         stream = stream or sys.stdout
@@ -96,20 +112,17 @@ class Screen:
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])
-        text = (
-            f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
-            f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
-        )
-        if record.get("skipped_steps"):
-            text += f"  skipped {record['skipped_steps']}"
+        text = of_step(record)
         if self.live:
             self.progress.update(self.task, completed=record["step"], description=text)
         elif now - self.last_line >= PLAIN_SECONDS:
             self.last_line = now
-            then, first = self.first_step
-            left = (self.total_steps - record["step"]) * (now - then) / max(1, record["step"] - first)
-            eta = f"  eta {clock(left)}" if record["step"] > first else ""
-            self.say(f"step {record['step']}/{self.total_steps}  {text}{eta}")
+            self.say(f"step {record['step']}/{self.total_steps}  {text}{self._eta(record, now)}")
+
+    def _eta(self, record, now) -> str:
+        then, first = self.first_step
+        left = (self.total_steps - record["step"]) * (now - then) / max(1, record["step"] - first)
+        return f"  eta {clock(left)}" if record["step"] > first else ""
 
     def evaluated(self, record):
         self.say(
@@ -123,3 +136,6 @@ class Screen:
             self.progress.update(self.task, description="")
             self.progress.stop()
             self.progress = None
+
+    def picture(self, path):
+        """A picture that the run has drawn; nothing is shown where only text can be."""

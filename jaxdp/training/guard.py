@@ -5,11 +5,11 @@ import re
 from collections import deque
 
 from jaxdp.config import Config, LossScale
-from jaxdp.errors import first_line
+from jaxdp.errors import OneLine, first_line
 from jaxdp.planning import PlannedPhase
 
 
-class TrainingError(RuntimeError):
+class TrainingError(OneLine, RuntimeError):
     """The run cannot go on: one line with what happened, where, and what to do."""
 
 

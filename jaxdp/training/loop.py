@@ -56,7 +56,7 @@ class Run:
         folder = workdir / directories.CHECKPOINTS
         self.checkpoints = checkpoint.Checkpoints(folder, self.config.checkpoint, screen.say, team)
         minutes = self.config.guard.step_minutes
-        self.watchdog = Watchdog(minutes and 60 * minutes, "the same command goes on from the last checkpoint")
+        self.watchdog = Watchdog(minutes and 60 * minutes, f"{screen.again} goes on from the last checkpoint")
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
         self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
@@ -130,7 +130,7 @@ class Run:
             self._cut_log(self.workdir)
             return
         self.state, sealed = found
-        self.team.advice = f"the same command goes on from {sealed.path}"
+        self.team.advice = f"{self.screen.again} goes on from {sealed.path}"
         self.progress = Progress(**sealed.told["progress"])
         self.progress.sessions += 1
         if own:
@@ -190,7 +190,7 @@ class Run:
         if not self._save_here():
             good = seal.newest_good(self.checkpoints.folder)
             goes_on = f"goes on from {good.path}" if good else "begins again"
-            return Stopped(f"stopped by {signal} before the first step; the same command {goes_on}")
+            return Stopped(f"stopped by {signal} before the first step; {self.screen.again} {goes_on}")
         return Stopped(
             f"stopped by {signal} after step {progress.steps} (epoch {progress.samples / self.plan.examples:.2f}); "
             f"{self._good_checkpoint()}"
@@ -208,12 +208,13 @@ class Run:
         self.checkpoints.check()
         return True
 
-    def _good_checkpoint(self, advice="the same command goes on from it") -> str:
+    def _good_checkpoint(self, advice: str | None = None) -> str:
         """What a person is to know of the newest checkpoint, for an error or at the end of a session."""
         self.checkpoints.wait()
         good = seal.newest_good(self.checkpoints.folder)
         if good is None:
             return "there is no checkpoint yet"
+        advice = advice or f"{self.screen.again} goes on from it"
         accuracy = "" if good.accuracy is None else f", accuracy {100 * good.accuracy:.2f} %"
         epoch = good.samples / self.plan.examples
         return f"the last good checkpoint is {good.path} (epoch {epoch:.2f}{accuracy}); {advice.format(good.path)}"

@@ -14,6 +14,7 @@ from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.registry import RESNET
 from jaxdp.training import checkpoint, seal
 from jaxdp.training.evaluation import Confusion, make_evaluation_step
 from jaxdp.training.evaluation import evaluate as evaluate_on
@@ -136,6 +137,8 @@ def export(workdir, output, which: str = "newest", form: str = "jaxdp", overwrit
         raise ConfigError(f"--format: {form!r} is not allowed; give {', '.join(FORMATS)}")
     output = weights.check_output(output, overwrite)
     state, config, sealed = restored(workdir, which)
+    if form != "jaxdp" and config.model.name != RESNET:
+        raise ConfigError(f"--format: {form!r} is not allowed; the run's model is {config.model.name!r}; give jaxdp")
     tensors, remarks = weights.named(*jax.device_get(state.evaluated)), []
     told = {"config": json.dumps(dataclasses.asdict(config)), "model": weights.described(config.model)}
     told |= {"samples": str(sealed.samples), "epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}

@@ -111,3 +111,5 @@ def show_result(screen, result: TrainResult) -> None:
         if (Path(result.workdir) / name).exists()
     ]
     screen.say(f"results in {result.workdir}: {', '.join(files)}")
+    if "training.png" in files:
+        screen.picture(Path(result.workdir) / "training.png")

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,12 +15,13 @@ from jaxdp.parallel.cluster import alone_in_a_larger_job
 from jaxdp.planning import summary_table
 from jaxdp.training import agreement, finetuning, seal
 from jaxdp.training import workdir as directories
-from jaxdp.training.console import Quiet
+from jaxdp.training.console import Quiet, Screen
 from jaxdp.training.guard import TrainingError
 from jaxdp.training.loop import Run
+from jaxdp.training.notebook import screen_here
 from jaxdp.training.prepared import Prepared
 from jaxdp.training.result import TrainResult, read_result, show_result
-from jaxdp.training.stop import Signals, StopAsked, Stopped
+from jaxdp.training.stop import Signals, StopAsked, Stopped, StoppedAtOnce
 from jaxdp.validation import changes, from_dict, validate
 
 
@@ -27,7 +29,7 @@ def train(
     config: Config,
     workdir=None,
     resume="auto",
-    screen=None,
+    screen: Screen | Quiet | bool | None = None,
     started=None,
     datasets=None,
     accept_changes=False,
@@ -38,6 +40,7 @@ def train(
 
     A finished run there is returned as it is. resume: "auto"; "never" for a new directory beside one that holds a run; or the
     path of another run's directory or checkpoint to go on from. accept_changes: of a config that is not the run's own.
+    screen: where the run is shown; None: inline in a notebook, nowhere in a program; False: nowhere.
     started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
     with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label), in place of the config's source. signals:
     entered already, where the command line has done so. cluster: whose variables tell of the other processes of the run: auto,
@@ -48,32 +51,34 @@ def train(
     exits.
     """
     started = time.monotonic() if started is None else started
-    screen = screen or Quiet()
+    screen = screen_here() if screen is None else screen or Quiet()
     if datasets is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config = validate(config)
     path = Path("runs") / config.name if workdir is None else Path(workdir)
     if workdir == "":
         raise ConfigError("--workdir: '' is not allowed; give a directory")
-    with nullcontext(signals) if signals else Signals(leave=_interrupt) as signals:
+    with nullcontext(signals) if signals else Signals(leave=partial(_interrupt, screen.again)) as signals:
         signals.team = team = distributed.join(cluster, config.guard, signals.look_alone)
         if team.failed:
             raise TrainingError(
                 "the processes of this run have failed before, and cannot train together any more; start them anew"
             )
-        team.before_exit, team.look, team.advice = screen.end, signals.look_waiting, "the same command begins again"
+        team.before_exit, team.look, team.advice = screen.end, signals.look_waiting, f"{screen.again} begins again"
         try:
             return _train(config, path, resume, screen if team.first else Quiet(), started, datasets, accept_changes, signals)
         except Stopped:
             raise
         except StopAsked:
             told = f"stopped by {signals.asked} before the first step"
-            raise Stopped(f"{told}; the same command goes on from the last checkpoint, if there is one") from None
+            raise Stopped(f"{told}; {screen.again} goes on from the last checkpoint, if there is one") from None
         except BaseException as error:
             broken = isinstance(error, jax.errors.JaxRuntimeError)
             reason = first_line(error) + (distributed.of_gloo(error) if broken else "")
             team.fail(reason, EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE, broken)
             raise
+        finally:
+            screen.end()
 
 
 def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
@@ -126,8 +131,8 @@ def _remarks(prepared: Prepared, team) -> list[str]:
     return remarks
 
 
-def _interrupt():
-    raise KeyboardInterrupt
+def _interrupt(again: str):
+    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint")
 
 
 def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> seal.Sealed:

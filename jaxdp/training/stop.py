@@ -6,6 +6,7 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
+from jaxdp.errors import OneLine
 from jaxdp.parallel.alone import Alone
 
 POLL_SECONDS = 0.1
@@ -15,8 +16,12 @@ class StopAsked(Exception):
     """Raised where a run looks whether it was asked to stop; the loop saves, and raises `Stopped`."""
 
 
-class Stopped(Exception):
+class Stopped(OneLine, Exception):
     """The run was asked to stop and can be continued: one line with where it is and how to go on."""
+
+
+class StoppedAtOnce(OneLine, KeyboardInterrupt):
+    """A second signal came while the run was being saved for the first one."""
 
 
 class Signals:

@@ -1,0 +1,153 @@
+"""Models and all-reduce strategies of one's own."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp import models, registry
+from jaxdp.config import Config, ConfigError, Model, Phase, Reduce
+from jaxdp.parallel.allreduce import along_columns, along_rows
+from jaxdp.training.restored import evaluate, export, listed, restored
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered():
+    yield
+    registry.own_models.clear()
+    registry.own_strategies.clear()
+
+
+class Linear:
+    """Softmax regression, its inputs normalised over the batch if asked for."""
+
+    def __init__(self, config, normalised=False, logits=None):
+        self.classes, self.normalised, self.logits = logits or config.classes, normalised, logits
+
+    def init(self, key, image_shape):
+        spreads = {"kernel": np.full((np.prod(image_shape), self.classes), 0.01), "bias": np.zeros(self.classes)}
+        zeros = np.zeros(image_shape[-1])
+        return models.drawn(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalised else {}
+
+    def apply(self, params, batch_stats, images, train):
+        moments = {}
+        if self.normalised:
+            mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
+            moments = {"norm": {"mean": mean, "square": square}}
+            used = {"mean": mean, "var": square - mean**2} if train else batch_stats["norm"]
+            images = (images - used["mean"]) / (used["var"] + 1e-5) ** 0.5
+        return images.reshape(len(images), -1) @ params["kernel"] + params["bias"], moments
+
+
+def both_ways(vector):
+    """Half of the vector rows first, half of it columns first."""
+    half = vector.size // 2
+    one, other = along_columns(along_rows(vector[:half])), along_rows(along_columns(vector[half:]))
+    return vector.at[:half].set(one).at[half:].set(other)
+
+
+def with_model(config: Config, name="linear") -> Config:
+    return dataclasses.replace(config, model=Model(name=name, classes=6))
+
+
+def with_strategy(config: Config, name: str, **changes) -> Config:
+    """With the quickest model to compile, registered here."""
+    jaxdp.register_model("linear", Linear)
+    return dataclasses.replace(with_model(config), reduce=Reduce(strategy=name), **changes)
+
+
+@pytest.mark.parametrize("name", ["mine", "Ring", "no-such"])
+def test_a_name_that_nobody_registered_is_refused(tiny, tmp_path, name):
+    wrong = {"model.name": with_model(tiny, name), "reduce.strategy": with_strategy(tiny, name)}
+    for field, config in wrong.items():
+        with pytest.raises(ConfigError, match=rf"{field.replace('.', '[.]')}: '{name}' is not allowed"):
+            jaxdp.train(config, tmp_path)
+    with pytest.raises(ConfigError, match=r"reduce\.strategy: 'torsu' is not allowed; give psum, ring, hierarchical, torus"):
+        jaxdp.load_config("digits", ["--reduce.strategy", "torsu"])
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: jaxdp.register_strategy("torus", both_ways), "name: 'torus' is not allowed; it is jaxdp's own"),
+        (lambda: jaxdp.register_strategy("mine"), "'mine' is not allowed without stages"),
+        (lambda: jaxdp.register_strategy("mine", "psum"), "mine: 'psum' is not allowed; give a function"),
+        (lambda: jaxdp.register_strategy("My ring", both_ways), "name: 'My ring' is not allowed; give lower-case letters"),
+        (lambda: jaxdp.register_model("resnet", Linear), "name: 'resnet' is not allowed; it is jaxdp's own"),
+        (lambda: jaxdp.register_model("linear", None), "linear: None is not allowed; give a function"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused_in_one_line(call, told):
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_own_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
+    jaxdp.register_strategy("both_ways", both_ways)
+    batch = (Phase(global_batch=8, per_worker_batch=2),)
+    found = {name: jaxdp.first_gradient(with_strategy(tiny, name, batch=batch)) for name in ("psum", "both_ways")}
+    one = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
+    found["one device"] = jaxdp.first_gradient(with_strategy(tiny, "psum", batch=batch, mesh=one))
+    expected, structure = jax.tree.flatten(found["psum"])
+    assert sum(np.abs(leaf).sum() for leaf in expected) > 0
+    for tree in found.values():
+        assert jax.tree.structure(tree) == structure
+        for leaf, other in zip(jax.tree.leaves(tree), expected, strict=True):
+            np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(other).max()))
+
+
+def test_a_wrong_strategy_does_not_pass_for_psum(tiny):
+    jaxdp.register_strategy("rows_only", along_rows)
+    right, wrong = (jaxdp.first_gradient(with_strategy(tiny, name)) for name in ("psum", "rows_only"))
+    leaves = zip(jax.tree.leaves(right), jax.tree.leaves(wrong), strict=True)
+    assert any(np.abs(a - b).max() > 0.1 * np.abs(a).max() for a, b in leaves)
+
+
+def test_a_run_with_an_own_model_is_gone_on_with_once_the_model_is_registered(tiny, tmp_path):
+    config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
+    jaxdp.register_model("linear", Linear)
+    assert jaxdp.train(config, tmp_path).steps == jaxdp.plan(config).total_steps
+    assert evaluate(None, tmp_path)["eval_examples"] == 23
+    registry.own_models.clear()
+    longer = dataclasses.replace(config, epochs=3.0)
+    assert [row["damage"] for row in listed(tmp_path)] == [None] * len(listed(tmp_path))  # needs no model
+    for call in (
+        lambda: jaxdp.train(longer, tmp_path, accept_changes=True),
+        lambda: evaluate(None, tmp_path),
+        lambda: export(tmp_path, tmp_path / "net.safetensors"),
+    ):
+        with pytest.raises(ConfigError, match=r"known in this process first: jaxdp.register_model\('linear', ...\)"):
+            call()
+    jaxdp.register_model("linear", Linear)
+    assert jaxdp.train(longer, tmp_path, accept_changes=True).epochs >= 3
+
+
+def test_an_own_model_may_normalise_over_the_batch(tiny, tmp_path):
+    """Its moving averages are those of the batches: with a decay of 0 those of the last one."""
+    jaxdp.register_model("linear", lambda config: Linear(config, normalised=True))
+    config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_momentum=0.0))
+    jaxdp.train(config, tmp_path)
+    state, *_ = restored(tmp_path)
+    statistics = jax.device_get(state.batch_stats["norm"])
+    assert statistics["mean"].shape == (3,)
+    assert np.all(np.abs(statistics["mean"]) < 1.5)
+    assert np.all((statistics["var"] > 0.2) & (statistics["var"] < 1.5))
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda config: Linear(config, logits=3), r"its logits have the shape \(1, 3\) for 1 images; give \[B, classes\]"),
+        (lambda config: object(), "what its function gives has no method init"),
+    ],
+)
+def test_an_own_model_that_does_not_fit_is_refused_before_the_run(tiny, tmp_path, build, told):
+    jaxdp.register_model("linear", build)
+    with pytest.raises(ConfigError, match=told):
+        jaxdp.train(with_model(tiny), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
