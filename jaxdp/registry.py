@@ -57,8 +57,8 @@ def _unknown(field: str, value: str, known, function: str) -> ConfigError:
     near = difflib.get_close_matches(value, known, 1)
     meant = f"did you mean {near[0]}? " if near else ""
     return ConfigError(
-        f"{field}: {value!r} is not allowed; {meant}give {', '.join(known)}, or make one of your own known in this process first: "
-        f"jaxdp.{function}({value!r}, ...), in Python or in the recipe's file"
+        f"{field}: {value!r} is not allowed; {meant}give {', '.join(known)}, or make one of your own known in this "
+        f"process first: jaxdp.{function}({value!r}, ...), in Python or in the recipe's file"
     )
 
 

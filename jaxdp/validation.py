@@ -6,7 +6,7 @@ import json
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.config import HARMLESS, IN_MEMORY, Config, ConfigError, Data
+from jaxdp.config import HARMLESS, IN_MEMORY, Config, ConfigError, Data, Finetune
 from jaxdp.registry import check_names
 
 # Fields that mean something only where another field has one of these values; elsewhere they must keep their defaults.
@@ -28,7 +28,6 @@ USED_ONLY_WITH = (
     ("guard.non_finite", ("skip",), "guard", "skip_at_most"),
     ("data.mix", ("mixup", "cutmix"), "data", "mix_alpha"),
     ("data.source", ("synthetic",), "data", "train_examples eval_examples"),
-    ("model.name", ("resnet",), "finetune", "weights digest frozen_stages head_multiplier"),
 )
 
 
@@ -160,6 +159,10 @@ def _check_relations(config: Config) -> None:
 def _check_finetune(config: Config) -> None:
     """What means something only where a run begins from a file of weights."""
     own = config.finetune
+    if config.model.name != "resnet" and own != Finetune():
+        raise ConfigError(
+            f"finetune: {own} is not allowed with model.name {config.model.name!r}; it knows resnet; leave it out"
+        )
     if own.weights is not None:
         return
     if own.frozen_stages:

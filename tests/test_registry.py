@@ -64,7 +64,9 @@ def test_a_name_that_nobody_registered_is_refused(tiny, tmp_path, name):
     for field, config in wrong.items():
         with pytest.raises(ConfigError, match=rf"{field.replace('.', '[.]')}: '{name}' is not allowed"):
             jaxdp.train(config, tmp_path)
-    with pytest.raises(ConfigError, match=r"reduce\.strategy: 'torsu' is not allowed; give psum, ring, hierarchical, torus"):
+    with pytest.raises(
+        ConfigError, match=r"reduce\.strategy: 'torsu' .*; did you mean torus\? give psum, ring, hierarchical, torus"
+    ):
         jaxdp.load_config("digits", ["--reduce.strategy", "torsu"])
 
 
