@@ -16,7 +16,7 @@ from test_resume import Cut, CutAt, told
 from test_step import BATCH, PIXELS, a_batch, assert_close, config_for, distributed, parameters
 
 from jaxdp import ConfigError, models, train
-from jaxdp.config import Data, Finetune, Optimizer, Phase
+from jaxdp.config import Data, Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalise
 from jaxdp.losses import cross_entropy
 from jaxdp.models.torch_weights import torch_layout as laid_out
@@ -47,7 +47,8 @@ def short(config):
     """One phase of two epochs with everything that keeps something between steps."""
     optimizer = Optimizer(name="sgd", momentum=0.9, average_decay=0.5)
     schedule = dataclasses.replace(config.schedule, learning_rate=0.1, warmup_epochs=0.5)
-    return dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+    config = dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+    return dataclasses.replace(config, mesh=Mesh(cpu_devices=2))
 
 
 class Told(Quiet):
