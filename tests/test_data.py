@@ -46,6 +46,7 @@ def digits(**options):
 
 def test_digits_are_split_into_1437_and_360_with_every_class_in_its_share():
     data = digits()
+    assert data.classes == tuple("0123456789")
     assert (len(data.train), len(data.evaluation)) == (1437, 360)
     assert data.train.images.shape[1:] == (32, 32, 3)
     assert data.train.images.dtype == np.uint8

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch_layout
 from jax import lax
+from PIL import Image
 from safetensors.numpy import save_file
 from test_overlap import is_convolution, walk
 from test_resume import Cut, CutAt, told
 from test_step import BATCH, PIXELS, a_batch, assert_close, config_for, distributed, parameters
 
 from jaxdp import ConfigError, models, train
-from jaxdp.config import Finetune, Optimizer, Phase
+from jaxdp.config import Data, Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalise
 from jaxdp.losses import cross_entropy
 from jaxdp.models.torch_weights import torch_layout as laid_out
@@ -43,10 +44,11 @@ def finetuned(config, **changes):
 
 
 def short(config):
-    """One phase of six steps with everything that keeps something between steps."""
+    """One phase of two epochs with everything that keeps something between steps."""
     optimizer = Optimizer(name="sgd", momentum=0.9, average_decay=0.5)
     schedule = dataclasses.replace(config.schedule, learning_rate=0.1, warmup_epochs=0.5)
-    return dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+    config = dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+    return dataclasses.replace(config, mesh=Mesh(cpu_devices=2))
 
 
 class Told(Quiet):
@@ -85,15 +87,30 @@ def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatc
     assert ("a new classifier for 6 classes" in line) == (classes != 6)
 
 
+def on_a_folder(config, root):
+    """The config with 32 images of six classes to train on, and 12 to evaluate on."""
+    draw = np.random.default_rng(0)
+    for split, counts in (("train", (6, 6, 5, 5, 5, 5)), ("val", (2,) * 6)):
+        for label, count in enumerate(counts):
+            folder = root / split / f"class {label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 160, (20, 24, 3)) + 15 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return dataclasses.replace(config, data=Data(source="folder", directory=str(root), image_size=16))
+
+
 def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by_bit(tiny, tmp_path):
     file, held = a_file(tmp_path / "w.safetensors", classes=9)
-    config = finetuned(short(tiny), weights=file, frozen_stages=2, head_multiplier=3.0)
+    config = on_a_folder(short(tiny), tmp_path / "images")
+    config = finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0)
     train(config, tmp_path / "whole")
     with pytest.raises(Cut):
-        train(config, tmp_path / "cut", screen=CutAt(step=5))
+        train(config, tmp_path / "cut", screen=CutAt(step=3))
     train(config, tmp_path / "cut")
     assert told(tmp_path / "cut") == told(tmp_path / "whole")
 
+    assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == [f"class {label}" for label in range(6)]
     kept = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]
     assert (kept["weights"], len(kept["digest"])) == (file, 16)
     state = restored(tmp_path / "whole")[0]

@@ -1,23 +1,18 @@
 """Weights in and out of torchvision's names: the same logits, against a network written from that layout alone."""
 
-import dataclasses
 import json
-from functools import partial
 
 import jax
 import numpy as np
 import pytest
+import saved_run
 import torch_layout
 from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, cli, models
 from jaxdp.models import resnet, weights
 from jaxdp.models.torch_weights import to_torch
-from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training import checkpoint
 from jaxdp.training.restored import export, restored
-from jaxdp.training.state import create_state, replicated
-from jaxdp.validation import to_json
 
 SIZES = {"width": 4, "classes": 6}
 BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
@@ -60,30 +55,16 @@ def test_imported_weights_give_the_logits_of_torchvisions_layout(tmp_path, netwo
     np.testing.assert_allclose(our_logits(read, images), expected, rtol=0, atol=1e-4)
 
 
-def a_checkpoint(config, workdir, held: weights.Weights):
-    """What a run leaves that ended with these weights after 15 steps."""
-    mesh = make_mesh(1, 1)
-    state = create_state(config, models.create(config.model), mesh)
-    place = partial(jax.device_put, device=replicated(mesh))
-    state = state._replace(params=place(held.params), batch_stats=place(held.batch_stats))
-    workdir.mkdir()
-    (workdir / "config.json").write_text(to_json(config))
-    kept = checkpoint.Checkpoints(workdir / "checkpoints", config.checkpoint, print)
-    kept.save(state, 160, {"config": dataclasses.asdict(config), "epoch": 3.2, "accuracy": 0.5, "progress": {"steps": 15}})
-    kept.wait()
-    kept.check()
-    kept.close()
-
-
 def test_an_export_in_torchvisions_names_gives_the_runs_logits_and_comes_back_bit_by_bit(tiny, tmp_path, capsys):
     random = written(tmp_path / "w.safetensors", torch_layout.random_tensors(1, *BASIC, **SIZES, stem=3))
-    a_checkpoint(tiny, tmp_path / "run", weights.read(random))
+    held = weights.read(random)
+    saved_run.save(tiny, tmp_path / "run", held.params, held.batch_stats)
     file = tmp_path / "out" / "w.safetensors"
     told = export(tmp_path / "run", file, form="torchvision")
     assert (told["format"], len(told["remarks"])) == ("torchvision", 1)
     held = load_file(file)
     steps = {name: held.pop(name) for name in list(held) if name.endswith("num_batches_tracked")}
-    assert {int(value) for value in steps.values()} == {15}
+    assert {int(value) for value in steps.values()} == {saved_run.STEPS}
     assert {name: value.shape for name, value in held.items()} == torch_layout.tensors(*BASIC, **SIZES, stem=3)
     params, batch_stats = restored(tmp_path / "run")[0].evaluated
     images = some_images(size=16)

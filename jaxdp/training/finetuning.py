@@ -51,7 +51,7 @@ def begun_from(config: Config, weights: Weights, state: TrainState, mesh) -> Tra
 def in_words(config: Config, weights: Weights) -> str:
     """What a run begins from, in one line."""
     if keeps_head(config, weights):
-        head = "the classifier too"
+        head = "with its classifier"
     else:
-        head = f"but a new classifier for {config.model.classes} classes"
+        head = f"with a new classifier for {config.model.classes} classes"
     return f"begins from {weights.path} ({weights.in_words}), {head}"

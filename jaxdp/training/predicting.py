@@ -37,8 +37,9 @@ def predict(workdir, images, checkpoint="newest", top: int | None = None) -> Pre
     run's evaluation does. checkpoint: newest, best, or its samples. top: None for 5, or all classes where there are fewer.
     Raises ConfigError for a run or checkpoint that is not there, and for images or a `top` that cannot be.
     """
-    if isinstance(images, np.ndarray) and images.ndim != 4:
-        raise ConfigError(f"images: shape {images.shape} is not allowed; give uint8 [N, H, W, 3], or a list of [H, W, 3]")
+    if isinstance(images, np.ndarray) and (images.ndim != 4 or images.dtype != np.uint8):
+        what = f"{images.dtype} of shape {images.shape}"
+        raise ConfigError(f"images: {what} is not allowed; give uint8 [N, H, W, 3], or a list of [H, W, 3]")
     told, bad, _ = predict_from(workdir, _Given(list(images)), checkpoint, top)
     if bad:
         name, reason = next(iter(bad.items()))
