@@ -23,6 +23,7 @@ LAYERS = [
         "data.groups",
         "data.augment",
         "training.picture",
+        "training.tensorboard",
         "training.loss_scale",
         "training.watchdog",
         "training.digest",
@@ -35,6 +36,7 @@ LAYERS = [
     {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"},
     {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
+    | {"training.profile"}
     | {"bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},

@@ -80,6 +80,11 @@ class Datasets(NamedTuple):
             text for part in (self.train, self.evaluation) for text in getattr(getattr(part, "source", None), "remarks", [])
         ]
 
+    @property
+    def class_names(self) -> list[str]:
+        """Of the classes, as far as the source has names for them."""
+        return getattr(self.evaluation, "class_names", [])
+
     def add_bad_images(self, found: dict[str, str]) -> None:
         """Take over what a session before this one has found."""
         getattr(self.train, "bad", {}).update(found)

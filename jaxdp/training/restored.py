@@ -104,7 +104,7 @@ def confusion(config: Config | None, workdir, which: str = "newest", datasets=No
     config = run_config(workdir) if config is None else config
     counts = Confusion(config.model.classes)
     told, data = _evaluated(config, workdir, which, datasets, counts)
-    names = getattr(data.evaluation, "class_names", None) or []
+    names = data.class_names
     return told, counts.counts, [*names, *map(str, range(len(names), config.model.classes))]
 
 
