@@ -338,6 +338,8 @@ class Logging(_Strict):
     """steps between lines in metrics.jsonl"""
     tensorboard: bool = True
     """write TensorBoard events"""
+    profile: str | None = None
+    """FIRST,COUNT: trace so many steps from that one on (the run's first step is 1) into the directory `profile`"""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import re
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -81,6 +82,7 @@ def _describe(error: ValidationError) -> str:
 def _check_relations(config: Config) -> None:
     """What no single field can know."""
     _check_used(config)
+    profiled_steps(config.logging.profile)
     if not config.batch:
         raise ConfigError("batch: () is not allowed; give at least one phase")
     before = 0.0
@@ -172,6 +174,19 @@ def _check_finetune(config: Config) -> None:
         )
     if own.digest is not None:
         raise ConfigError(f"finetune.digest: {own.digest!r} is not allowed without finetune.weights; leave it out")
+
+
+def profiled_steps(text: str | None) -> range | None:
+    """The steps that `logging.profile` names, from 1. Raises ConfigError where it is not FIRST,COUNT."""
+    if text is None:
+        return None
+    if not (found := re.fullmatch(r"([1-9][0-9]{0,11}),([1-9][0-9]{0,11})", text)):
+        raise ConfigError(
+            f"logging.profile: {text!r} is not allowed; it must be FIRST,COUNT: the first step to trace, from 1, and how many; "
+            "give for example 10,5"
+        )
+    first, count = map(int, found.groups())
+    return range(first, first + count)
 
 
 def _check_data(data: Data) -> None:

@@ -25,6 +25,7 @@ LAYERS = [
         "data.groups",
         "data.augment",
         "training.picture",
+        "training.tensorboard",
         "training.loss_scale",
         "training.watchdog",
         "training.digest",
@@ -39,7 +40,7 @@ LAYERS = [
     {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"}
     | {"models.weights"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
-    | {"training.finetuning", "bench.allreduce", "bench.input"},
+    | {"training.finetuning", "training.profile", "bench.allreduce", "bench.input"},
     {"training.checkpoint", "training.programs", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "training.first_gradient", "report.reached", "aot"},

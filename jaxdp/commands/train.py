@@ -65,11 +65,13 @@ def _train_until_stopped(signals, arguments, program):
         """of the run, on all hosts"""
         rank: int | None = None
         """of this process, from 0"""
+        profile: str | None = None
+        """FIRST,COUNT: short for --logging.profile"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print the result as one JSON document on stdout, everything else on stderr"""
 
     chosen = parse(Train, arguments, program)
-    config = validate(chosen.run)
+    config = validate(_profiled(chosen.run, chosen.profile))
     from jaxdp.parallel import distributed
     from jaxdp.training.console import Screen
     from jaxdp.training.metrics import to_json
@@ -87,6 +89,20 @@ def _train_until_stopped(signals, arguments, program):
         sys.stdout.flush()
         team.close(last=True)
         os._exit(0)  # JAX's own good-bye waits for minutes where a process is late
+
+
+def _profiled(config, profile: str | None):
+    """The config with what --profile says."""
+    if profile is None:
+        return config
+    if config.logging.profile not in (None, profile):
+        from jaxdp.config import ConfigError
+
+        raise ConfigError(
+            f"--profile: {profile!r} is not allowed with --logging.profile {config.logging.profile!r}, which it is short for; "
+            "give one of them"
+        )
+    return dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile=profile))
 
 
 def _stdout_for_the_document():

@@ -160,7 +160,8 @@ class Message:
 
     def advance(self) -> None:
         """The next stage."""
-        self.vector = self.stages.pop(0)(self.vector)
+        with jax.named_scope("all-reduce"):
+            self.vector = self.stages.pop(0)(self.vector)
 
     def arrive(self) -> None:
         """All that is left."""

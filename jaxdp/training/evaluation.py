@@ -140,3 +140,25 @@ class Confusion:
     def __call__(self, part: dict):
         labels, weights = part["labels"], part["weights"]
         return lambda predicted: np.add.at(self.counts, (labels, predicted), weights)
+
+
+class Examples:
+    """A few of the held-out images, spread evenly over all of them, with what the network takes them for: a `look`."""
+
+    def __init__(self, total: int, most: int = 16):
+        self.wanted = np.unique(np.linspace(0, total - 1, min(most, total)).round().astype(np.int64))
+        self.found = {}
+
+    def __call__(self, part: dict):
+        rows = np.flatnonzero(np.isin(part["positions"], self.wanted) & (part["weights"] > 0))
+        positions, images, labels = (part[name][rows].copy() for name in ("positions", "images", "labels"))
+
+        def tell(predicted):
+            for place, row in enumerate(rows):
+                self.found[int(positions[place])] = images[place], labels[place], predicted[row]
+
+        return tell if len(rows) else None
+
+    def arrays(self) -> list[np.ndarray]:
+        """[images uint8 [E, H, W, 3], labels int32 [E], predicted classes int32 [E]], in the order of the images."""
+        return [np.array(column) for column in zip(*(self.found[position] for position in sorted(self.found)), strict=True)]

@@ -21,15 +21,17 @@ from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images
 from jaxdp.training import checkpoint, finetuning, guard, seal
 from jaxdp.training import workdir as directories
-from jaxdp.training.evaluation import evaluate
+from jaxdp.training.evaluation import Examples, evaluate
 from jaxdp.training.metrics import NoWriter, to_json, writers_for
 from jaxdp.training.prepared import Prepared
+from jaxdp.training.profile import NoProfile, profile_of
 from jaxdp.training.programs import Programs, mesh_of
 from jaxdp.training.remarks import Remarks
 from jaxdp.training.result import Progress, TrainResult
 from jaxdp.training.state import abstract_state, create_state, moved
 from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.training.strategy import chosen_strategies
+from jaxdp.training.tensorboard import About
 from jaxdp.training.watchdog import Watchdog
 from jaxdp.validation import changes, from_dict
 
@@ -38,11 +40,20 @@ class Run:
     """One training run, from its first step or its newest checkpoint to its result."""
 
     def __init__(
-        self, prepared: Prepared, workdir: Path, screen, started: float, signals: Signals, origin, accept_changes, weights=None
+        self,
+        prepared: Prepared,
+        workdir: Path,
+        screen,
+        started: float,
+        signals: Signals,
+        origin,
+        accept_changes,
+        weights=None,
+        writers=(),
     ):
         self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
         self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
-        self.origin, self.accept_changes, self.weights = origin, accept_changes, weights
+        self.origin, self.accept_changes, self.weights, self.own_writers = origin, accept_changes, weights, list(writers)
         self.data_facts = prepared.data_facts
         self.device_kind = prepared.devices[0].device_kind
         self.team = team = signals.team
@@ -61,6 +72,7 @@ class Run:
         self.progress = Progress()
         self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
         self.remarks = Remarks(screen.say, self.datasets.train)
+        self.profile = NoProfile()
         self.pending = deque()  # steps dispatched whose metrics have not been read
 
     def to_the_end(self) -> TrainResult:
@@ -74,7 +86,12 @@ class Run:
                 self.writers = [NoWriter()]
                 if self.team.first:
                     tensorboard, patient = self.config.logging.tensorboard, self.team.processes == 1
-                    self.writers = writers_for(self.workdir, tensorboard, self.progress.samples, patient, self.screen.say)
+                    about = About(self.config, self._meshes(), self.datasets.classes)
+                    samples = self.progress.samples
+                    self.writers = writers_for(self.workdir, tensorboard, samples, patient, self.screen.say, about)
+                    self.writers += self.own_writers
+                    self.profile = profile_of(self.config, self.workdir, self.progress.steps, self.screen.say)
+                stack.callback(self.profile.close)
                 for writer in self.writers:
                     stack.callback(self._close, writer)
                 self.screen.begin(self.progress.steps + self._steps_left(), self.progress.steps)
@@ -98,6 +115,16 @@ class Run:
                 text = to_json(dataclasses.asdict(result), indent=2)
                 directories.write_atomically(self.workdir / "result.json", text + "\n")
         return result
+
+    def _meshes(self) -> str:
+        """The mesh of every phase, as Markdown."""
+        rows = ["| phase | mesh | global batch | per-worker batch | micro-batches | all-reduce |", "|---|---|---|---|---|---|"]
+        for phase in self.plan.phases:
+            rows.append(
+                f"| {phase.index} | {phase.vertical}x{phase.horizontal} {self.device_kind} | {phase.global_batch} | "
+                f"{phase.per_worker_batch} | {phase.accumulation} | {self.programs.strategy(phase)} |"
+            )
+        return "\n".join(rows)
 
     def _begin(self) -> None:
         """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""
@@ -303,9 +330,11 @@ class Run:
             self.watchdog.busy(f"step {progress.steps + 1} of phase {phase.index}")
             self.team.at("step", progress.steps + 1)
             asked = time.monotonic()
-            self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
+            with self.profile.step(progress.steps + 1, self.state):
+                self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
             progress.samples += phase.global_batch
             progress.steps += 1
+            self.profile.taken(progress.steps, self.state)
             progress.evaluation_due = self._crossed(self.config.evaluation.every_epochs, before, self.plan.examples)
             self.pending.append((self._record(phase, before), metrics, before == phase.first_sample, asked))
             batch = self._fed(feeder)
@@ -410,6 +439,8 @@ class Run:
         began = time.perf_counter()
         self._meet("evaluation")
         position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
+        watching = [writer for writer in self.writers if getattr(writer, "wants_examples", False)]
+        examples = Examples(len(self.datasets.evaluation)) if watching else None
         progress.evaluated = position | evaluate(
             program,
             *self.state.evaluated,
@@ -418,9 +449,13 @@ class Run:
             self.programs.mesh(phase),
             self._between_evaluation_batches,
             self.signals.result,
+            examples,
         )
         self.watchdog.rest()
         self._write(progress.evaluated | self._wall())
+        if examples and examples.found:
+            for writer in watching:
+                writer.write_examples(progress.evaluated, *examples.arrays())
         self.screen.evaluated(progress.evaluated)
         progress.evaluation_due = False
         self.clock = time.perf_counter()

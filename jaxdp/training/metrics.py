@@ -9,9 +9,14 @@ import errno
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
+
+from jaxdp.config import ConfigError
+from jaxdp.errors import first_line
+from jaxdp.training.tensorboard import About, TensorBoard
 
 LOG = "metrics.jsonl"
 # Fields of a record, and of result.json, that tell how long something took: all others are the same for every run of a config
@@ -28,6 +33,9 @@ def to_json(record: dict, indent: int | None = None) -> str:
 
 
 class Writer(Protocol):
+    """Where records go. It may have a third method, `write_examples(record, images, labels, predicted)`: a few held-out images,
+    uint8 [E, H, W, 3], with their labels and the classes predicted for them, int32 [E], after every evaluation."""
+
     def write(self, record: dict) -> None: ...
 
     def close(self) -> None: ...
@@ -86,23 +94,48 @@ class JsonLines:
             self.file.close()
 
 
-class TensorBoard:
-    """Every number of a record as a scalar over samples seen, so that runs of different batch sizes lie side by side."""
+class Guarded:
+    """A writer that cannot cost the run: one that raises is told of, once, and left alone from then on.
 
-    def __init__(self, directory: Path, samples: int):
-        """samples: what was written beyond these, by a session that was cut off, is not to be shown."""
-        from tensorboardX import SummaryWriter
+    It gets records of its own, so that it cannot change what others get. tell: takes the line that says so.
+    """
 
-        self.writer = SummaryWriter(str(directory), purge_step=samples + 1 if samples else None)
+    def __init__(self, writer: Writer, tell):
+        self.writer, self.tell, self.failed = writer, tell, False
+        self.wants_examples = hasattr(writer, "write_examples")
 
     def write(self, record):
-        for name, value in record.items():
-            if name not in ("step", "samples"):
-                group = "evaluation" if name.startswith("eval_") else "training"
-                self.writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, record["samples"])
+        self._try(lambda: self.writer.write(dict(record)))
+
+    def write_examples(self, record, images, labels, predicted):
+        if self.wants_examples:
+            self._try(lambda: self.writer.write_examples(dict(record), images.copy(), labels.copy(), predicted.copy()))
 
     def close(self):
-        self.writer.close()
+        try:
+            self.writer.close()
+        except Exception as error:
+            if not self.failed:
+                self.tell(f"{type(self.writer).__name__} could not be finished: {first_line(error)}")
+
+    def _try(self, call):
+        if self.failed:
+            return
+        try:
+            call()
+        except Exception as error:
+            self.failed = True
+            what = f"{type(error).__name__}: {first_line(error)}"
+            self.tell(f"{type(self.writer).__name__} raised {what}; the run goes on without it, and its log is metrics.jsonl")
+
+
+def guarded(writers) -> list[Guarded]:
+    """Writers that a caller hands over, which warn where they fail. Raises ConfigError for what is no writer."""
+    found = list(writers) if isinstance(writers, (list, tuple)) else [writers]
+    for one in found:
+        if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in ("write", "close")):
+            raise ConfigError(f"writers: {one!r} is not allowed; give a list of objects with write(record) and close()")
+    return [Guarded(one, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2)) for one in found]
 
 
 class Picture:
@@ -135,14 +168,16 @@ def read_log(path: Path) -> list[dict]:
     return records
 
 
-def writers_for(workdir: Path, tensorboard: bool, samples: int = 0, patient: bool = False, say=print) -> list[Writer]:
+def writers_for(
+    workdir: Path, tensorboard: bool, samples: int = 0, patient: bool = False, say=print, about: About | None = None
+) -> list[Writer]:
     """All writers of a run that has seen `samples` samples. Closed in the opposite order: the log last.
 
-    patient, say: see `JsonLines`.
+    patient, say: see `JsonLines`. about: what TensorBoard is to show of the run as a whole.
     """
     log = workdir / LOG
     return [
         JsonLines(log, patient, say),
-        TensorBoard(workdir / "tensorboard", samples) if tensorboard else NoWriter(),
-        Picture(workdir / "training.png", log),
+        Guarded(TensorBoard(workdir / "tensorboard", samples, about), say) if tensorboard else NoWriter(),
+        Guarded(Picture(workdir / "training.png", log), say),
     ]

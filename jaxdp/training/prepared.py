@@ -8,6 +8,7 @@ from jaxdp.data.sources import Datasets, keeps_images, open_datasets
 from jaxdp.parallel import distributed
 from jaxdp.planning import Plan, make_plan, model_summary
 from jaxdp.training.agreement import data_facts
+from jaxdp.validation import profiled_steps
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,18 @@ class Prepared:
             plan, kept = make_plan(_as_begun(config, begun or {}), *sizes), True
         except ConfigError:
             plan, kept = make_plan(config, *sizes), False
+        _check_profile(config, plan)
         return cls(config, devices, datasets, facts, dataclasses.replace(plan, config=config), model_summary(config), kept)
+
+
+def _check_profile(config: Config, plan: Plan) -> None:
+    """Raise ConfigError where steps that the run does not have are to be traced."""
+    steps = profiled_steps(config.logging.profile)
+    if steps and steps[-1] > plan.total_steps:
+        raise ConfigError(
+            f"logging.profile: {config.logging.profile!r} is not allowed; these are the steps {steps[0]} to {steps[-1]}, "
+            f"and the run has {plan.total_steps}; give FIRST,COUNT within them"
+        )
 
 
 def _opened(config: Config, given) -> tuple[Datasets, dict[str, str]]:

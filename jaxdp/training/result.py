@@ -107,7 +107,7 @@ def show_result(screen, result: TrainResult) -> None:
         screen.say(f"{len(result.bad_images)} images could not be used and were skipped, all listed in result.json: {first}")
     files = [
         name
-        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard", "checkpoints")
+        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
         if (Path(result.workdir) / name).exists()
     ]
     screen.say(f"results in {result.workdir}: {', '.join(files)}")

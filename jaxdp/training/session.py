@@ -18,6 +18,7 @@ from jaxdp.training import workdir as directories
 from jaxdp.training.console import Quiet, Screen
 from jaxdp.training.guard import TrainingError
 from jaxdp.training.loop import Run
+from jaxdp.training.metrics import guarded
 from jaxdp.training.notebook import screen_here
 from jaxdp.training.prepared import Prepared
 from jaxdp.training.result import TrainResult, read_result, show_result
@@ -35,6 +36,7 @@ def train(
     accept_changes=False,
     signals: Signals | None = None,
     cluster: str = "auto",
+    writers=(),
 ) -> TrainResult:
     """Train as `config` says, into `workdir` (default runs/NAME), going on from its newest sound checkpoint if it has one.
 
@@ -44,7 +46,8 @@ def train(
     started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
     with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label), in place of the config's source. signals:
     entered already, where the command line has done so. cluster: whose variables tell of the other processes of the run: auto,
-    none, or a launcher's name (see `jaxdp.parallel.cluster`).
+    none, or a launcher's name (see `jaxdp.parallel.cluster`). writers: objects with `write(record)` and `close()` that get
+    every record, on the first process (see docs/watching.md); one that raises is warned of and left alone, and the run goes on.
 
     Raises ConfigError where the run cannot be begun, or does not fit into memory, TrainingError where it cannot go on, and
     Stopped where it was asked to stop (SIGTERM, SIGINT) and saved. Where another process of the run fails, this one says so and
@@ -54,7 +57,7 @@ def train(
     screen = screen_here() if screen is None else screen or Quiet()
     if datasets is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
-    config = validate(config)
+    config, writers = validate(config), guarded(writers)
     path = Path("runs") / config.name if workdir is None else Path(workdir)
     if workdir == "":
         raise ConfigError("--workdir: '' is not allowed; give a directory")
@@ -66,7 +69,8 @@ def train(
             )
         team.before_exit, team.look, team.advice = screen.end, signals.look_waiting, f"{screen.again} begins again"
         try:
-            return _train(config, path, resume, screen if team.first else Quiet(), started, datasets, accept_changes, signals)
+            screen = screen if team.first else Quiet()
+            return _train(config, path, resume, screen, started, datasets, accept_changes, signals, writers)
         except Stopped:
             raise
         except StopAsked:
@@ -81,7 +85,7 @@ def train(
             screen.end()
 
 
-def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals) -> TrainResult:
+def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals, writers) -> TrainResult:
     team = signals.team
     config, weights = signals.run(finetuning.opened, config)
     agreement.check(team, lambda: agreement.facts(config, resume, accept_changes))
@@ -104,7 +108,7 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
         screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices, team), prepared.model_summary))
         for remark in [*remarks, *_remarks(prepared, team)]:
             screen.say(remark)
-        result = Run(prepared, path, screen, started, signals, origin, accept_changes, weights).to_the_end()
+        result = Run(prepared, path, screen, started, signals, origin, accept_changes, weights, writers).to_the_end()
         show_result(screen, result)
         with suppress(StopAsked):  # all is done and saved
             team.exchange("the others to be done", None)

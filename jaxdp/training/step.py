@@ -34,9 +34,10 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
     "correct"}), loss and share of right answers being means.
     """
     labels, smoothing = batch["labels"], config.optimizer.label_smoothing
-    x, share = normalise(augment(config, batch["images"], batch["positions"]), *pixels), None
-    if config.data.mix != "none":
-        x, partner, share = mix(config, x, batch["positions"])
+    with jax.named_scope("augmentation"):
+        x, share = normalise(augment(config, batch["images"], batch["positions"]), *pixels), None
+        if config.data.mix != "none":
+            x, partner, share = mix(config, x, batch["positions"])
 
     def loss_of(logits):
         loss = cross_entropy(logits, labels, smoothing)
@@ -46,23 +47,26 @@ def local_gradient(config: Config, model, pixels, params, batch_stats, scale, ba
 
     pulls, moments = [], {}
     frozen, trained = model.divided(config.finetune.frozen_stages)
-    for part in frozen:
-        x, _ = model.apply_part(part, {name: params[name] for name in part}, batch_stats, x, train=False)
-    for place, part in enumerate(trained):
-        own, ends = {name: params[name] for name in part}, bool(frozen) and place == 0
+    with jax.named_scope("forward"):
+        for part in frozen:
+            x, _ = model.apply_part(part, {name: params[name] for name in part}, batch_stats, x, train=False)
+        for place, part in enumerate(trained):
+            own, ends = {name: params[name] for name in part}, bool(frozen) and place == 0
 
-        def run(own, x, part=part, ends=ends):
-            return model.apply_part(part, own, batch_stats, lax.stop_gradient(x) if ends else x)
+            def run(own, x, part=part, ends=ends):
+                return model.apply_part(part, own, batch_stats, lax.stop_gradient(x) if ends else x)
 
-        x, pull, found = jax.vjp(run, own, x, has_aux=True)
-        pulls.append(pull)
-        moments |= found
-    loss, pull = jax.vjp(loss_of, x)
-    correct = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
-    (cotangent,) = pull(jnp.ones_like(loss) * scale)
+            x, pull, found = jax.vjp(run, own, x, has_aux=True)
+            pulls.append(pull)
+            moments |= found
+        loss, pull = jax.vjp(loss_of, x)
+        correct = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
+    with jax.named_scope("backward"):
+        (cotangent,) = pull(jnp.ones_like(loss) * scale)
     gradient = {}
     for pull in reversed(pulls):
-        own, cotangent = pull(cotangent)
+        with jax.named_scope("backward"):
+            own, cotangent = pull(cotangent)
         if overlap:
             cotangent = overlap.passed(cotangent, own)
         else:
@@ -169,9 +173,11 @@ def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resi
         gradient, report = gradient_and_report(
             seeded, model, pixels, accumulation, state.params, state.batch_stats, batch, scale, images
         )
-        norm = optax.tree.norm(gradient)
+        with jax.named_scope("gradient_norm"):
+            norm = optax.tree.norm(gradient)
         metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
-        new = updated(state, gradient, report["moments"], hyperparameters)
+        with jax.named_scope("optimizer"):
+            new = updated(state, gradient, report["moments"], hyperparameters)
         if skipping:
             finite = jnp.isfinite(norm) & jnp.isfinite(report["loss"])
             new = jax.tree.map(partial(jnp.where, finite), new, state)
