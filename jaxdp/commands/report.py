@@ -20,7 +20,7 @@ def run(arguments, program):
           jaxdp report runs/first runs/second --json
         """
 
-        workdir: tyro.conf.Positional[tuple[str, ...]]
+        workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
         """directories of runs"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document: a list with an object for every run"""
