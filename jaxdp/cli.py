@@ -17,7 +17,7 @@ COMMANDS = {
     "import": "turn torchvision's or timm's weights into a file of jaxdp's own",
     "bench": "measure this machine: allreduce, input, scaling, step",
     "data": "prepare a data set of tensorflow-datasets",
-    "launch": "start the processes of a run on this machine, and end them together",
+    "launch": "start the processes of a run on this machine",
     "report": "print what a finished or running run has reached",
     "doctor": "check this machine for a run; --verify: prove that it trains",
 }
@@ -50,6 +50,8 @@ def run(command: str, arguments: list[str], program: str) -> None:
     from jaxdp.data.loader import DataError
     from jaxdp.training.guard import TrainingError
 
+    if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
+        os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     try:
         import_module(f"{commands.__name__}.{command}").run(arguments, program)
     except ConfigError as error:
@@ -74,6 +76,14 @@ def _version() -> None:
     from jaxdp import __version__
 
     print(f"jaxdp {__version__}")
+
+
+def _prints_boxes(stream) -> bool:
+    try:
+        "\u256d\u2500".encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _help() -> str:

@@ -2,11 +2,15 @@
 
 import dataclasses
 import difflib
+import inspect
+import shutil
+import textwrap
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jaxdp.config import ConfigError
 
+WIDEST = 100  # columns of running text
 NUMBERS = {int: "a whole number", float: "a number"}
 
 
@@ -23,6 +27,10 @@ def one_of(what: str, word: str, known) -> ConfigError:
     return ConfigError(f"{what}: {word!r} is not allowed; {hint}give {', '.join(known)}")
 
 
+def asks_for_help(arguments) -> bool:
+    return bool({"-h", "--help"} & set(arguments))
+
+
 def parse(kind: type, arguments, program: str, default=None):
     """The dataclass `kind` filled from a command line. default: a value of it, where its own defaults are not meant.
 
@@ -31,9 +39,23 @@ def parse(kind: type, arguments, program: str, default=None):
     """
     import tyro
 
-    if not {"-h", "--help"} & set(arguments):
+    if not asks_for_help(arguments):
         check(Flags.of(kind, default), list(arguments), program)
-    return tyro.cli(kind, args=arguments, prog=program, **({} if default is None else {"default": default}))
+    given = {} if default is None else {"default": default}
+    return tyro.cli(kind, args=arguments, prog=program, description=description(kind), **given)
+
+
+def description(kind: type) -> str:
+    """The docstring of a command as wide as the terminal, with its examples, which tyro would leave out.
+
+    Indented, since tyro joins lines that begin with a letter.
+    """
+    text, _, examples = inspect.getdoc(kind).partition("\n\nExamples:\n")
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    filled = (textwrap.fill(" ".join(part.split()), width - 2) for part in text.split("\n\n"))
+    shown = textwrap.indent("\n\n".join(filled), "  ")
+    folded = [(" \\\n" + 6 * " ").join(textwrap.wrap(line.strip(), width - 8)) for line in examples.splitlines()]
+    return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in folded)]) if examples else shown
 
 
 @dataclasses.dataclass

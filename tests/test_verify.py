@@ -42,6 +42,7 @@ def test_a_strategy_that_sums_where_it_should_average_over_an_axis_fails_on_the_
     assert found["gradient: torus on 2x1"].difference == pytest.approx(1 / 1.1, abs=0.1)  # twice the gradient
 
 
+@pytest.mark.slow
 def test_devices_that_end_with_different_bits_fail(monkeypatch):
     def nearly(vector):
         return lax.psum(vector, AXES) * (1 + 1e-6 * lax.axis_index(AXES))

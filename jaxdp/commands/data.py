@@ -1,6 +1,7 @@
 """`jaxdp data prepare`."""
 
 import dataclasses
+from typing import Annotated
 
 import tyro
 
@@ -17,7 +18,7 @@ def run(arguments, program):
           jaxdp data prepare imagenet2012 --directory ~/tensorflow_datasets --manual-directory ~/downloads
         """
 
-        name: tyro.conf.Positional[str]
+        name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
         """of the data set, with its config and version where they matter: name/config:version"""
         directory: str | None = None
         """where prepared data sets are kept; default: ~/tensorflow_datasets"""

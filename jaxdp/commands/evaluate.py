@@ -8,13 +8,13 @@ import tyro
 
 from jaxdp.arguments import given
 from jaxdp.config import Config
-from jaxdp.flags import parse
+from jaxdp.flags import asks_for_help, parse
 
 
 def run(arguments, program):
     from jaxdp.training.workdir import run_config
 
-    recipe = run_config(given(arguments, "--workdir", "runs/digits"))
+    recipe = Config() if asks_for_help(arguments) else run_config(given(arguments, "--workdir", "runs/digits"))
 
     @dataclasses.dataclass(frozen=True)
     class Evaluate:

@@ -25,7 +25,7 @@ def run(arguments, program):
           jaxdp report runs/first runs/second --json --no-html
         """
 
-        workdir: tyro.conf.Positional[tuple[str, ...]]
+        workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
         """directories of runs"""
         output: str | None = None
         """directory of the page; default: WORKDIR/report for one run, ./report for several"""
