@@ -1,5 +1,6 @@
 """The README says what is so."""
 
+import importlib
 import itertools
 import re
 import subprocess
@@ -32,15 +33,20 @@ def test_its_links_lead_to_files():
         assert (ROOT / target).exists(), target
 
 
-def documented_commands():
-    """Lines of the code blocks of README and docs that call jaxdp, without comments."""
+RUN_HERE = ("train", "plan", "bench")  # those that are parsed and planned
+
+
+def documented_commands(others: bool = False):
+    """Lines of the code blocks of README and docs that call jaxdp, without comments: those of RUN_HERE, or the others."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", path.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 command = line.split("#")[0].strip()
                 started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- ", "python ", command)
-                if match := re.match(r"(?:python train\.py|jaxdp (train|plan|bench))\b(.*)", started):
-                    yield pytest.param(match[1] or "train", match[2].split(), id=command)
+                if match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started):
+                    name = match[1] or "train"
+                    if (name in RUN_HERE) != others:
+                        yield pytest.param(name, match[2].split(), id=command)
 
 
 def test_documented_training_commands_do_not_meet_in_one_directory():
@@ -76,3 +82,24 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch)
     monkeypatch.setattr(bench_command, "_bench_result", lambda *_: None)
     cli.main([command, *flags])
     assert planned or capsys.readouterr().out
+
+
+class Parsed(Exception):
+    """A command line was understood; what it asks for is not begun."""
+
+
+@pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))
+def test_documented_commands_about_runs_are_parsed(command, flags, monkeypatch):
+    from jaxdp.training import workdir
+
+    module = importlib.import_module(f"jaxdp.commands.{command}")
+    really = module.parse
+
+    def parse_only(*given, **named):
+        really(*given, **named)
+        raise Parsed
+
+    monkeypatch.setattr(workdir, "run_config", lambda _: Config())
+    monkeypatch.setattr(module, "parse", parse_only)
+    with pytest.raises(Parsed):
+        cli.main([command, *flags])

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from jaxdp.flags import parse
+
 
 def run(arguments, program):
     @dataclasses.dataclass(frozen=True)
@@ -32,7 +34,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
-    chosen = tyro.cli(Import, args=arguments, prog=program)
+    chosen = parse(Import, arguments, program)
     from jaxdp.models.weights import import_file
 
     expected = {name: getattr(chosen, name) for name in ("depth", "classes", "stem")}

@@ -12,6 +12,7 @@ import tyro
 
 from jaxdp.config import ConfigError
 from jaxdp.errors import EXIT_FAILURE
+from jaxdp.flags import parse
 
 COLUMNS = ("image", "rank", "class", "name", "probability")
 
@@ -41,7 +42,7 @@ def run(arguments, program):
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
-    chosen = tyro.cli(Predict, args=arguments, prog=program)
+    chosen = parse(Predict, arguments, program)
     from jaxdp.data.folder import image_files
     from jaxdp.training.predicting import Files, predict_from
     from jaxdp.training.workdir import write_atomically
