@@ -17,6 +17,7 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.planning import make_plan
 from jaxdp.training import loop, programs
 from jaxdp.training.console import Quiet
+from jaxdp.training.metrics import TIMING
 from jaxdp.validation import from_json
 
 
@@ -140,11 +141,9 @@ def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_path):
-    timing = ("images_per_second", "input_seconds")
-
     def log(config, name):
         train(config, tmp_path / name)
-        return [{k: v for k, v in r.items() if k not in timing} for r in records(tmp_path / name)]
+        return [{k: v for k, v in r.items() if k not in TIMING} for r in records(tmp_path / name)]
 
     assert log(tiny, "a") == log(tiny, "b")
     assert log(dataclasses.replace(tiny, seed=1), "c") != log(tiny, "b")
