@@ -220,7 +220,8 @@ def test_a_broken_home_no_network_and_other_devices_are_no_reason_to_fall(tmp_pa
     assert "wrong devices 2 x cpu (cpu); batch.0.global_batch: 2000 is not allowed" in lines
     assert "-> give at most 1437" in lines
     assert "warning cache /proc/none/.cache/jaxdp/programs/" in lines
-    assert done.stdout.splitlines()[-1].endswith("(judged for the recipe digits)")
+    assert done.stdout.splitlines()[0] == "this machine, for the recipe digits"
+    assert done.stdout.splitlines()[-1].startswith("1 wrong: devices")
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stderr
 
@@ -239,4 +240,5 @@ def test_the_probe_of_a_recipe_knows_devices_and_bytes():
 def test_the_summary_names_what_is_wrong():
     findings = Findings("disk")
     findings.wrong("full", "free space")
-    assert checks.summary([findings.finding()], Config(name="a")) == "1 wrong: disk (judged for the recipe a)"
+    assert checks.summary([findings.finding()]) == "1 wrong: disk"
+    assert checks.summary([]) == "nothing is wrong"

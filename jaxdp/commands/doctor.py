@@ -66,8 +66,9 @@ def run(arguments, program):
         from jaxdp.training.console import Screen
 
         screen = Screen()
+        screen.say(f"this machine, for the recipe {config.name}")
         screen.table(checks.table(findings))
-        screen.say(checks.summary(findings, config))
+        screen.say(checks.summary(findings))
     code = EXIT_FAILURE if any(one.state == WRONG for one in findings) else 0
     if still_running():
         sys.stdout.flush()

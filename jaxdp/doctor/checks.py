@@ -44,7 +44,7 @@ def _devices(findings: Findings, jax: dict) -> None:
     """The devices that JAX finds, and whether the recipe fits them."""
     kinds = {}
     for one in jax["devices"]:
-        held = f", {machine.size(one['memory_bytes'])} each" if one["memory_bytes"] else ""
+        held = f", {machine.size(one['memory_bytes'])} each for JAX" if one["memory_bytes"] else ""
         key = f"{one['kind']} ({one['platform']}{held})"
         kinds[key] = kinds.get(key, 0) + 1
     if kinds:
@@ -77,7 +77,7 @@ def table(findings: list[Finding]):
     return shown
 
 
-def summary(findings: list[Finding], config: Config) -> str:
+def summary(findings: list[Finding]) -> str:
     counts = {state: [one.check for one in findings if one.state == state] for state in WORST_FIRST}
     bad = [f"{len(names)} {state}: {', '.join(names)}" for state, names in counts.items() if state != OK and names]
-    return f"{'; '.join(bad) or 'nothing is wrong'} (judged for the recipe {config.name})"
+    return "; ".join(bad) or "nothing is wrong"

@@ -1,6 +1,9 @@
 """Proofs about the training step: every strategy on every mesh gives the gradient of one device, and the same bits twice."""
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import jax
 import numpy as np
@@ -118,7 +121,7 @@ def copies(state) -> list[dict[str, np.ndarray]]:
 def proofs(devices, compile: Compile, progress) -> Iterator[Proof]:
     """For every strategy and mesh: the gradient against one device's, and two steps and all devices against one another.
 
-    In float32: where GPUs would round factors to TF32, they are told not to.
+    In float32: where GPUs would round factors to TF32, they are told not to. Steps are compiled side by side, one on each core.
     """
     count = len(devices)
     batch = made_batch(count)
@@ -126,22 +129,23 @@ def proofs(devices, compile: Compile, progress) -> Iterator[Proof]:
         config = small(count, "psum", compile)
         state = initial(config)
         expected = of_one_device(config, state, batch)
-        for strategy in allreduce.STRATEGIES:
-            if unfit(strategy, count):
-                continue
-            progress(f"the step with {strategy} on {count} devices, every mesh ...")
-            for shape in shapes(count):
-                step, where = None, "x".join(map(str, shape))
 
-                def gradient_apart(strategy=strategy, shape=shape):
-                    nonlocal step
-                    step = Step(small(count, strategy, compile), shape, devices, state, batch)
-                    return relative_difference(flat(optax.tree.get(step().opt_state, "trace")), expected)
+    def built(strategy, shape):
+        with jax.default_matmul_precision("highest"):  # of this thread
+            return Step(small(count, strategy, compile), shape, devices, state, batch)
 
-                name = f"{strategy} on {where}"
-                yield proven(f"gradient: {name}", "with one device, worker by worker", ALLOWED, gradient_apart)
-                if step is not None:
-                    yield proven(f"same bits: {name}", "two steps, all devices", 0.0, lambda step=step: _bits_apart(step))
+    def apart(future):
+        return relative_difference(flat(optax.tree.get(future.result()().opt_state, "trace")), expected)
+
+    strategies = [strategy for strategy in allreduce.STRATEGIES if not unfit(strategy, count)]
+    progress(f"the step with {', '.join(strategies)} on every mesh of {count} devices ...")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        cases = [(strategy, shape) for strategy in strategies for shape in shapes(count)]
+        for (strategy, shape), future in [(case, pool.submit(built, *case)) for case in cases]:
+            name = f"{strategy} on {'x'.join(map(str, shape))}"
+            yield proven(f"gradient: {name}", "with one device, worker by worker", ALLOWED, partial(apart, future))
+            if future.exception() is None:
+                yield proven(f"same bits: {name}", "two steps, all devices", 0.0, partial(_bits_apart, future.result()))
 
 
 def _bits_apart(step: Step) -> float:
