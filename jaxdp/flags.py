@@ -207,5 +207,5 @@ def _unknown(name: str, flags: Flags, program: str) -> ConfigError:
     """The nearest by the whole name, or by the last part alone: --depth for --model.depth."""
     last = {one.rpartition(".")[2].removeprefix("--"): one for one in reversed(flags.named)}
     word = name.removeprefix("--")
-    near = last.get(word) or nearest(name, flags.named) or last.get(nearest(word, last))
+    near = last.get(word) or nearest(name, [*flags.named, "--help"]) or last.get(nearest(word, last))
     return ConfigError(f"{name}: unknown flag; " + (f"did you mean {near}?" if near else f"`{program} --help` lists all"))
