@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdp import schedules
-from jaxdp.config import Config, ConfigError, Optimizer
+from jaxdp.config import Config, ConfigError, Finetune, Optimizer
 from jaxdp.data.groups import AHEAD, rows_a_group
 from jaxdp.parallel.buckets import pack
 from jaxdp.parallel.mesh import choose_shape, unfit
@@ -264,7 +264,7 @@ def summary_table(plan: Plan, devices: str, model_summary: dict):
         f"{_optimizer_in_words(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
     )
     table.add_row("settings", _settings_in_words(config))
-    if config.finetune.weights is not None:
+    if config.finetune != Finetune():
         table.add_row("fine-tuning", _finetuning_in_words(config))
     adapted, skipped = model_summary["adapted"], model_summary["skipped"]
     what = "decay and trust ratio" if optimizer.name == "lars" else "decay"
@@ -341,7 +341,7 @@ def _finetuning_in_words(config: Config) -> str:
     own = config.finetune
     frozen = ["the stem"] * (own.frozen_stages > 0)
     frozen += [f"{own.frozen_stages - 1} stage{'s' * (own.frozen_stages > 2)}"] * (own.frozen_stages > 1)
-    words = [f"from {own.weights}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    words = [f"from {own.weights or 'random weights'}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
     if own.head_multiplier != 1.0:
         words.append(f"learning rate of the classifier times {own.head_multiplier:g}")
     return ", ".join(words)

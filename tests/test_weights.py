@@ -3,10 +3,12 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import saved_run
 import torch_layout
+from safetensors.flax import save_file as save_as_jax
 from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, cli, models
@@ -92,6 +94,10 @@ def test_half_precision_is_widened_without_rounding(tmp_path):
     held = torch_layout.random_tensors(2, *BASIC, **SIZES)
     read = weights.read(written(tmp_path / "w.safetensors", {name: value.astype(np.float16) for name, value in held.items()}))
     np.testing.assert_array_equal(read.params["fc_bias"], held["fc.bias"].astype(np.float16).astype(np.float32))
+    short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in held.items()}
+    save_as_jax(short, tmp_path / "b.safetensors")
+    read = weights.read(tmp_path / "b.safetensors")
+    np.testing.assert_array_equal(read.params["fc_bias"], short["fc.bias"].astype(jnp.float32))
 
 
 @pytest.mark.parametrize(
