@@ -160,4 +160,4 @@ def test_names_of_classes_stand_under_the_images(tmp_path, monkeypatch):
     board = TensorBoard(tmp_path, 0, About(Config(), "", ("cat", "dog")))
     board.write_examples({"samples": 1}, np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 2]), np.array([0, 1, 2]))
     board.close()
-    assert written == ["cat", "cat, not dog", "2"]
+    assert written == ["cat", "cat taken for dog", "2"]

@@ -164,12 +164,14 @@ def _line(axes, records, x, y, x_scale=1.0, y_scale=1.0, markers=None, **style) 
 
 
 def _loss_axis(row, drawn) -> None:
-    """Logarithmic where all losses are above 0, with numbers that can be read."""
+    """Logarithmic where all losses are above 0 and differ by much, with numbers that can be read."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     if not drawn or min(map(min, drawn)) <= 0:
         return
     spread = max(map(max, drawn)) / min(map(min, drawn))
+    if spread < 3:
+        return
     for axes in row:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if spread < 1000 else (1.0,)))

@@ -70,7 +70,7 @@ class TensorBoard:
 
         tile = Image.new("RGB", (TILE, TILE + CAPTION), RIGHT if label == predicted else WRONG)
         tile.paste(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST), (0, 0))
-        text = self._name(label) if label == predicted else f"{self._name(label)}, not {self._name(predicted)}"
+        text = self._name(label) if label == predicted else f"{self._name(label)} taken for {self._name(predicted)}"
         ImageDraw.Draw(tile).text((4, TILE + 3), text[:24], fill="white")
         return np.asarray(tile)
 
