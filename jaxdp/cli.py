@@ -87,11 +87,12 @@ def _prints_boxes(stream) -> bool:
 
 
 def _help() -> str:
-    rows = "\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items())
+    from jaxdp.flags import rows
+
     return (
         "usage: jaxdp COMMAND [options]\n       jaxdp --version\n\n"
         "Synchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
-        f"commands:\n{rows}\n\n`jaxdp COMMAND --help` lists every option.\n\n"
+        f"commands:\n{rows(COMMANDS)}\n\n`jaxdp COMMAND --help` lists every option.\n\n"
         "Examples:\n  jaxdp train --config digits --seed 1\n  jaxdp plan --config imagenet_sony_exp2 --devices 64\n"
         "  jaxdp doctor"
     )

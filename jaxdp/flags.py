@@ -27,6 +27,13 @@ def one_of(what: str, word: str, known) -> ConfigError:
     return ConfigError(f"{what}: {word!r} is not allowed; {hint}give {', '.join(known)}")
 
 
+def rows(told: dict[str, str]) -> str:
+    """Names and what they are, folded to the terminal's width."""
+    width, indent = min(shutil.get_terminal_size().columns, WIDEST), 14 * " "
+    folded = (textwrap.fill(what, width, initial_indent=indent, subsequent_indent=indent) for what in told.values())
+    return "\n".join(f"  {name:<11} {what.lstrip()}" for name, what in zip(told, folded, strict=True))
+
+
 def asks_for_help(arguments) -> bool:
     return bool({"-h", "--help"} & set(arguments))
 

@@ -10,7 +10,7 @@ import tyro
 
 from jaxdp.arguments import load
 from jaxdp.config import IN_MEMORY, Config, ConfigError
-from jaxdp.flags import one_of, parse
+from jaxdp.flags import one_of, parse, rows
 from jaxdp.validation import validate
 
 BENCHES = {
@@ -24,9 +24,8 @@ BENCHES = {
 def run(arguments, program):
     """`jaxdp bench NAME ...`."""
     if arguments and arguments[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:<11} {what}" for name, what in BENCHES.items())
         print(
-            f"usage: {program} NAME [options]\n\nTime parts of a run on this machine.\n\nbenches:\n{rows}\n\n"
+            f"usage: {program} NAME [options]\n\nTime parts of a run on this machine.\n\nbenches:\n{rows(BENCHES)}\n\n"
             f"`{program} NAME --help` lists every option.\n\nExamples:\n"
             f"  {program} allreduce --mesh.cpu-devices 8\n  {program} step --config imagenet_goyal_256 --batch-size 256"
         )

@@ -79,8 +79,7 @@ def shown(record: dict):
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("proof", "compared"):
-        table.add_column(name, overflow="fold")
+    table.add_column("proof, and what was compared", overflow="fold")
     for name in ("difference", "allowed"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("result", no_wrap=True)
@@ -89,8 +88,7 @@ def shown(record: dict):
         apart = [row["difference"] for row in rows if row["difference"] is not None]
         allowed, verdict = rows[0]["allowed"], rows[0]["verdict"]
         table.add_row(
-            name,
-            rows[0]["compared"] + (f"; {rows[0]['reason']}" if rows[0]["reason"] else ""),
+            "\n  ".join([name, rows[0]["compared"], *([rows[0]["reason"]] if rows[0]["reason"] else [])]),
             f"{max(apart):.1e}" if apart and max(apart) else "0" if apart else "",
             "" if allowed is None else f"{allowed:g}",
             Text(verdict, COLOURS[verdict]),
