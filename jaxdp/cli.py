@@ -17,7 +17,7 @@ COMMANDS = {
     "bench": "measure this machine: allreduce, input, scaling, step",
     "data": "prepare a data set of tensorflow-datasets",
     "launch": "start the processes of a run on this machine, and end them together",
-    "report": "print what a finished or running run has reached",
+    "report": "print what runs have reached, and make a page of their curves, times and classes",
 }
 
 
