@@ -18,7 +18,7 @@ COMMANDS = {
     "bench": "measure this machine: allreduce, input, scaling, step",
     "data": "prepare a data set of tensorflow-datasets",
     "launch": "start the processes of a run on this machine",
-    "report": "print what a finished or running run has reached",
+    "report": "tell what runs have reached, on a page with curves",
     "doctor": "check this machine for a run; --verify: prove that it trains",
 }
 
