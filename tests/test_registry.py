@@ -1,6 +1,8 @@
 """Models and all-reduce strategies of one's own."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -153,3 +155,13 @@ def test_an_own_model_that_does_not_fit_is_refused_before_the_run(tiny, tmp_path
     with pytest.raises(ConfigError, match=told):
         jaxdp.train(with_model(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_page_on_extending_registers_what_can_be_planned():
+    page = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register" in block]
+    assert len(blocks) == 2
+    for block in blocks:
+        names = {}
+        exec(block, names)
+        assert jaxdp.plan(names["config"], devices=4).total_steps > 0
