@@ -208,6 +208,16 @@ def test_a_jax_that_does_not_start_is_told_and_everything_else_is_looked_at(monk
     assert all(one["mend"] for one in told["checks"] if one["state"] != "ok")
 
 
+def test_a_process_that_cannot_even_be_killed_is_left_behind(monkeypatch):
+    until = threading.Event()
+    monkeypatch.setattr(probe, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(probe, "ask", lambda *_: until.wait())
+    told = probe.asked_in_time(Config(), 0.1)
+    until.set()
+    assert told["problem"] == "JAX does not start: no answer in 0.1 s, and no end"
+    assert told["devices"] == []
+
+
 def test_a_broken_home_no_network_and_other_devices_are_no_reason_to_fall(tmp_path):
     """The whole command, for the recipe that is given: 2 devices, and a run that its data do not allow."""
     environment = os.environ | {"HOME": "/proc/none", "XDG_CACHE_HOME": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}

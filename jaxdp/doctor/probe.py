@@ -5,13 +5,15 @@
 
 import json
 import sys
+import threading
 
 from jaxdp.config import ConfigError
-from jaxdp.doctor.finding import output_of
+from jaxdp.doctor.finding import THREADS, output_of
 from jaxdp.errors import first_line
 from jaxdp.validation import from_json, to_json
 
-SECONDS = 120.0
+SECONDS, GRACE_SECONDS = 120.0, 10.0
+NOTHING = {"devices": [], "state_bytes": None, "host_bytes": None, "unplanned": None}
 
 
 def ask(config, seconds: float = SECONDS) -> dict:
@@ -20,12 +22,20 @@ def ask(config, seconds: float = SECONDS) -> dict:
     problem: why a run would not start on these devices, or None; state_bytes: of a checkpoint; host_bytes: of images on their
     way to the devices (None where no plan can be made, for the reason `unplanned`).
     """
-    nothing = {"devices": [], "state_bytes": None, "host_bytes": None, "unplanned": None}
     try:
         lines = output_of([sys.executable, "-m", "jaxdp.doctor.probe"], seconds, input=to_json(config)).splitlines()
-        return nothing | {"problem": None} | json.loads(lines[-1])
+        return NOTHING | {"problem": None} | json.loads(lines[-1])
     except (OSError, ValueError, IndexError) as error:
-        return nothing | {"problem": f"JAX does not start: {first_line(error).replace(sys.executable, 'python')}"}
+        return NOTHING | {"problem": f"JAX does not start: {first_line(error).replace(sys.executable, 'python')}"}
+
+
+def asked_in_time(config, seconds: float = SECONDS) -> dict:
+    """The same from a thread that is left behind where even killing the process does not end it, as in a broken driver."""
+    told = []
+    thread = threading.Thread(target=lambda: told.append(ask(config, seconds)), name=f"{THREADS}devices", daemon=True)
+    thread.start()
+    thread.join(seconds + GRACE_SECONDS)
+    return told[0] if told else NOTHING | {"problem": f"JAX does not start: no answer in {seconds:g} s, and no end"}
 
 
 def _looked() -> dict:
