@@ -1,9 +1,13 @@
 """jaxdp in a notebook: what a cell shows, how it is interrupted, and the notebooks that come with it."""
 
+import ast
 import dataclasses
+import getpass
+import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -160,3 +164,44 @@ def test_a_cell_that_is_interrupted_ends_in_one_line_and_goes_on_when_run_again(
             said = "".join(one.text for one in cell.outputs if one.output_type == "stream")
             assert ("going on from run/checkpoints/" in said) == (session == 2)
             (tmp_path / "run/metrics.jsonl").rename(tmp_path / f"log-{session}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    client = executed(nbformat.read(path, as_version=4).cells, tmp_path)
+    client.execute()
+
+
+def code_of(path) -> str:
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_imports_jaxdp_and_what_draws(path):
+    for node in ast.walk(ast.parse(code_of(path))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        assert {name.split(".")[0] for name in names} <= ALLOWED, path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_stored_notebook_holds_its_outputs_and_nothing_of_a_machine(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    text = json.dumps([{**output, "data": {**output.get("data", {}), "image/png": None}} for output in outputs])
+    assert not re.search(r"/(home|root|tmp|Users|usr|var|opt|mnt|work)/|[A-Z]:\\\\", text)
+    for private in (socket.gethostname(), getpass.getuser()):
+        assert not re.search(rf"\b{re.escape(private)}\b", text)
+
+
+def test_there_are_five_notebooks_small_enough_for_a_repository():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
+    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000
