@@ -39,7 +39,8 @@ def failing(capsys, *arguments) -> str:
         ("report --qqqq", "--qqqq: unknown flag; `jaxdp report --help` lists all"),
         (
             "train --reduce.strategy tours",
-            "reduce.strategy: 'tours' is not allowed; did you mean torus? give psum, ring, hierarchical, torus, parameter_server, auto, "
+            "reduce.strategy: 'tours' is not allowed; did you mean torus? give psum, ring, hierarchical, torus, "
+            "parameter_server, auto, "
             "or make one of your own known in this process first: jaxdp.register_strategy('tours', ...), in Python or in the "
             "recipe's file",
         ),
