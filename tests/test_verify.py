@@ -112,14 +112,14 @@ def test_a_run_that_goes_on_with_other_bits_fails(monkeypatch):
 
 @pytest.mark.slow
 def test_all_proofs_hold_here_and_are_written_with_provenance(capsys, tmp_path):
-    cli.main(["doctor", "--verify", "--json", "--output", str(tmp_path / "made/proofs.json")])
+    cli.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--json", "--output", str(tmp_path / "made/proofs.json")])
     out, _ = capsys.readouterr()
     told = json.loads(out)
     assert told == json.loads((tmp_path / "made/proofs.json").read_text())
     assert told["failed"] == []
     assert {one["proof"].split(":")[0] for one in told["proofs"]} == {"gradient", "same bits", "exact resume", "scaling"}
     gradients_of = [one["proof"] for one in told["proofs"] if one["proof"].startswith("gradient")]
-    assert len(gradients_of) == 3 * len(allreduce.STRATEGIES)
+    assert len(gradients_of) == 2 * len(allreduce.STRATEGIES)
     assert told["provenance"]["versions"]["jax"]
 
 
