@@ -206,8 +206,10 @@ def test_the_share_follows_the_beta_distribution():
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.2)
 
 
-@pytest.mark.parametrize("mesh_shape", [(2, 2), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1, 1), (1, 2)])])
-@pytest.mark.parametrize("kind", ["cutmix", pytest.param("mixup", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "mesh_shape"),
+    [("cutmix", (2, 2)), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("cutmix", (1, 1)), ("mixup", (1, 2))])],
+)
 def test_mixing_stays_within_a_worker_and_is_the_same_on_any_mesh(kind, mesh_shape):
     from test_step import BATCH, PER_WORKER, PIXELS, a_batch, config_for, parameters
 

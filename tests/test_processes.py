@@ -106,25 +106,34 @@ def alone(tmp_path_factory):
     return workdir
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A run of two processes that nothing disturbs."""
+    workdir = tmp_path_factory.mktemp("pair") / "run"
+    done(launched(2, workdir))
+    return workdir
+
+
 @pytest.mark.parametrize("processes", [2, 4])
-def test_training_and_evaluation_on_several_processes_are_those_of_one(alone, tmp_path, processes):
-    done(launched(processes, tmp_path / "run"))
-    one, several = left(alone), left(tmp_path / "run")
+def test_training_and_evaluation_on_several_processes_are_those_of_one(alone, pair, tmp_path, processes):
+    workdir = pair if processes == 2 else tmp_path / "run"
+    if processes != 2:
+        done(launched(processes, workdir))
+    one, several = left(alone), left(workdir)
     assert len(one[0]) == len(several[0])
     for ours, theirs in zip(one[0], several[0], strict=True):
         assert ours.keys() == theirs.keys()
         for name in ours.keys() - {"accuracy"}:
             assert theirs[name] == pytest.approx(ours[name], rel=1e-4), name
     assert several[1] == one[1]
-    first, second = parameters(alone), parameters(tmp_path / "run")
+    first, second = parameters(alone), parameters(workdir)
     assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
-    result = json.loads((tmp_path / "run/result.json").read_text())
+    result = json.loads((workdir / "result.json").read_text())
     assert (result["processes"], result["hosts"], result["devices"]) == (processes, 1, 8)
     assert 0 <= result["waiting_share"] <= 1
 
 
-def test_sigterm_to_any_one_saves_all_at_the_same_step_and_the_same_command_goes_on_exactly(tmp_path):
-    done(launched(2, tmp_path / "whole"))
+def test_sigterm_to_any_one_saves_all_at_the_same_step_and_the_same_command_goes_on_exactly(pair, tmp_path):
     process = launched(2, tmp_path / "cut")
     wait_for_lines(tmp_path / "cut", 9, process)
     os.kill(ranks_of(process, 2)[1], signal.SIGTERM)  # not the one that writes
@@ -133,7 +142,7 @@ def test_sigterm_to_any_one_saves_all_at_the_same_step_and_the_same_command_goes
         r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last good checkpoint is .*/checkpoints/\d+", err
     )
     done(launched(2, tmp_path / "cut"))
-    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+    assert left(tmp_path / "cut") == left(pair)
 
 
 def test_a_run_goes_on_with_more_and_with_fewer_processes(alone, tmp_path):
@@ -154,8 +163,7 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(alone, tmp_path):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_is_named_and_a_restart_goes_on_exactly(tmp_path, victim):
-    done(launched(2, tmp_path / "whole"))
+def test_a_killed_process_is_named_and_a_restart_goes_on_exactly(pair, tmp_path, victim):
     process = launched(2, tmp_path / "cut", restarts=1)
     wait_for_lines(tmp_path / "cut", 20, process)
     os.kill(ranks_of(process, 2)[victim], signal.SIGKILL)
@@ -163,7 +171,7 @@ def test_a_killed_process_is_named_and_a_restart_goes_on_exactly(tmp_path, victi
     assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*killed.*goes on from \S+/checkpoints/\d+", err)
     assert f"rank {victim} failed first, by SIGKILL" in err
     assert "starting again; 0 more restarts after this one" in err
-    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+    assert left(tmp_path / "cut") == left(pair)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
