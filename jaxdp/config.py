@@ -18,7 +18,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
-OwnName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]  # `validate` asks the registry for what it means
+RESNET = "resnet"  # the model that is not registered
+OWN_NAME = r"[a-z][a-z0-9_]*"
+OwnName = Annotated[str, Field(pattern=f"^{OWN_NAME}$")]  # `validate` asks the registry for what it means
 
 
 class _Strict:
@@ -106,7 +108,7 @@ class Augment(_Strict):
 class Model(_Strict):
     """The network."""
 
-    name: OwnName = "resnet"
+    name: OwnName = RESNET
     """resnet, or a name given to `jaxdp.register_model`, whose function is handed these fields to use as it likes"""
     depth: Literal[18, 34, 50, 101, 152] = 50
     """ResNet v1.5 of this depth"""
@@ -136,7 +138,7 @@ class Model(_Strict):
     @property
     def title(self) -> str:
         """The network's name for people."""
-        return f"ResNet-{self.depth}" if self.name == "resnet" else self.name
+        return f"ResNet-{self.depth}" if self.name == RESNET else self.name
 
 
 @dataclass(frozen=True)

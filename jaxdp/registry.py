@@ -1,14 +1,12 @@
 """Models and all-reduce strategies of one's own, by the names by which a config asks for them."""
 
-import difflib
 import re
 from collections.abc import Callable
 
-from jaxdp.config import ConfigError
+from jaxdp.config import OWN_NAME, RESNET, ConfigError
+from jaxdp.flags import nearest
 
-RESNET = "resnet"
 STRATEGIES = ("psum", "ring", "hierarchical", "torus", "parameter_server", "auto")
-NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 own_models: dict[str, Callable] = {}
 own_strategies: dict[str, tuple[Callable, ...]] = {}
@@ -54,8 +52,8 @@ def check_model(name: str) -> None:
 
 
 def _unknown(field: str, value: str, known, function: str) -> ConfigError:
-    near = difflib.get_close_matches(value, known, 1)
-    meant = f"did you mean {near[0]}? " if near else ""
+    near = nearest(value, known)
+    meant = f"did you mean {near}? " if near else ""
     return ConfigError(
         f"{field}: {value!r} is not allowed; {meant}give {', '.join(known)}, or make one of your own known in this "
         f"process first: jaxdp.{function}({value!r}, ...), in Python or in the recipe's file"
@@ -63,7 +61,7 @@ def _unknown(field: str, value: str, known, function: str) -> ConfigError:
 
 
 def _free(name: str, taken: tuple[str, ...]) -> str:
-    if not (isinstance(name, str) and NAME.fullmatch(name)):
+    if not (isinstance(name, str) and re.fullmatch(OWN_NAME, name)):
         raise ConfigError(f"name: {name!r} is not allowed; give lower-case letters, digits and _")
     if name in taken:
         raise ConfigError(f"name: {name!r} is not allowed; it is jaxdp's own; give another one than {', '.join(taken)}")

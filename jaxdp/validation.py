@@ -1,13 +1,13 @@
 """Is a configuration one that can be run: types, ranges and relations between fields, and the JSON round trip."""
 
 import dataclasses
-import difflib
 import json
 import re
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.config import HARMLESS, IN_MEMORY, Config, ConfigError, Data, Finetune
+from jaxdp.config import HARMLESS, IN_MEMORY, RESNET, Config, ConfigError, Data, Finetune
+from jaxdp.flags import nearest
 from jaxdp.registry import check_names
 
 # Fields that mean something only where another field has one of these values; elsewhere they must keep their defaults.
@@ -74,8 +74,8 @@ def _describe(error: ValidationError) -> str:
         for part in first["loc"][:-1]:
             owner = owner[0] if isinstance(part, int) else getattr(owner, part)
         known = [f.name for f in dataclasses.fields(owner)]
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, 1)
-        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+        near = nearest(str(first["loc"][-1]), known)
+        return f"{path}: unknown field; " + (f"did you mean {near}?" if near else f"known are {', '.join(known)}")
     return f"{path}: {first['input']!r} is not allowed; {message}"
 
 
@@ -161,7 +161,7 @@ def _check_relations(config: Config) -> None:
 def _check_finetune(config: Config) -> None:
     """What means something only where a run begins from a file of weights."""
     own = config.finetune
-    if config.model.name != "resnet" and own != Finetune():
+    if config.model.name != RESNET and own != Finetune():
         raise ConfigError(
             f"finetune: {own} is not allowed with model.name {config.model.name!r}; it knows resnet; leave it out"
         )

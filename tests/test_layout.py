@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 LAYERS = [
     {"errors"},
     {"commands", "config", "parallel.alone", "parallel.memory", "parallel.stragglers"},
+    {"flags"},
     {"registry"},
-    {"flags", "validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
+    {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
     {"arguments"},

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.models.own import OwnModel, build
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import more_than_one_dimension
 from jaxdp.parallel.mesh import AXES
-from jaxdp.registry import RESNET
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdp.config import Config
-from jaxdp.report.reached import read_config, read_records
+from jaxdp.report.reached import read_run
 from jaxdp.training.result import read_result
 
 NAN = float("nan")
@@ -72,7 +72,7 @@ class History:
 def read(workdir, label: str | None = None) -> History:
     """The run in a directory. Raises ConfigError where there is none, or a file of it is damaged."""
     path = Path(workdir)
-    records, config = read_records(path), read_config(path)
+    config, records = read_run(path)
     if (path / "result.json").exists():
         text = (path / "result.json").read_text(errors="replace")
         read_result(path, text)  # says here that it is damaged

@@ -47,19 +47,26 @@ def read_records(workdir: Path) -> list[dict]:
     return records
 
 
+def read_run(workdir) -> tuple[Config, list[dict]]:
+    """(config, lines of the log) of a run. Raises ConfigError for a directory without one."""
+    workdir = Path(workdir)
+    if not (workdir / "config.json").is_file() or not (workdir / "metrics.jsonl").is_file():
+        raise ConfigError(f"{str(workdir)!r} holds no run: there is no config.json with metrics.jsonl; give a run's directory")
+    return read_config(workdir), read_records(workdir)
+
+
 def report(workdir) -> dict:
+    """What the run in a directory has reached, see `reached_by`. Raises ConfigError for a directory without a run."""
+    return reached_by(*read_run(workdir))
+
+
+def reached_by(config: Config, records: list[dict]) -> dict:
     """What a run has reached: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "epochs_to_target",
     "reference_epochs", "ratio"}.
 
     The last three are None where they do not apply: another data set than ImageNet, a target not reached, a batch size that
-    the reference does not have, or several batch sizes; those of accuracy before the first evaluation. Raises ConfigError for a
-    directory without a run.
+    the reference does not have, or several batch sizes; those of accuracy before the first evaluation.
     """
-    workdir = Path(workdir)
-    if not (workdir / "config.json").is_file() or not (workdir / "metrics.jsonl").is_file():
-        raise ConfigError(f"{str(workdir)!r} holds no run: there is no config.json with metrics.jsonl; give a run's directory")
-    config = read_config(workdir)
-    records = read_records(workdir)
     evaluations = [record for record in records if "eval_accuracy" in record]
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
     best = max(evaluations, key=lambda record: record["eval_accuracy"], default={"eval_accuracy": None, "epoch": None})

@@ -5,7 +5,7 @@ from html import escape
 
 from jaxdp.report.classes import MOST_IN_A_LIST, Classes
 from jaxdp.report.history import PARTS, History
-from jaxdp.report.reached import as_text, report
+from jaxdp.report.reached import as_text, reached_by
 from jaxdp.validation import flatten
 
 NOT_MEASURED = "not measured"
@@ -16,7 +16,7 @@ def reached(runs: list[History]) -> list[str]:
     """What each run has reached, and where it stands."""
     lines = []
     for run in runs:
-        told = report(run.path) | {"name": run.label}
+        told = reached_by(run.config, run.records) | {"name": run.label}
         where = {"finished": "", "running": " The run is going on.", "stopped": " The run is not finished."}[run.state]
         lines.append(as_text(told).replace("\n", "; ") + "." + where)
     return lines
@@ -94,14 +94,14 @@ def numbers(runs: list[History]) -> str:
 
 
 def _of_run(run: History) -> dict[str, str]:
-    told, config, result = report(run.path), run.config, run.told if run.state == "finished" else {}
+    told, config, result = reached_by(run.config, run.records), run.config, run.told if run.state == "finished" else {}
     last = run.records[-1] if run.records else {}
     evaluated = run.evaluations[-1] if run.evaluations else {}
     shown = {
         "directory": str(run.path),
         "state": run.state,
         "data": config.data.source,
-        "model": f"ResNet-{config.model.depth}, width {config.model.width}, {config.model.dtype}",
+        "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",
         "epochs": f"{last.get('epoch', 0.0):.2f} of {config.epochs:g}",
         "steps": str(last.get("step", 0)),
         "accuracy, last": _percent(told["accuracy"]),

@@ -262,7 +262,7 @@ class Run:
                 raise ConfigError(guard.out_of_memory_message(phase, error)) from None
 
     def _close(self, writer) -> None:
-        """A picture or an event file that cannot be finished is worth a remark, not the run."""
+        """A log that cannot be finished is worth a remark, not the run; other writers say so themselves."""
         try:
             writer.close()
         except Exception as error:

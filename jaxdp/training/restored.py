@@ -8,13 +8,12 @@ import jax
 import numpy as np
 
 from jaxdp import models
-from jaxdp.config import Config, ConfigError
+from jaxdp.config import RESNET, Config, ConfigError
 from jaxdp.data.sources import open_datasets
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
 from jaxdp.parallel.mesh import choose_shape, make_mesh
-from jaxdp.registry import RESNET
 from jaxdp.training import checkpoint, seal
 from jaxdp.training.evaluation import Confusion, make_evaluation_step
 from jaxdp.training.evaluation import evaluate as evaluate_on

@@ -25,7 +25,7 @@ def write_atomically(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-CHECKPOINTS, CONFIG, CLASSES = "checkpoints", "config.json", "classes.json"
+CHECKPOINTS, CONFIG, CLASSES, LOCK = "checkpoints", "config.json", "classes.json", ".lock"
 RUN_FILES = (CONFIG, "metrics.jsonl", "result.json", "tensorboard", CHECKPOINTS)
 
 
@@ -40,7 +40,7 @@ def claimed(workdir: Path):
     """Hold the directory against a second process. Raises ConfigError where it cannot be made or is in use."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        lock = open(workdir / ".lock", "w")
+        lock = open(workdir / LOCK, "w")
     except OSError as error:
         if (workdir / "result.json").exists() and error.errno in (errno.EROFS, errno.EACCES):
             yield workdir  # a finished run, which is only looked at
@@ -59,7 +59,7 @@ def claimed(workdir: Path):
 def in_use(workdir: Path) -> bool:
     """Whether a process on this machine is training in the directory."""
     try:
-        with open(workdir / ".lock") as lock:
+        with open(workdir / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
