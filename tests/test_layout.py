@@ -42,7 +42,7 @@ LAYERS = [
     | {"models.weights"},
     {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
     | {"training.finetuning", "training.profile", "bench.allreduce", "bench.input"},
-    {"training.checkpoint", "training.programs", "bench.stepper"},
+    {"training.checkpoint", "training.programs", "training.log", "bench.stepper"},
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "training.first_gradient", "report.reached", "aot"},
     {"report.history"},

@@ -2,18 +2,16 @@
 
 import dataclasses
 import math
-import platform
 import time
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
 
-from jaxdp import __version__, models
+from jaxdp import models
 from jaxdp.config import ConfigError
 from jaxdp.data import feed
 from jaxdp.data.groups import rows_a_group
@@ -21,17 +19,18 @@ from jaxdp.data.loader import DataError
 from jaxdp.data.sources import keeps_images
 from jaxdp.training import checkpoint, finetuning, guard, seal
 from jaxdp.training import workdir as directories
-from jaxdp.training.evaluation import Examples, evaluate
-from jaxdp.training.metrics import NoWriter, to_json, writers_for
+from jaxdp.training.evaluation import evaluate
+from jaxdp.training.log import Log
+from jaxdp.training.metrics import to_json, writers_for
 from jaxdp.training.prepared import Prepared
 from jaxdp.training.profile import NoProfile, profile_of
 from jaxdp.training.programs import Programs, mesh_of
 from jaxdp.training.remarks import Remarks
-from jaxdp.training.result import Progress, TrainResult
+from jaxdp.training.result import Progress, TrainResult, versions
 from jaxdp.training.state import abstract_state, create_state, moved
 from jaxdp.training.stop import Signals, StopAsked, Stopped
 from jaxdp.training.strategy import chosen_strategies
-from jaxdp.training.tensorboard import About
+from jaxdp.training.tensorboard import About, mesh_table
 from jaxdp.training.watchdog import Watchdog
 from jaxdp.validation import changes, from_dict
 
@@ -51,10 +50,9 @@ class Run:
         weights=None,
         writers=(),
     ):
-        self.config, self.plan, self.datasets = prepared.config, prepared.plan, prepared.datasets
+        self.prepared, self.config, self.plan, self.datasets = prepared, prepared.config, prepared.plan, prepared.datasets
         self.workdir, self.screen, self.started, self.signals = workdir, screen, started, signals
         self.origin, self.accept_changes, self.weights, self.own_writers = origin, accept_changes, weights, list(writers)
-        self.data_facts = prepared.data_facts
         self.device_kind = prepared.devices[0].device_kind
         self.team = team = signals.team
         pixels = (self.datasets.mean, self.datasets.std)
@@ -70,7 +68,7 @@ class Run:
         self.watchdog = Watchdog(minutes and 60 * minutes, f"{screen.again} goes on from the last checkpoint")
         self.loss_watch = guard.LossWatch(self.config.model.classes, self.config.guard.exploding)
         self.progress = Progress()
-        self.since_log = [0, 0.0, 0.0]  # images, seconds, seconds of them waiting for images
+        self.log = Log(self.config.logging.every_steps, started)
         self.remarks = Remarks(screen.say, self.datasets.train)
         self.profile = NoProfile()
         self.pending = deque()  # steps dispatched whose metrics have not been read
@@ -83,17 +81,9 @@ class Run:
             try:
                 self.signals.look()
                 self._begin()
-                self.writers = [NoWriter()]
-                if self.team.first:
-                    tensorboard, patient = self.config.logging.tensorboard, self.team.processes == 1
-                    about = About(self.config, self._meshes(), self.datasets.classes)
-                    samples = self.progress.samples
-                    self.writers = writers_for(self.workdir, tensorboard, samples, patient, self.screen.say, about)
-                    self.writers += self.own_writers
-                    self.profile = profile_of(self.config, self.workdir, self.progress.steps, self.screen.say)
+                stack.callback(self.log.close, self.screen.say)
+                self._begin_log()
                 stack.callback(self.profile.close)
-                for writer in self.writers:
-                    stack.callback(self._close, writer)
                 self.screen.begin(self.progress.steps + self._steps_left(), self.progress.steps)
                 stack.callback(self.screen.end)
                 self._phases()
@@ -103,7 +93,7 @@ class Run:
             except StopAsked:
                 raise self._stopped() from None
             except guard.TrainingError as error:
-                if not hasattr(self, "writers"):  # nothing has begun
+                if not self.log.begun:
                     raise
                 advice = "--resume {} with --accept-changes and a new --workdir goes on from there"
                 raise guard.TrainingError(f"{error}; {self._good_checkpoint(advice)}") from None
@@ -116,15 +106,16 @@ class Run:
                 directories.write_atomically(self.workdir / "result.json", text + "\n")
         return result
 
-    def _meshes(self) -> str:
-        """The mesh of every phase, as Markdown."""
-        rows = ["| phase | mesh | global batch | per-worker batch | micro-batches | all-reduce |", "|---|---|---|---|---|---|"]
-        for phase in self.plan.phases:
-            rows.append(
-                f"| {phase.index} | {phase.vertical}x{phase.horizontal} {self.device_kind} | {phase.global_batch} | "
-                f"{phase.per_worker_batch} | {phase.accumulation} | {self.programs.strategy(phase)} |"
-            )
-        return "\n".join(rows)
+    def _begin_log(self) -> None:
+        """What the first process writes, and traces; the others write nothing."""
+        writers, say = [], self.screen.say
+        if self.team.first:
+            table = mesh_table(self.plan.phases, self.device_kind, self.programs.strategy)
+            about = About(self.config, table, self.datasets.classes)
+            patient = self.team.processes == 1
+            writers = writers_for(self.workdir, self.config.logging.tensorboard, self.progress.samples, patient, say, about)
+            self.profile = profile_of(self.config, self.workdir, self.progress.steps, say)
+        self.log.begin([*writers, *(self.own_writers if writers else ())], self.progress.wall_seconds)
 
     def _begin(self) -> None:
         """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""
@@ -138,7 +129,7 @@ class Run:
         if found is None and self.origin is not None:
             found = self._restored_from_origin()
         if found is not None:
-            self._check_fit(found[1])
+            self.prepared.check_fits(found[1], self.accept_changes)
         if self.team.first:
             directories.adopt(self.workdir, self.config)
             directories.keep_class_names(self.workdir, self.datasets.classes)
@@ -179,21 +170,6 @@ class Run:
             if remark:
                 self.screen.say(remark)
 
-    def _check_fit(self, sealed) -> None:
-        """Raise ConfigError where a sound checkpoint is of other data, or lies beyond the run's end."""
-        then, now = sealed.told.get("data"), self.data_facts
-        if then not in (None, now) and not self.accept_changes:
-            different = "; ".join(f"{name}: {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name])
-            raise ConfigError(
-                f"{sealed.path} is of a run on other data ({different}); restore them, give --resume never to begin anew, or "
-                "--accept-changes to go on with the new ones"
-            )
-        if sealed.samples > self.plan.total_samples:
-            raise ConfigError(
-                f"epochs: {self.config.epochs:g} is not allowed; {sealed.path} is at epoch {sealed.told['epoch']:g} already; "
-                "give more epochs, or another --workdir"
-            )
-
     def _restored_from_origin(self):
         try:
             return checkpoint.load(self.origin, self._abstract(self.origin.samples)), self.origin
@@ -226,7 +202,7 @@ class Run:
     def _save_here(self) -> bool:
         """Save the last step taken, wherever the run is; False where none was."""
         self.watchdog.rest()
-        if not hasattr(self, "writers") or self.progress.steps == 0:
+        if not self.log.begun or self.progress.steps == 0:
             return False
         self._fetch_all()
         if self.saved_samples != self.progress.samples:
@@ -260,13 +236,6 @@ class Run:
                 if not guard.is_out_of_memory(error):
                     raise
                 raise ConfigError(guard.out_of_memory_message(phase, error)) from None
-
-    def _close(self, writer) -> None:
-        """A log that cannot be finished is worth a remark, not the run; other writers say so themselves."""
-        try:
-            writer.close()
-        except Exception as error:
-            self.screen.say(f"{type(writer).__name__} could not be finished: {error}")
 
     def _finish(self, phase) -> None:
         """The evaluation at the end, if the last step was not evaluated already, and the last checkpoint."""
@@ -357,7 +326,7 @@ class Run:
         before = feeder.waited
         batch = feeder.next(self.signals.result)
         self.progress.input_seconds += feeder.waited - before
-        self.since_log[2] += feeder.waited - before
+        self.log.waited += feeder.waited - before
         return batch
 
     def _record(self, phase, before: int) -> dict:
@@ -383,10 +352,9 @@ class Run:
         self.team.stepped(record["step"], asked, time.monotonic())
         self.watchdog.busy(f"the step after step {record['step']}")
         now = time.perf_counter()
-        progress.training_seconds += now - self.clock
-        self.since_log[0] += record["global_batch"]
-        self.since_log[1] += now - self.clock
-        self.clock = now
+        seconds, self.clock = now - self.clock, now
+        progress.training_seconds += seconds
+        record = self.log.timed(record, seconds)
         if progress.first_step_seconds is None:
             progress.first_step_seconds = time.monotonic() - self.started
         progress.skipped_steps = record.get("skipped_steps", 0)
@@ -397,15 +365,12 @@ class Run:
             progress.told_exploded, progress.pinned = True, self.checkpoints.pinned
             kept = f"the last checkpoint before is {good.path}, which is kept" if good else "there is no checkpoint before"
             self.screen.say(self.loss_watch.remark(record, kept))
-        images, seconds, waited = self.since_log
-        record |= {"images_per_second": images / seconds, "input_seconds": waited}
         self.remarks.input(record["step"], progress)
         self.remarks.bad_images(self.datasets.bad_images)
         self.screen.step(record)
         last = record["samples"] >= self.plan.total_samples
-        if record["step"] % self.config.logging.every_steps == 0 or first_of_phase or last:
-            self._write(record | self._waiting() | self._wall())
-            self.since_log = [0, 0.0, 0.0]
+        if self.log.due(record) or first_of_phase or last:
+            self.log.step(record | self._waiting())
 
     def _waiting(self) -> dict:
         """What is known of processes that others wait for, for the log."""
@@ -414,13 +379,6 @@ class Run:
         self.remarks.waiting(waiting)
         slowest = waiting["slowest"][0]
         return {"waiting_share": waiting["waiting_share"], "slowest_rank": slowest["rank"]}
-
-    def _wall(self) -> dict:
-        return {"wall_seconds": self.progress.wall_seconds + time.monotonic() - self.started}
-
-    def _write(self, record: dict) -> None:
-        for writer in self.writers:
-            writer.write(record)
 
     def _crossed(self, every, before: int, unit: int) -> bool:
         """Whether the last step passed a multiple of `every` units of `unit` samples; never, where `every` is None."""
@@ -439,8 +397,7 @@ class Run:
         began = time.perf_counter()
         self._meet("evaluation")
         position = {"step": progress.steps, "samples": progress.samples, "epoch": progress.samples / self.plan.examples}
-        watching = [writer for writer in self.writers if getattr(writer, "wants_examples", False)]
-        examples = Examples(len(self.datasets.evaluation)) if watching else None
+        examples = self.log.examples(len(self.datasets.evaluation))
         progress.evaluated = position | evaluate(
             program,
             *self.state.evaluated,
@@ -452,10 +409,7 @@ class Run:
             examples,
         )
         self.watchdog.rest()
-        self._write(progress.evaluated | self._wall())
-        if examples and examples.found:
-            for writer in watching:
-                writer.write_examples(progress.evaluated, *examples.arrays())
+        self.log.evaluation(progress.evaluated, examples)
         self.screen.evaluated(progress.evaluated)
         progress.evaluation_due = False
         self.clock = time.perf_counter()
@@ -489,55 +443,29 @@ class Run:
             "accuracy": evaluated["eval_accuracy"] if here else None,
             "epoch": progress.samples / self.plan.examples,
             "config": dataclasses.asdict(self.config),
-            "versions": _versions(),
-            "data": self.data_facts,
+            "versions": versions(),
+            "data": self.prepared.data_facts,
             "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in self.plan.phases},
         }
-        self.checkpoints.save(self.state, progress.samples, told, self.writers[0].sync)
+        self.checkpoints.save(self.state, progress.samples, told, self.log.sync)
         self.clock = time.perf_counter()
         progress.saving_seconds += self.clock - began
 
     def _progress_now(self) -> Progress:
-        return dataclasses.replace(self.progress, **self._wall(), bad_images=self.datasets.bad_images)
+        return dataclasses.replace(self.progress, **self.log.wall, bad_images=self.datasets.bad_images)
 
     def _result(self) -> TrainResult:
-        phase, progress = self.plan.phases[-1], self._progress_now()
+        progress = self._progress_now()
         bad_images = {name: why for one in self.team.exchange("bad images", progress.bad_images) for name, why in one.items()}
         waiting = self.team.waiting(whole=True)
-        last = progress.evaluated
-        return TrainResult(
-            accuracy=last["eval_accuracy"],
-            top5=last["eval_top5"],
-            loss=last["eval_loss"],
-            eval_examples=last["eval_examples"],
-            steps=progress.steps,
-            samples=progress.samples,
-            epochs=progress.samples / self.plan.examples,
-            wall_seconds=progress.wall_seconds,
-            seconds_to_first_step=progress.first_step_seconds,
-            training_seconds=progress.training_seconds,
-            evaluation_seconds=progress.evaluation_seconds,
-            images_per_second=progress.samples / progress.training_seconds,
-            devices=phase.devices,
+        return TrainResult.of(
+            dataclasses.replace(progress, bad_images=bad_images),
+            self.plan,
             device_kind=self.device_kind,
-            mesh=(phase.vertical, phase.horizontal),
-            versions=_versions(),
             workdir=str(self.workdir),
-            skipped_steps=progress.skipped_steps,
             strategy=", ".join(dict.fromkeys(self.programs.strategy(phase) for phase in self.plan.phases)),
-            input_seconds=progress.input_seconds,
-            saving_seconds=progress.saving_seconds,
-            compilation_seconds=progress.compilation_seconds,
-            sessions=progress.sessions,
-            bad_images=bad_images,
             processes=self.team.processes,
             hosts=len(set(self.team.host_numbers)),
             waiting_share=waiting.get("waiting_share", 0.0),
             slowest=waiting.get("slowest", []),
         )
-
-
-def _versions() -> dict:
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    own = {"jaxdp": __version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in packages}

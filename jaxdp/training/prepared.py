@@ -40,6 +40,21 @@ class Prepared:
         _check_profile(config, plan)
         return cls(config, devices, datasets, facts, dataclasses.replace(plan, config=config), model_summary(config), kept)
 
+    def check_fits(self, sealed, accept_changes: bool) -> None:
+        """Raise ConfigError where a sound checkpoint is of other data, or lies beyond the run's end."""
+        then, now = sealed.told.get("data"), self.data_facts
+        if then not in (None, now) and not accept_changes:
+            different = "; ".join(f"{name}: {then.get(name)} -> {now[name]}" for name in now if then.get(name) != now[name])
+            raise ConfigError(
+                f"{sealed.path} is of a run on other data ({different}); restore them, give --resume never to begin anew, or "
+                "--accept-changes to go on with the new ones"
+            )
+        if sealed.samples > self.plan.total_samples:
+            raise ConfigError(
+                f"epochs: {self.config.epochs:g} is not allowed; {sealed.path} is at epoch {sealed.told['epoch']:g} already; "
+                "give more epochs, or another --workdir"
+            )
+
 
 def _check_profile(config: Config, plan: Plan) -> None:
     """Raise ConfigError where steps that the run does not have are to be traced."""

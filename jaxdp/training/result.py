@@ -1,11 +1,14 @@
 """What a run knows of itself while it goes on, and what it gave in the end."""
 
 import dataclasses
+import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from jaxdp import __version__
 from jaxdp.config import ConfigError
 from jaxdp.parallel.stragglers import in_words
 from jaxdp.training.console import clock
@@ -76,6 +79,33 @@ class TrainResult:
     hosts: int = 1
     waiting_share: float = 0.0
     slowest: list = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def of(cls, progress: Progress, plan, **more) -> "TrainResult":
+        """Of a run that has come to the end of its plan; more: the fields that neither of them tells."""
+        phase, last = plan.phases[-1], progress.evaluated
+        both = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
+        return cls(
+            accuracy=last["eval_accuracy"],
+            top5=last["eval_top5"],
+            loss=last["eval_loss"],
+            eval_examples=last["eval_examples"],
+            epochs=progress.samples / plan.examples,
+            seconds_to_first_step=progress.first_step_seconds,
+            images_per_second=progress.samples / progress.training_seconds,
+            devices=phase.devices,
+            mesh=(phase.vertical, phase.horizontal),
+            versions=versions(),
+            **{name: getattr(progress, name) for name in both},
+            **more,
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of everything that a run's numbers depend on."""
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    own = {"jaxdp": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in packages}
 
 
 def read_result(path: Path, text: str) -> TrainResult:

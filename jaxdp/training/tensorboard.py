@@ -22,6 +22,17 @@ class About(NamedTuple):
     class_names: tuple[str, ...] = ()
 
 
+def mesh_table(phases, device_kind: str, strategy_of) -> str:
+    """The mesh of every phase, as Markdown."""
+    rows = ["| phase | mesh | global batch | per-worker batch | micro-batches | all-reduce |", "|---|---|---|---|---|---|"]
+    for phase in phases:
+        rows.append(
+            f"| {phase.index} | {phase.vertical}x{phase.horizontal} {device_kind} | {phase.global_batch} | "
+            f"{phase.per_worker_batch} | {phase.accumulation} | {strategy_of(phase)} |"
+        )
+    return "\n".join(rows)
+
+
 class TensorBoard:
     """Every number of a record as a scalar over samples seen, so that runs of different batch sizes lie side by side.
 
