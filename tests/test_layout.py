@@ -46,6 +46,7 @@ LAYERS = [
     {"bench.scaling", "bench.step"},
     {"training.loop", "training.restored", "training.first_gradient", "report.reached", "aot"},
     {"report.history"},
+    {"report.communication"},
     {"report.curves"},
     {"report.classes"},
     {"report.tables"},

@@ -66,6 +66,7 @@ def test_a_run_has_every_section_and_its_held_out_images_by_class(tiny, tmp_path
     assert (sum(rights), sum(images)) == (round(23 * result.accuracy), 23)
     seconds = read(tmp_path).seconds()
     assert seconds.keys() == PARTS.keys()
+    assert seconds.pop("exposed") is None
     assert min(seconds.values()) >= 0
     assert sum(seconds.values()) == pytest.approx(result.wall_seconds)
     assert all(after["wall_seconds"] > before["wall_seconds"] for before, after in pairwise(read(tmp_path).records))
@@ -111,8 +112,8 @@ def test_what_was_not_recorded_is_not_measured_and_not_guessed(undrawn, tmp_path
     assert read(run).seconds() == {}
     text = text_of(write([run], evaluate=False))
     assert "time.png" not in text
-    assert "<td>not measured here: jaxdp bench scaling</td>" in text
-    assert text.count("<td>not measured</td>") == len(PARTS) + 1
+    assert "<td>not measured: jaxdp report --communication</td>" in text
+    assert text.count("<td>not measured</td>") == len(PARTS)
     told = dataclasses.asdict(RESULT)
     old = {name: value for name, value in told.items() if name != "compilation_seconds"}
     (run / "result.json").write_text(json.dumps(old))
@@ -121,7 +122,57 @@ def test_what_was_not_recorded_is_not_measured_and_not_guessed(undrawn, tmp_path
     assert seconds["rest"] == pytest.approx(20.0 - 10.0 - 3.0 - 0.5)
     (run / "result.json").write_text(json.dumps(told))
     expected = {"input": 1.5, "steps": 8.5, "evaluation": 3.0, "saving": 0.5, "compilation": 4.0, "rest": 2.5}
-    assert read(run).seconds() == pytest.approx(expected)
+    assert read(run).seconds() == expected | {"exposed": None}
+
+
+def test_exposed_communication_is_measured_for_this_very_run(undrawn, tmp_path):
+    """A share of the steps: 10 at 30 ms, of which 20 without reductions, and 20 at 50 ms, of which 45."""
+    run = a_run(tmp_path / "run", name="digits")
+    (run / "result.json").write_text(json.dumps(dataclasses.asdict(RESULT)))
+    phases = [
+        {"steps": 10, "step_seconds": 0.03, "without_reduction_seconds": 0.02},
+        {"steps": 20, "step_seconds": 0.05, "without_reduction_seconds": 0.045},
+    ]
+    told = {"config": json.loads((run / "config.json").read_text()), "phases": phases}
+    (run / "communication.json").write_text(json.dumps(told))
+    seconds = read(run).seconds()
+    assert (seconds["exposed"], seconds["steps"]) == pytest.approx((8.5 * 0.2 / 1.3, 8.5 * 1.1 / 1.3))
+    assert sum(seconds.values()) == pytest.approx(20.0)
+    assert f"<td>{8.5 * 0.2 / 1.3:.1f} s ({100 * 8.5 * 0.2 / 1.3 / 20:.1f} %)</td>" in text_of(write([run], evaluate=False))
+    for damaged in ({"config": {}, "phases": phases}, {"phases": phases}, {"config": told["config"], "phases": 3}, [], 7):
+        (run / "communication.json").write_text(json.dumps(damaged))
+        assert read(run).seconds()["exposed"] is None
+    (run / "result.json").write_text(json.dumps(dataclasses.asdict(dataclasses.replace(RESULT, devices=1, mesh=(1, 1)))))
+    assert read(run).seconds()["exposed"] == 0.0
+
+
+def test_the_step_of_every_phase_is_timed_with_reductions_and_without(undrawn, tiny, tmp_path):
+    config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(16, until_epoch=1.0), Phase(32)))
+    run, said = tmp_path / "run", []
+    result = train(config, run)
+    text = text_of(write([run], evaluate=False, communication=True, say=said.append))
+    assert [line.partition(":")[0] for line in said] == ["run, phase 0", "run, phase 1"]
+    told = json.loads((run / "communication.json").read_text())
+    assert sum(row["steps"] for row in told["phases"]) == result.steps
+    assert [row["global_batch"] for row in told["phases"]] == [16, 32]
+    assert all(row["mesh"] == list(result.mesh) and row["strategy"] == "torus" for row in told["phases"])
+    assert all(min(row["step_seconds"], row["without_reduction_seconds"]) > 0 for row in told["phases"])
+    assert "not measured" not in text
+    assert read(run).exposed() is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"devices": 64, "mesh": (8, 8)}, "the run was on 64 x cpu, mesh 8x8, and here"), ({"processes": 2}, "of 2 processes")],
+)
+def test_communication_is_measured_where_the_run_was_or_not_at_all(undrawn, tiny, tmp_path, changes, message):
+    run = a_run(tmp_path / "run", name="digits", mesh=tiny.mesh)
+    with pytest.raises(ConfigError, match="the run is not finished"):
+        write([run], communication=True)
+    (run / "result.json").write_text(json.dumps(dataclasses.asdict(dataclasses.replace(RESULT, samples=1437, **changes))))
+    with pytest.raises(ConfigError, match=message):
+        write([run], communication=True)
+    assert not (run / "communication.json").exists()
 
 
 def test_speeds_are_images_by_seconds_over_several_lines():

@@ -23,6 +23,7 @@ def run(arguments, program):
           jaxdp report runs/digits
           jaxdp report runs/first runs/second --output runs/compared
           jaxdp report runs/first runs/second --json --no-html
+          jaxdp report runs/digits --communication
         """
 
         workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
@@ -36,6 +37,9 @@ def run(arguments, program):
         that out"""
         checkpoint: str = "newest"
         """which one is evaluated: newest, best (by accuracy), or its samples"""
+        communication: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """measure how much of the steps' time is exposed communication, on the devices that the run was on; kept for later
+        reports"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document: a list with an object for every run"""
 
@@ -46,8 +50,15 @@ def run(arguments, program):
         raise ConfigError("workdir: () is not allowed; give at least one run's directory")
     if not chosen.html and chosen.output is not None:
         raise ConfigError(f"--output: {chosen.output!r} is not allowed with --no-html, which writes nothing; leave one out")
+    if not chosen.html and chosen.communication:
+        raise ConfigError("--communication: True is not allowed with --no-html; what it measures is shown on the page")
     told = [report(workdir) for workdir in chosen.workdir]
     print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told), flush=True)
     if chosen.html:
-        page = write(chosen.workdir, chosen.output, chosen.evaluate, chosen.checkpoint)
+        from jaxdp.training.console import Screen
+
+        say = Screen(sys.stderr).say
+        page = write(
+            chosen.workdir, chosen.output, chosen.evaluate, chosen.checkpoint, communication=chosen.communication, say=say
+        )
         print(f"page: {page}", file=sys.stderr if chosen.json else sys.stdout)

@@ -4,16 +4,22 @@ import math
 from itertools import cycle
 
 from jaxdp.config import ConfigError
-from jaxdp.report.history import PARTS, REST_WITH_COMPILATION, History, values
+from jaxdp.report.history import PARTS, REST_WITH_COMPILATION, STEPS_WITH_EXPOSED, History, values
 
 # Colours that the colour-blind tell apart (Okabe & Ito); a run is known by its dashes as well.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, BLACK)
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MOST_RUNS = len(COLOURS) * len(DASHES)  # 7 and 4 have no common factor: so many pairs are all different
-PART_STYLES = dict(
-    zip(PARTS, ((YELLOW, "//"), (BLUE, ""), (GREEN, "\\\\"), (PURPLE, "xx"), (SKY, ".."), ("#BBBBBB", "")), strict=True)
-)
+PART_STYLES = {
+    "input": (YELLOW, "//"),
+    "steps": (BLUE, ""),
+    "exposed": (ORANGE, "++"),
+    "evaluation": (GREEN, "\\\\"),
+    "saving": (PURPLE, "xx"),
+    "compilation": (SKY, ".."),
+    "rest": ("#BBBBBB", ""),
+}
 NO_TIME = "not measured: no wall_seconds in the log"
 
 
@@ -135,7 +141,7 @@ def time_parts(runs: list[History]):
             left += share
     from matplotlib.patches import Patch
 
-    names = PARTS | {"steps": "steps"}
+    names = PARTS | ({"steps": STEPS_WITH_EXPOSED} if all(s["exposed"] is None for _, s in known) else {})
     if any(seconds["compilation"] is None for _, seconds in known):
         names |= {"rest": REST_WITH_COMPILATION if all(s["compilation"] is None for _, s in known) else names["rest"]}
     handles = [

@@ -7,18 +7,22 @@ from pathlib import Path
 from jaxdp.config import Config
 from jaxdp.report.reached import read_run
 from jaxdp.training.result import read_result
+from jaxdp.validation import to_json
 
 NAN = float("nan")
 # Parts of the time of a run, in order, each with what it is called. They do not overlap, and add up to the wall time.
 PARTS = {
     "input": "waiting for images",
-    "steps": "steps: computation, exposed communication and waiting for other processes",
+    "steps": "steps: computation and waiting for other processes",
+    "exposed": "steps: exposed communication",
     "evaluation": "evaluation",
     "saving": "saving",
     "compilation": "waiting for compilation",
     "rest": "start and the rest",
 }
+STEPS_WITH_EXPOSED = "steps: computation, exposed communication and waiting for other processes"
 REST_WITH_COMPILATION = "start, compilation and the rest"
+COMMUNICATION = "communication.json"  # what jaxdp report --communication has measured
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,32 @@ class History:
         told = self.told
         if not told or not told.get("wall_seconds"):
             return {}
+        steps, exposed = told["training_seconds"] - told["input_seconds"], self.exposed()
         parts = {
             "input": told["input_seconds"],
-            "steps": told["training_seconds"] - told["input_seconds"],
+            "steps": steps * (1 - (exposed or 0.0)),
+            "exposed": None if exposed is None else steps * exposed,
             "evaluation": told["evaluation_seconds"],
             "saving": told["saving_seconds"],
             "compilation": told.get("compilation_seconds"),
         }
         return parts | {"rest": told["wall_seconds"] - sum(value or 0.0 for value in parts.values())}
+
+    def exposed(self) -> float | None:
+        """The share of the steps' time in which devices did nothing but communicate, as it was measured apart for this very
+        config; None where it was not."""
+        if self.state != "finished":
+            return None
+        if self.told["devices"] == 1:
+            return 0.0
+        try:
+            measured = json.loads((self.path / COMMUNICATION).read_text())
+            same = measured["config"] == json.loads(to_json(self.config))
+            whole = sum(row["steps"] * row["step_seconds"] for row in measured["phases"])
+            bare = sum(row["steps"] * row["without_reduction_seconds"] for row in measured["phases"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return min(1.0, max(0.0, 1 - bare / whole)) if same and whole > 0 else None
 
     def waiting(self) -> str:
         """What is known of the time in which devices waited for another process, which lies within the steps."""

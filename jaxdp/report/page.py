@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxdp.config import ConfigError, Mesh
 from jaxdp.errors import first_line
 from jaxdp.report.classes import Classes, by_class
+from jaxdp.report.communication import measure
 from jaxdp.report.curves import check_number, curves, settings, time_parts
 from jaxdp.report.history import History, read_all
 from jaxdp.report.tables import classes_table, differences, numbers, reached, times
@@ -29,12 +30,22 @@ td { text-align: right; font-variant-numeric: tabular-nums }
 """
 
 
-def write(workdirs, output=None, evaluate: bool = True, checkpoint: str = "newest", datasets=None) -> Path:
+def write(
+    workdirs,
+    output=None,
+    evaluate: bool = True,
+    checkpoint: str = "newest",
+    datasets=None,
+    communication: bool = False,
+    say=lambda text: None,
+) -> Path:
     """Write the page report.html and its pictures about one run or several; returns the page's path.
 
     output: their directory; None: WORKDIR/report for one run, `report` in the current directory for several. evaluate: count
     the held-out images by class, with the checkpoint that `checkpoint` names (newest, best, or its samples), on the
-    accelerators of this machine or one CPU device. datasets: as for `jaxdp.train`. An earlier report there is replaced.
+    accelerators of this machine or one CPU device. datasets: as for `jaxdp.train`. communication: first measure how much of the
+    steps' time is exposed communication, on devices like those of the runs, which must be free; it is kept in
+    WORKDIR/communication.json for later reports; say is told of it. An earlier report there is replaced.
 
     Raises ConfigError for a directory without a run, or files in the way that no report has written.
     """
@@ -51,6 +62,9 @@ def write(workdirs, output=None, evaluate: bool = True, checkpoint: str = "newes
     folder = default if output is None else Path(output)
     _made(folder)
     before = _own_files(folder)
+    if communication:
+        for run in sorted(runs, key=lambda run: -run.told.get("devices", 0)):  # a CPU is divided once, for the most devices
+            measure(run, say=say)
     found = [_classes(run, evaluate, checkpoint, datasets) for run in runs]
     pictures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
     for number, one in enumerate(found, 1):

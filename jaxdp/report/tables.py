@@ -9,7 +9,7 @@ from jaxdp.report.reached import as_text, reached_by
 from jaxdp.validation import flatten
 
 NOT_MEASURED = "not measured"
-NOT_EXPOSED = "not measured here: jaxdp bench scaling"
+NOT_EXPOSED = "not measured: jaxdp report --communication"
 
 
 def reached(runs: list[History]) -> list[str]:
@@ -39,18 +39,22 @@ def times(runs: list[History]) -> str:
         cells = []
         for seconds in every:
             value, whole = seconds.get(part), sum(one or 0.0 for one in seconds.values())
-            cells.append(NOT_MEASURED if value is None else f"{value:.1f} s ({100 * value / whole:.1f} %)")
+            missing = NOT_EXPOSED if part == "exposed" else NOT_MEASURED
+            cells.append(missing if value is None else f"{value:.1f} s ({100 * value / whole:.1f} %)")
         rows.append([words, *cells])
-        if part == "steps":
-            rows.append(["… of them exposed communication", *[NOT_EXPOSED] * len(runs)])
-            rows.append(["… of them waiting for other processes", *(run.waiting() for run in runs)])
+        if part == "exposed":
+            rows.append(["… of the steps waiting for other processes", *(run.waiting() for run in runs)])
+    if any(seconds.get("exposed") is None for seconds in every):
+        rows[1][0] += f" (with exposed communication where that was {NOT_MEASURED})"
     if any(seconds and seconds["compilation"] is None for seconds in every):
         rows[-1][0] += f" (with compilation where that was {NOT_MEASURED})"
     walls = [f"{sum(one or 0.0 for one in seconds.values()):.1f} s" if seconds else NOT_MEASURED for seconds in every]
     rows.append(["wall time of all sessions", *walls])
     rows.append(["known until", *(run.told_at if seconds else "—" for run, seconds in zip(runs, every, strict=True))])
     note = (
-        "Every part but the two marked … is of its own, and they add up to the wall time. Work that was lost when a session "
+        "Every part but the one marked … is of its own, and they add up to the wall time. Exposed communication is the time by "
+        "which a step with its reductions is longer than one without, measured after the run on made-up images, as a share of "
+        "the run's own steps. Work that was lost when a session "
         "was cut off and done again is counted once, time between sessions not at all."
     )
     return _table(["", *(run.label for run in runs)], rows) + f'<p class="quiet">{escape(note)}</p>'
