@@ -158,7 +158,7 @@ def test_pytorchs_logits_are_ours_both_ways(tmp_path, monkeypatch, depth):
     for number, (blocks, _) in DEPTHS.items():
         monkeypatch.setitem(resnet.BLOCKS, number, blocks)
     images = some_images(depth, 2, 96)
-    peer = torch_network(torch, *DEPTHS[depth])
+    peer = torch_layout.torch_network(*DEPTHS[depth])
     held = torch_layout.random_tensors(depth, *DEPTHS[depth])
     peer.load_state_dict({name: torch.from_numpy(value) for name, value in held.items()}, strict=True)
 
@@ -181,53 +181,3 @@ def test_pytorchs_logits_are_ours_both_ways(tmp_path, monkeypatch, depth):
     out = to_torch(weights.named(mine.params, mine.batch_stats), steps=3)
     peer.load_state_dict({name: torch.from_numpy(value) for name, value in out.items()}, strict=True)
     assert_equal(our_logits(mine, images), peers_logits(), "out")
-
-
-def torch_network(torch, blocks, bottleneck):
-    """ResNet v1.5 in torch.nn with torchvision's names."""
-    nn = torch.nn
-
-    class Block(nn.Module):
-        def __init__(self, before, inner, stride):
-            super().__init__()
-            after = inner * (4 if bottleneck else 1)
-            if bottleneck:
-                plan = [(before, inner, 1, 1), (inner, inner, 3, stride), (inner, after, 1, 1)]
-            else:
-                plan = [(before, inner, 3, stride), (inner, inner, 3, 1)]
-            self.count = len(plan)
-            for number, (into, out, size, step) in enumerate(plan, 1):
-                setattr(self, f"conv{number}", nn.Conv2d(into, out, size, step, size // 2, bias=False))
-                setattr(self, f"bn{number}", nn.BatchNorm2d(out))
-            self.downsample = None
-            if stride != 1 or before != after:
-                self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-        def forward(self, x):
-            y = x
-            for number in range(1, self.count + 1):
-                y = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y))
-                y = y.relu() if number < self.count else y
-            return (y + (x if self.downsample is None else self.downsample(x))).relu()
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-            self.maxpool = nn.MaxPool2d(3, 2, 1)
-            before = 64
-            for stage, count in enumerate(blocks):
-                inner, made = 64 * 2**stage, []
-                for block in range(count):
-                    made.append(Block(before, inner, 2 if stage and not block else 1))
-                    before = inner * (4 if bottleneck else 1)
-                setattr(self, f"layer{stage + 1}", nn.Sequential(*made))
-            self.fc = nn.Linear(before, 1000)
-
-        def forward(self, x):
-            x = self.maxpool(self.bn1(self.conv1(x)).relu())
-            for stage in range(1, 5):
-                x = getattr(self, f"layer{stage}")(x)
-            return self.fc(x.mean((2, 3)))
-
-    return Network()

@@ -1,0 +1,66 @@
+"""How far the logits of PyTorch's ResNet and ours are apart when one has the other's weights, at every depth, both ways.
+
+    python benchmarks/weights_vs_pytorch.py
+
+Random weights and random statistics of batch normalisation, float32, evaluation. Needs the extra `peers`. Writes
+benchmarks/results/weights_vs_pytorch.json and prints its table.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import torch_layout
+
+from jaxdp import models
+from jaxdp.bench.provenance import PACKAGES, provenance
+from jaxdp.models import weights
+from jaxdp.models.torch_weights import to_torch
+
+ROOT = Path(__file__).parent.parent
+DEPTHS = {18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False), 50: ((3, 4, 6, 3), True)}
+DEPTHS |= {101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
+IMAGES, SIZE = 2, 224
+
+
+def of_depth(depth: int, folder: Path) -> dict:
+    """PyTorch's weights read here ("in"), and others of ours written for it ("out"): the largest difference of a logit."""
+    images = np.random.default_rng(depth).normal(size=(IMAGES, SIZE, SIZE, 3)).astype(np.float32)
+    peer = torch_layout.torch_network(*DEPTHS[depth]).eval()
+    row = {"depth": depth}
+    for seed, way in enumerate(("in", "out")):
+        held = torch_layout.random_tensors(seed, *DEPTHS[depth])
+        if way == "in":
+            peer.load_state_dict({name: torch.from_numpy(value) for name, value in held.items()}, strict=True)
+            held = {name: value.numpy() for name, value in peer.state_dict().items()}
+        save_file(held, folder / "weights.safetensors")
+        ours = weights.read(folder / "weights.safetensors")
+        if way == "out":
+            told = to_torch(weights.named(ours.params, ours.batch_stats), steps=1)
+            peer.load_state_dict({name: torch.from_numpy(value) for name, value in told.items()}, strict=True)
+        here, _ = models.create(ours.model).apply(ours.params, ours.batch_stats, images, train=False)
+        with torch.no_grad():
+            there = peer(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()
+        row[way] = {"difference": float(np.abs(np.asarray(here) - there).max()), "largest_logit": float(np.abs(there).max())}
+    return row
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [of_depth(depth, Path(folder)) for depth in DEPTHS]
+    record = {"provenance": provenance((*PACKAGES, "torch")), "images": [IMAGES, SIZE, SIZE, 3], "rows": rows}
+    (ROOT / "benchmarks/results/weights_vs_pytorch.json").write_text(json.dumps(record, indent=1) + "\n")
+    print("depth  in: difference  of     out: difference  of")
+    for row in rows:
+        cells = "  ".join(f"{row[way]['difference']:.1e}         {row[way]['largest_logit']:.2f}" for way in ("in", "out"))
+        print(f"{row['depth']:>5}  {cells}")
+
+
+if __name__ == "__main__":
+    main()
