@@ -13,6 +13,7 @@ from jaxdp.parallel.chips import CHIPS
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 
+needs_compiler = pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
 TINY = ["--model.depth", "18", "--model.width", "16", "--data.image-size", "64", "--data.augmentation", "none"]
 TINY += ["--data.stored-size", "None"]
 
@@ -41,7 +42,7 @@ def test_groups_are_told_apart_by_axis():
     assert aot.axis_of(((0, 1), (1, 2), (2, 0)), 2, 3) == "point to point"
 
 
-@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "strategy"), [("a100", "torus"), ("h100", "torus"), ("h200", "torus"), ("h200", "psum"), ("h200", "hierarchical")]
@@ -79,7 +80,7 @@ def gradient_messages(strategy, *flags):
     return {one["operation"]: one for one in json.loads(out)["compiled"]["collectives"] if one["dtype"] == "bf16"}
 
 
-@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@needs_compiler
 @pytest.mark.slow
 def test_messages_travel_beside_the_backward_pass_of_a_block():
     """Each of ResNet-18's ten messages does."""
@@ -88,14 +89,14 @@ def test_messages_travel_beside_the_backward_pass_of_a_block():
     assert gradients["kernels_beside"] > 10 * 10
 
 
-@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@needs_compiler
 @pytest.mark.slow
 def test_without_overlap_xla_makes_fewer_messages():
     (gradients,) = gradient_messages("psum", "--reduce.no-overlap", "--compile.no-tuned").values()
     assert gradients["count"] < 10
 
 
-@pytest.mark.skipif(aot.available() is not None, reason=str(aot.available()))
+@needs_compiler
 @pytest.mark.slow
 def test_the_toruss_messages_between_hosts_travel_beside_the_backward_pass():
     """And so do all that gather inside a host; XLA waits for most that are scattered there, NVLink being fast."""
