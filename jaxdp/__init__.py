@@ -22,12 +22,14 @@ _WHERE = {
     "train": "jaxdp.training.session",
     "Stopped": "jaxdp.training.stop",
 }
-__all__ = [*_WHERE, "plan"]
+__all__ = [*_WHERE, "plan", "report"]
 
 
 def __getattr__(name):
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "report":
+        return importlib.import_module("jaxdp.report")
     raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
 
 

@@ -14,11 +14,27 @@ from jaxdp.config import Phase
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.console import Quiet
-from jaxdp.training.profile import NoProfile, profile_of
+from jaxdp.training.profile import NoProfile, profile_of, shares_of
 from jaxdp.training.programs import trace_train_step
 from jaxdp.validation import validate
 
 PARTS = ("augmentation", "forward", "backward", "all-reduce", "optimizer")
+A_STEP = """HloModule step
+
+%body (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %mul.1 = f32[4]{0} multiply(%x, %x), metadata={op_name="jit(step)/shard_map/while/body/closed_call/forward/jvp(ResNet)/mul"}
+  ROOT %mul.2 = f32[4]{0} multiply(%mul.1, %x), metadata={op_name="jit(step)/backward/transpose(forward)/mul"}
+}
+
+ENTRY %main (y: f32[4]) -> f32[4] {
+  %y = f32[4]{0} parameter(0)
+  %while.1 = f32[4]{0} while(%y), body=%body, metadata={op_name="jit(step)/shard_map/while"}
+  %add.1 = f32[4]{0} add(%while.1, %y), metadata={op_name="jit(step)/shard_map/backward/all-reduce/add"}
+  %copy.1 = f32[4]{0} copy(%add.1)
+  ROOT %add.2 = f32[4]{0} add(%copy.1, %y), metadata={op_name="jit(step)/shard_map/optimizer/add"}
+}
+"""
 
 
 class Listen(Quiet):
@@ -59,11 +75,22 @@ def test_the_steps_asked_for_are_traced_under_their_numbers_and_parts(tiny, tmp_
     (line,) = [line for line in screen.said if "traced" in line]
     assert line.startswith(f"steps 3 to 4 are traced in {tmp_path / 'profile'}; open {file} at https://ui.perfetto.dev")
     assert "tensorboard --logdir" in line
+    (line,) = [line for line in screen.said if "of the devices' time" in line]
+    assert {name for name, _ in re.findall(r"([\w-]+) ([\d.]+) %", line)} >= {*PARTS}
+    assert sum(float(share) for _, share in re.findall(r"([\w-]+) ([\d.]+) %", line)) == pytest.approx(100, abs=0.5)
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     steps = {str(event["args"]["step_num"]) for event in events if "step_num" in event.get("args", {})}
     assert steps == {"3", "4"}
     (xplane,) = (tmp_path / "profile").rglob("*.xplane.pb")
     assert all(f"/{part}/".encode() in xplane.read_bytes() for part in PARTS)
+
+
+def test_the_shares_of_the_parts_are_those_of_their_instructions():
+    """The loop's own time is that of its body; what is not in the step is left out."""
+    seconds = {"mul.1": 2.0, "mul.2": 4.0, "while.1": 6.0, "add.1": 1.0, "copy.1": 0.5, "add.2": 2.5, "another": 9.0}
+    expected = {"forward": 0.2, "backward": 0.4, "all-reduce": 0.1, "optimizer": 0.25, "rest": 0.05}
+    assert shares_of(A_STEP, seconds) == pytest.approx(expected)
+    assert shares_of(A_STEP, {}) == {}
 
 
 def test_nothing_is_traced_unless_asked(tiny, tmp_path):

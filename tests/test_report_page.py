@@ -1,18 +1,22 @@
 """The page of `jaxdp report`: what is on it, that it needs nothing else, and what it says where something is missing."""
 
 import base64
+import csv
 import dataclasses
+import errno
 import fcntl
 import json
 import re
+import warnings
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from test_report import a_run
 
 from jaxdp import TrainResult, cli, train
-from jaxdp.config import ConfigError, Phase
+from jaxdp.config import ConfigError, Data, Phase
 from jaxdp.report import classes, curves, page, write
 from jaxdp.report.history import PARTS, read, read_all
 from jaxdp.training.restored import evaluate
@@ -58,12 +62,17 @@ def test_a_run_has_every_section_and_its_held_out_images_by_class(tiny, tmp_path
     text = text_of(write([tmp_path]))
     assert re.findall("<h2>(.*?)</h2>", text) == [*SECTIONS, "All numbers"]
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        *("report.html", "curves.png", "settings.png", "time.png", "classes-1.png")
+        *("report.html", "curves.png", "settings.png", "time.png", "classes-1.png", "classes-1.csv", "confusions-1.csv")
     }
     assert f"{100 * evaluate(tiny, tmp_path)['eval_accuracy']:.2f} % of 23 held-out images" in text
     rights = [int(right) for right in re.findall(r"<td>(\d+) of \d+</td>", text)]
     images = [int(images) for images in re.findall(r"<td>\d+ of (\d+)</td>", text)]
     assert (sum(rights), sum(images)) == (round(23 * result.accuracy), 23)
+    pairs = list(csv.DictReader((tmp_path / "report/confusions-1.csv").read_text().splitlines()))
+    assert sum(int(row["images"]) for row in pairs) == 23
+    assert sum(int(row["images"]) for row in pairs if row["label"] == row["predicted"]) == sum(rights)
+    rows = list(csv.DictReader((tmp_path / "report/classes-1.csv").read_text().splitlines()))
+    assert sum(int(row["right"]) for row in rows) == sum(rights)
     seconds = read(tmp_path).seconds()
     assert seconds.keys() == PARTS.keys()
     assert seconds.pop("exposed") is None
@@ -227,6 +236,58 @@ def test_a_thousand_classes_show_the_worst_and_the_most_frequent_mistakes():
     assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
     assert len(bars.get_yticklabels()) == classes.MOST_IN_A_LIST
     assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]
+
+
+def test_names_are_no_formulas(tmp_path):
+    """And letters that the font lacks warn nobody."""
+    run = a_run(tmp_path / "$run$ \\frac", name="digits")
+    a_run(tmp_path / "$b", name="digits")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write([run, tmp_path / "$b"], tmp_path / "page", evaluate=False)
+        names = ["$5_$10", "$x^2$", "日本"]
+        found = page._pictures(read_all([run]), [classes.Classes(np.eye(3, dtype=np.int64), names, "some")])
+    assert found["classes-1.png"].startswith(b"\x89PNG")
+
+
+def test_a_report_that_finds_no_space_leaves_the_last_one(undrawn, tmp_path, monkeypatch):
+    run = a_run(tmp_path / "run", name="digits")
+    before = write([run], evaluate=False).read_bytes()
+    write_bytes = Path.write_bytes
+
+    def full(path, data):
+        if path.name == "settings.png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*report"):
+        write([run], evaluate=False)
+    monkeypatch.undo()
+    assert (run / "report/report.html").read_bytes() == before
+    assert {path.name for path in (run / "report").iterdir()} == {"report.html", "curves.png", "settings.png"}
+    write([run], evaluate=False)
+
+
+@pytest.mark.parametrize("checkpoint", ["bset", "99", "", ".."])
+def test_a_checkpoint_that_cannot_be_is_refused(undrawn, tmp_path, checkpoint):
+    run = a_run(tmp_path / "run", name="digits")
+    with pytest.raises(ConfigError, match=f"--checkpoint: {checkpoint!r} is not allowed; give newest, best, or the samples"):
+        write([run], checkpoint=checkpoint)
+    assert not (run / "report/report.html").exists()
+
+
+def test_classes_that_are_others_than_the_runs_are_told_and_not_counted(undrawn, tiny, tmp_path):
+    config = dataclasses.replace(tiny, epochs=1.0, batch=(Phase(16),), data=Data(source="digits", image_size=16))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=10))
+    train(config, tmp_path / "run")
+    file, said = tmp_path / "run/classes.json", []
+    file.write_text(json.dumps([*"0123", "five", *"56789"][:10]))
+    with pytest.raises(ConfigError, match=r"its class 4 is '4', and the run was trained with 'five' there"):
+        evaluate(None, tmp_path / "run")
+    text = text_of(write([tmp_path / "run"], say=said.append))
+    assert "classes-1.png" not in text
+    assert said[0].startswith("run: accuracy by class and confusion matrix missing: data.directory: ")
 
 
 def test_nothing_but_an_earlier_report_is_overwritten(undrawn, tmp_path):

@@ -104,19 +104,28 @@ def _window(one, what: str) -> list[int]:
 
 
 def profiled(step, count: int) -> dict[str, float]:
-    """Seconds by name of instruction in each of `count` calls of `step`, which returns when the devices are done.
-
-    On a GPU the streams of the first device are read, on a CPU all threads: where several work at a time, their seconds add up.
-    """
+    """Seconds by name of instruction in each of `count` calls of `step`, which returns when the devices are done."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(count):
                 step()
-        newest = max(Path(folder).rglob("*.xplane.pb"))
-        profile = jax.profiler.ProfileData.from_file(str(newest))
-    seconds = defaultdict(float)
+        whole = traced(Path(folder))
+    return {name: seconds / count for name, seconds in whole.items()}
+
+
+def traced(folder: Path) -> dict[str, float]:
+    """Seconds by name of instruction in the newest trace of JAX's profiler in a folder, {} where there is none.
+
+    On a GPU the streams of the first device are read, on a CPU all threads: where several work at a time, their seconds add up.
+    """
+    import jax
+
+    traces = sorted(folder.rglob("*.xplane.pb"))
+    if not traces:
+        return {}
+    profile, seconds = jax.profiler.ProfileData.from_file(str(traces[-1])), defaultdict(float)
     devices = sorted(plane.name for plane in profile.planes if plane.name.startswith("/device:GPU"))
     for plane in profile.planes:
         if devices and plane.name != devices[0]:
@@ -126,7 +135,7 @@ def profiled(step, count: int) -> dict[str, float]:
                 continue
             for event in line.events:
                 told = dict(event.stats).get("hlo_op") if devices else None
-                seconds[str(told or event.name)] += event.duration_ns / 1e9 / count
+                seconds[str(told or event.name)] += event.duration_ns / 1e9
     return dict(seconds)
 
 

@@ -52,8 +52,9 @@ def run(arguments, program):
         raise ConfigError(f"--output: {chosen.output!r} is not allowed with --no-html, which writes nothing; leave one out")
     if not chosen.html and chosen.communication:
         raise ConfigError("--communication: True is not allowed with --no-html; what it measures is shown on the page")
-    told = [report(workdir) for workdir in chosen.workdir]
-    print(json.dumps(told, indent=2) if chosen.json else "\n".join(as_text(one) for one in told), flush=True)
+    told = [{"workdir": workdir} | report(workdir) for workdir in chosen.workdir]
+    lines = [as_text(one | {"name": one["workdir"]}) for one in told]
+    print(json.dumps(told, indent=2) if chosen.json else "\n".join(lines), flush=True)
     if chosen.html:
         from jaxdp.training.console import Screen
 

@@ -1,5 +1,7 @@
 """Which classes a run gets right, and what it takes them for: numbers and a picture from the counts of an evaluation."""
 
+import csv
+import io
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +46,25 @@ class Classes:
     @property
     def fit_a_matrix(self) -> bool:
         return len(self.counts) <= MOST_IN_A_MATRIX
+
+
+def classes_csv(found: Classes) -> bytes:
+    """A row for each class that has images, the worst first."""
+    rows = [[r["name"], r["images"], r["right"], f"{r['accuracy']:.6g}", *(r["taken_for"] or ("", ""))] for r in found.rows()]
+    return _csv([["class", "images", "right", "accuracy", "most_often_taken_for", "images_taken_so"], *rows])
+
+
+def confusions_csv(found: Classes) -> bytes:
+    """The confusion matrix: a row for each pair of a label and a predicted class that occurred, hits too."""
+    pairs = np.argwhere(found.counts)
+    rows = [[found.names[i], found.names[j], int(found.counts[i, j])] for i, j in pairs]
+    return _csv([["label", "predicted", "images"], *rows])
+
+
+def _csv(rows: list[list]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def by_class(classes: Classes):

@@ -20,6 +20,7 @@ PART_STYLES = {
     "compilation": (SKY, ".."),
     "rest": ("#BBBBBB", ""),
 }
+LEGEND_LETTERS = 130  # that are as wide as a figure, in the font of its legend
 NO_TIME = "not measured: no wall_seconds in the log"
 
 
@@ -224,7 +225,11 @@ def _legend(figure, runs, widths=()) -> None:
         Line2D([], [], color="0.3", linewidth=width, marker=marker, markersize=4, label=text) for text, width, marker in widths
     ]
     if handles:
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize="small", handlelength=3.2)
+        longest = max(len(handle.get_label()) for handle in handles)
+        columns = min(4, max(1, LEGEND_LETTERS // (longest + 8)))
+        figure.legend(
+            handles=handles, loc="outside upper center", ncols=columns, frameon=False, fontsize="small", handlelength=3.2
+        )
 
 
 def _short(label: str) -> str:

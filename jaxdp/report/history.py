@@ -1,5 +1,6 @@
 """A run as its directory tells it: config, log, result, and how long its parts took."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class History:
 
     @property
     def evaluations(self) -> list[dict]:
-        return [record for record in self.records if "eval_accuracy" in record]
+        return [record for record in self.records if record.get("eval_accuracy") is not None]
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds by part of `PARTS`, None for one that was not measured; {} where nothing is known of the time."""
@@ -97,8 +98,9 @@ def read(workdir, label: str | None = None) -> History:
     config, records = read_run(path)
     if (path / "result.json").exists():
         text = (path / "result.json").read_text(errors="replace")
-        read_result(path, text)  # says here that it is damaged
-        return History(path, label or config.name, config, records, "finished", json.loads(text), "the end")
+        told = dataclasses.asdict(read_result(path, text)) | {"workdir": str(path)}
+        told |= {name: None for name in ("compilation_seconds",) if name not in json.loads(text)}  # of an earlier release
+        return History(path, label or config.name, config, records, "finished", told, "the end")
     from jaxdp.training import seal
     from jaxdp.training.workdir import CHECKPOINTS, in_use
 

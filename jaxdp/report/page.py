@@ -4,17 +4,20 @@ import base64
 import dataclasses
 import io
 import re
+import tempfile
 import time
+import warnings
 from html import escape
 from pathlib import Path
 
 from jaxdp.config import ConfigError, Mesh
 from jaxdp.errors import first_line
-from jaxdp.report.classes import Classes, by_class
+from jaxdp.report.classes import Classes, by_class, classes_csv, confusions_csv
 from jaxdp.report.communication import measure
 from jaxdp.report.curves import check_number, curves, settings, time_parts
 from jaxdp.report.history import History, read_all
 from jaxdp.report.tables import classes_table, differences, numbers, reached, times
+from jaxdp.training.workdir import CHECKPOINTS
 
 PAGE = "report.html"
 MARK = '<meta name="generator" content="jaxdp report">'
@@ -23,9 +26,10 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
 body { color: #111; background: #fff }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc } h3 { font-size: 1rem }
-img { width: 100%; height: auto } .wide { overflow-x: auto } .quiet { color: #555 }
+img { width: 100%; height: auto } .wide { overflow-x: auto } .quiet { color: #555 } summary { cursor: pointer }
 table { border-collapse: collapse; font-size: 0.88rem } th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #ddd }
-th { text-align: left; font-weight: 600 } thead th:not(:first-child) { text-align: right }
+th { text-align: left; font-weight: 600; max-width: 24rem; overflow-wrap: anywhere }
+thead th:not(:first-child) { text-align: right }
 td { text-align: right; font-variant-numeric: tabular-nums }
 """
 
@@ -65,21 +69,57 @@ def write(
     if communication:
         for run in sorted(runs, key=lambda run: -run.told.get("devices", 0)):  # a CPU is divided once, for the most devices
             measure(run, say=say)
+    if evaluate:
+        _check_checkpoint(runs, checkpoint)
     found = [_classes(run, evaluate, checkpoint, datasets) for run in runs]
-    pictures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
+    if evaluate:
+        for run, one in zip(runs, found, strict=True):
+            if isinstance(one, str):
+                say(f"{run.label}: accuracy by class and confusion matrix {one}")
+    files = _pictures(runs, found)
     for number, one in enumerate(found, 1):
         if isinstance(one, Classes):
-            pictures[f"classes-{number}.png"] = by_class(one)
-    pictures = {name: _png(figure) for name, figure in pictures.items() if figure is not None}
-    for name in (*pictures, PAGE):
+            files |= {f"classes-{number}.csv": classes_csv(one), f"confusions-{number}.csv": confusions_csv(one)}
+    files = {PAGE: _page(runs, found, files).encode()} | files  # first, as it lists those that are ours
+    for name in files:
         if name not in before and (folder / name).exists():
             raise _in_the_way(folder, name)
-    for name, data in pictures.items():
-        (folder / name).write_bytes(data)
-    (folder / PAGE).write_text(_page(runs, found, pictures), encoding="utf-8")
-    for name in before - pictures.keys() - {PAGE}:
+    _replaced(folder, files)
+    for name in before - files.keys():
         (folder / name).unlink(missing_ok=True)
     return folder / PAGE
+
+
+def _replaced(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files, then put them into the folder. Raises OSError, the folder being as it was, where there is no space."""
+    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as written:
+        try:
+            for name, data in files.items():
+                (Path(written) / name).write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        for name in files:
+            (Path(written) / name).replace(folder / name)
+
+
+def _pictures(runs: list[History], found: list) -> dict[str, bytes]:
+    """The PNGs by name. Names of runs and classes are text: what stands between dollars is no formula."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for it; the tables have it
+        figures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
+        for number, one in enumerate(found, 1):
+            if isinstance(one, Classes):
+                figures[f"classes-{number}.png"] = by_class(one)
+        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
+    """Raise ConfigError for the name of a checkpoint that no run can have, or that none of these has."""
+    folders = [run.path / CHECKPOINTS for run in runs]
+    if checkpoint not in ("newest", "best") and not any((folder / checkpoint).is_dir() for folder in folders if checkpoint):
+        raise ConfigError(f"--checkpoint: {checkpoint!r} is not allowed; give newest, best, or the samples of one")
 
 
 def _made(folder: Path) -> None:
@@ -133,14 +173,14 @@ def _png(figure) -> bytes:
     return data.getvalue()
 
 
-def _page(runs: list[History], found: list, pictures: dict[str, bytes]) -> str:
+def _page(runs: list[History], found: list, files: dict[str, bytes]) -> str:
     def picture(name: str, alt: str) -> str:
-        if name not in pictures:
+        if name not in files:
             return ""
-        data = base64.b64encode(pictures[name]).decode()
+        data = base64.b64encode(files[name]).decode()
         return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 
-    title = ", ".join(run.label for run in runs)
+    title = ", ".join(run.label for run in runs) if len(runs) <= 3 else f"{len(runs)} runs, {runs[0].label} the first"
     parts = [
         f"<h1>{escape(title)}</h1>",
         *(f"<p>{escape(line)}</p>" for line in reached(runs)),
@@ -162,11 +202,15 @@ def _page(runs: list[History], found: list, pictures: dict[str, bytes]) -> str:
         parts.append(f"<p>{escape(one.checkpoint)}.</p>")
         parts.append(picture(f"classes-{number}.png", f"Accuracy by class and mistakes of {run.label}"))
         parts.append(classes_table(one))
+        parts.append(
+            f'<p class="quiet">All classes, and all mistakes with their numbers of images, are in classes-{number}.csv and '
+            f"confusions-{number}.csv beside this page.</p>"
+        )
     if len(runs) > 1:
         parts += ["<h2>What differs</h2>", differences(runs)]
     parts += ["<h2>All numbers</h2>", numbers(runs)]
     parts.append(f'<p class="quiet">Made by jaxdp report at {time.strftime("%Y-%m-%d %H:%M:%S")}.</p>')
-    head = f'<meta charset="utf-8">{MARK}{FILES.format(" ".join(pictures))}'
+    head = f'<meta charset="utf-8">{MARK}{FILES.format(" ".join(files))}'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join(filter(None, parts))

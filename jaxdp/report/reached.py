@@ -40,7 +40,7 @@ def read_records(workdir: Path) -> list[dict]:
             record = json.loads(line)
         except ValueError:
             record = None
-        if isinstance(record, dict):
+        if isinstance(record, dict) and isinstance(record.get("epoch"), (int, float)):
             records.append(record)
         elif number + 1 < len(lines):
             raise ConfigError(f"{path}: line {number + 1} is damaged; restore or delete it")
@@ -67,7 +67,7 @@ def reached_by(config: Config, records: list[dict]) -> dict:
     The last three are None where they do not apply: another data set than ImageNet, a target not reached, a batch size that
     the reference does not have, or several batch sizes; those of accuracy before the first evaluation.
     """
-    evaluations = [record for record in records if "eval_accuracy" in record]
+    evaluations = [record for record in records if record.get("eval_accuracy") is not None]
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
     best = max(evaluations, key=lambda record: record["eval_accuracy"], default={"eval_accuracy": None, "epoch": None})
     reached = reference = ratio = None

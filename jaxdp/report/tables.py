@@ -61,17 +61,16 @@ def times(runs: list[History]) -> str:
 
 
 def classes_table(found: Classes) -> str:
-    """Accuracy of every class, or of the worst ones, and what they are taken for."""
-    rows = found.rows()
-    shown = rows if found.fit_a_matrix else rows[:MOST_IN_A_LIST]
-    body = []
-    for row in shown:
+    """Accuracy of every class, the worst first, and what it is taken for; of many classes most are folded away."""
+    heads, rows, body = ["class", "accuracy", "right", "most often taken for (images)"], found.rows(), []
+    for row in rows:
         taken = f"{row['taken_for'][0]} ({row['taken_for'][1]})" if row["taken_for"] else "—"
         body.append([row["name"], f"{100 * row['accuracy']:.2f} %", f"{row['right']} of {row['images']}", taken])
-    table = _table(["class", "accuracy", "right", "most often taken for (images)"], body)
-    if len(shown) < len(rows):
-        table += f'<p class="quiet">The worst {len(shown)} of {len(rows)} classes.</p>'
-    return table
+    if found.fit_a_matrix:
+        return _table(heads, body)
+    worst, others = _table(heads, body[:MOST_IN_A_LIST]), _table(heads, body[MOST_IN_A_LIST:])
+    others = f"<details><summary>The others</summary>{others}</details>"
+    return f"<p>The worst {MOST_IN_A_LIST} of {len(rows)} classes:</p>{worst}{others}"
 
 
 def differences(runs: list[History]) -> str:

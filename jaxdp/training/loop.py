@@ -298,12 +298,13 @@ class Run:
             before = progress.samples
             self.watchdog.busy(f"step {progress.steps + 1} of phase {phase.index}")
             self.team.at("step", progress.steps + 1)
-            asked = time.monotonic()
-            with self.profile.step(progress.steps + 1, self.state):
+            asked, spent = time.monotonic(), self.profile.spent
+            with self.profile.step(progress.steps + 1, self.state, step):
                 self.state, metrics = step(self.state, batch, self.programs.hyperparameters(phase, before))
             progress.samples += phase.global_batch
             progress.steps += 1
             self.profile.taken(progress.steps, self.state)
+            self.clock += self.profile.spent - spent
             progress.evaluation_due = self._crossed(self.config.evaluation.every_epochs, before, self.plan.examples)
             self.pending.append((self._record(phase, before), metrics, before == phase.first_sample, asked))
             batch = self._fed(feeder)

@@ -4,6 +4,7 @@ import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from threading import Lock
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,19 @@ def mesh_of(phase: PlannedPhase, devices=None):
     return make_mesh(phase.vertical, phase.horizontal, devices)
 
 
+class _OnDevice(NamedTuple):
+    """A compiled step, and all training images, which lie on the devices."""
+
+    compiled: object
+    images: jax.Array
+
+    def __call__(self, state, batch, hyperparameters):
+        return self.compiled(state, batch, hyperparameters, self.images)
+
+    def as_text(self) -> str:
+        return self.compiled.as_text()
+
+
 class Programs:
     """Ahead-of-time compilation of every training and evaluation step of a plan, each distinct one once.
 
@@ -134,8 +148,7 @@ class Programs:
         compiled = traced.lower().compile(compilation.options(config.compile, mesh.devices.flat[0].platform))
         if self.images is None:
             return compiled
-        kept = self._kept(mesh)
-        return lambda state, batch, hyperparameters: compiled(state, batch, hyperparameters, kept)
+        return _OnDevice(compiled, self._kept(mesh))
 
     def _kept(self, mesh):
         """All training images on the devices of a mesh, put there once."""

@@ -18,7 +18,7 @@ from jaxdp.training import checkpoint, seal
 from jaxdp.training.evaluation import Confusion, make_evaluation_step
 from jaxdp.training.evaluation import evaluate as evaluate_on
 from jaxdp.training.state import TrainState, abstract_state
-from jaxdp.training.workdir import CHECKPOINTS, class_names, run_config
+from jaxdp.training.workdir import CHECKPOINTS, CLASSES, class_names, run_config
 from jaxdp.validation import validate
 
 FORMATS = ("jaxdp", "torchvision", "timm")
@@ -112,11 +112,24 @@ def confusion(config: Config | None, workdir, which: str = "newest", datasets=No
 def _evaluated(config: Config | None, workdir, which: str, datasets, look=None):
     state, config, sealed = restored(workdir, which, config)
     data = open_datasets(config, datasets)
+    _check_classes(workdir, config, data.classes)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     step = make_evaluation_step(config, models.create(config.model), (data.mean, data.std), mesh)
     examples = len(data.evaluation)
     told = evaluate_on(step, *state.evaluated, data.evaluation, batch_of(config, examples, mesh), mesh, look=look)
     return told | {"samples": sealed.samples, "epoch": sealed.told["epoch"], "checkpoint": str(sealed.path)}
+
+
+def _check_classes(workdir, config: Config, classes) -> None:
+    """Raise ConfigError where the data's classes stand in another order than those that the run was trained on."""
+    if not classes or not (Path(workdir) / CLASSES).exists():
+        return
+    for number, (then, now) in enumerate(zip(class_names(workdir, config.model.classes), classes, strict=False)):
+        if then != now:
+            raise ConfigError(
+                f"data.directory: {config.data.directory!r} is not allowed; its class {number} is {now!r}, and the run was "
+                f"trained with {then!r} there (see its {CLASSES}); give images of the same classes"
+            )
 
 
 def batch_of(config: Config, examples: int, mesh) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """TensorBoard events: scalars, a few images with what the network takes them for, the configuration, the mesh."""
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,10 @@ import numpy as np
 from jaxdp.config import Config
 from jaxdp.validation import flatten, to_json
 
-TILE, CAPTION, COLUMNS = 128, 18, 4  # pixels, pixels, images in a row
+TILE, LINE, COLUMNS = 160, 17, 4  # pixels, pixels, images in a row
 RIGHT, WRONG = (0, 0, 0), (213, 94, 0)  # told apart by the colour-blind (Okabe & Ito)
 ACCURACY = "evaluation/accuracy"
+PICTURE = "examples/held_out"  # beside the scalars: TensorBoard shows a tag in one way only
 
 
 class About(NamedTuple):
@@ -57,7 +59,8 @@ class TensorBoard:
         self.writer.add_text("mesh", about.mesh, samples)
         fields = flatten(dataclasses.asdict(about.config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
-        for summary in hparams(simple, {ACCURACY: 0.0}):
+        *begun, _ = hparams(simple, {ACCURACY: 0.0})  # the last one says that the run has succeeded
+        for summary in begun:
             self.writer.file_writer.add_summary(summary)
 
     def write(self, record):
@@ -74,15 +77,18 @@ class TensorBoard:
             rows = [tiles[first : first + COLUMNS] for first in range(0, len(tiles), COLUMNS)]
             width = min(COLUMNS, len(tiles))
             picture = np.vstack([np.hstack([*row, *[blank] * (width - len(row))]) for row in rows])
-            self.writer.add_image("evaluation/examples", picture, record["samples"], dataformats="HWC")
+            self.writer.add_image(PICTURE, picture, record["samples"], dataformats="HWC")
 
     def _tile(self, image, label: int, predicted: int) -> np.ndarray:
         from PIL import Image, ImageDraw
 
-        tile = Image.new("RGB", (TILE, TILE + CAPTION), RIGHT if label == predicted else WRONG)
+        tile = Image.new("RGB", (TILE, TILE + 2 * LINE + 4), RIGHT if label == predicted else WRONG)
         tile.paste(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST), (0, 0))
-        text = self._name(label) if label == predicted else f"{self._name(label)} taken for {self._name(predicted)}"
-        ImageDraw.Draw(tile).text((4, TILE + 3), text[:24], fill="white")
+        draw, lines = ImageDraw.Draw(tile), [self._name(label)]
+        if label != predicted:
+            lines.append(f"taken for {self._name(predicted)}")
+        for number, text in enumerate(lines):
+            draw.text((4, TILE + 1 + LINE * number), _fitting(draw, text, TILE - 8), fill="white", font=_font())
         return np.asarray(tile)
 
     def _name(self, label: int) -> str:
@@ -90,3 +96,22 @@ class TensorBoard:
 
     def close(self):
         self.writer.close()
+
+
+@cache
+def _font():
+    """One that has more letters than English needs."""
+    from matplotlib.font_manager import findfont
+    from PIL import ImageFont
+
+    return ImageFont.truetype(findfont("DejaVu Sans"), 12)
+
+
+def _fitting(draw, text: str, width: int) -> str:
+    """The text, or as much of its beginning and end as is so many pixels wide."""
+    kept = len(text)
+    shown = text
+    while kept > 2 and draw.textlength(shown, font=_font()) > width:
+        kept -= 1
+        shown = f"{text[: -(-kept // 2)]}…{text[len(text) - kept // 2 :]}"
+    return shown
