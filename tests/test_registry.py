@@ -11,6 +11,7 @@ import pytest
 import jaxdp
 from jaxdp import models, registry
 from jaxdp.config import Config, ConfigError, Model, Phase, Reduce
+from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import along_columns, along_rows
 from jaxdp.training.restored import evaluate, export, listed, restored
 
@@ -20,6 +21,10 @@ def nothing_registered():
     yield
     registry.own_models.clear()
     registry.own_strategies.clear()
+
+
+def test_a_config_may_ask_for_every_strategy_that_there_is():
+    assert (*allreduce.STRATEGIES, "auto") == registry.STRATEGIES
 
 
 class Linear:

@@ -43,7 +43,7 @@ def _train_until_stopped(signals, arguments, program):
 
         Examples:
           python train.py --workdir runs/first
-          jaxdp train --config digits --epochs 2 --batch.0.until-epoch 1 --model.depth 18
+          jaxdp train --config digits --epochs 4 --batch.0.until-epoch 2 --model.depth 18
           jaxdp train --config runs/first/config.json --workdir runs/again
         """
 
