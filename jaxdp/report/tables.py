@@ -114,6 +114,8 @@ def _of_run(run: History) -> dict[str, str]:
         "held-out loss, last": "—" if evaluated.get("eval_loss") is None else f"{evaluated['eval_loss']:.4f}",
         "held-out images": str(evaluated.get("eval_examples", "—")),
     }
+    if config.logging.profile:
+        shown["steps traced (FIRST,COUNT), which slows them"] = config.logging.profile
     if told["source"] == "imagenet2012":
         shown["epochs to 75.9 %"] = "not reached" if told["epochs_to_target"] is None else f"{told['epochs_to_target']:.2f}"
         shown["MLPerf's reference, epochs"] = "—" if told["reference_epochs"] is None else f"{told['reference_epochs']:g}"
