@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxdp import models
 from jaxdp.config import RESNET, Config, ConfigError
-from jaxdp.data.sources import open_datasets
+from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, open_datasets, pixel_statistics
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
@@ -147,17 +147,17 @@ def export(workdir, output, which: str = "newest", form: str = "jaxdp", overwrit
     """
     if form not in FORMATS:
         raise ConfigError(f"--format: {form!r} is not allowed; give {', '.join(FORMATS)}")
-    output = weights.check_output(output, overwrite)
+    output = weights.writable(output, overwrite)
     state, config, sealed = restored(workdir, which)
     if form != "jaxdp" and config.model.name != RESNET:
         raise ConfigError(f"--format: {form!r} is not allowed; the run's model is {config.model.name!r}; give jaxdp")
-    tensors, remarks = weights.named(*jax.device_get(state.evaluated)), []
+    tensors, remarks = weights.named(*jax.device_get(state.evaluated)), _pixels(config)
     told = {"config": json.dumps(dataclasses.asdict(config)), "model": weights.described(config.model)}
     told |= {"samples": str(sealed.samples), "epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
     if form != "jaxdp":
         tensors = to_torch(tensors, sealed.told["progress"]["steps"])
         told["format"] = "pt"  # by which some readers know PyTorch's layouts
-        remarks = _remarks(config, form)
+        remarks = _remarks(config, form) + remarks
     size = weights.save(output, tensors, told)
     told = {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}
     return told | {"format": form, "remarks": remarks}
@@ -171,3 +171,11 @@ def _remarks(config: Config, form: str) -> list[str]:
     if model.width != 64:
         different.append(f"the first stage has {model.width} channels, not 64 (model.width)")
     return [f"resnet{model.depth} of {form} does not load it as it is: {'; '.join(different)}"] if different else []
+
+
+def _pixels(config: Config) -> list[str]:
+    """How images are to be normalised for the network, where it is not as for ImageNet's."""
+    mean, std = pixel_statistics(config)
+    if (mean, std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return []
+    return [f"it expects mean {mean / 255:.4g} and standard deviation {std / 255:.4g} of pixels from 0 to 1, not ImageNet's"]
