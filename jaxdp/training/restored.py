@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -48,20 +49,43 @@ def listed(workdir) -> list[dict]:
 
 
 def chosen(workdir, which: str = "newest") -> seal.Sealed:
-    """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none."""
+    """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none.
+
+    Damaged ones are passed over, and named on stderr with the one that is used instead.
+    """
     folder = Path(workdir) / CHECKPOINTS
-    found = list(seal.all_sealed(folder))
     if which not in ("newest", "best"):
         return _named(folder, which)
+    found, damage = _sealed(folder)
     if which == "best":
         scored = seal.by_accuracy(found)
         if found and not scored:
             raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
         found = scored
     for one in found:
-        if seal.is_sound(one):
-            return one
+        try:
+            seal.check_files(one)
+        except (seal.Damaged, seal.Unreadable) as error:
+            if one.path.exists():
+                damage[one.path] = str(error)
+            continue
+        preferred = [reason for path, reason in damage.items() if which == "best" or int(path.name) > one.samples]
+        if preferred:
+            print(f"jaxdp: {one.path} is used, not the {which}: {'; '.join(preferred)}", file=sys.stderr, flush=True)
+        return one
     raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint (see jaxdp checkpoints)")
+
+
+def _sealed(folder: Path) -> tuple[list[seal.Sealed], dict[Path, str]]:
+    """(the checkpoints with a sound seal, the newest first; what is wrong with the seals of the others)."""
+    found, damage = [], {}
+    for path in seal.directories(folder):
+        try:
+            found.append(seal.read(path))
+        except (seal.Damaged, seal.Unreadable) as error:
+            if path.exists():  # else the run has removed it since
+                damage[path] = str(error)
+    return found, damage
 
 
 def _named(folder: Path, which: str) -> seal.Sealed:
