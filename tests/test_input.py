@@ -64,6 +64,22 @@ def test_grey_cmyk_and_png_are_decoded_to_three_channels():
     np.testing.assert_array_equal(decode.decode(palette), np.asarray(Image.open(io.BytesIO(palette)).convert("RGB")))
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_is_scaled_to_8_in_every_format(form):
+    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30), np.uint16)
+    held = io.BytesIO()
+    Image.fromarray(deep).save(held, form)
+    np.testing.assert_array_equal(decode.decode(held.getvalue()), np.repeat(deep[..., None] >> 8, 3, axis=2))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "whole numbers of 32 bits"), (np.float32, "floating-point numbers")])
+def test_pixels_whose_white_is_not_known_are_refused(dtype, kind):
+    held = io.BytesIO()
+    Image.fromarray(np.ones((20, 30), dtype)).save(held, "TIFF")
+    with pytest.raises(ImageError, match=f"its pixels are {kind}, whose white is not known; convert it to 8 or 16 bits"):
+        decode.decode(held.getvalue())
+
+
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_what_exif_says_of_turning_is_left_alone(form):
     exif = Image.Exif()
