@@ -237,6 +237,8 @@ class Finetune(_Strict):
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """parts of the network that stay as the file has them, statistics of batch normalisation included: 0 none, 1 the stem, 2
     the first stage too, up to 5, all but the classifier"""
+    new_head: bool = False
+    """begin with a new classifier although the file's is for as many classes, which are others"""
     head_multiplier: Positive = 1.0
     """the learning rate of the classifier relative to that of the rest"""
 

@@ -172,6 +172,10 @@ def _check_finetune(config: Config) -> None:
             f"finetune.frozen_stages: {own.frozen_stages} is not allowed without finetune.weights; random weights would stay "
             "so; give --finetune.weights FILE, or 0"
         )
+    if own.new_head:
+        raise ConfigError(
+            "finetune.new_head: True is not allowed without finetune.weights; the classifier is new; leave it out"
+        )
     if own.digest is not None:
         raise ConfigError(f"finetune.digest: {own.digest!r} is not allowed without finetune.weights; leave it out")
 

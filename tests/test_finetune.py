@@ -59,9 +59,9 @@ class Told(Quiet):
         self.said.append(text)
 
 
-@pytest.mark.parametrize("classes", [6, 9])
-def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatch, classes):
-    """All of them, or all but the classifier where that is for other classes: the one of the seed then stays."""
+@pytest.mark.parametrize(("classes", "new_head"), [(6, False), (9, False), (6, True)])
+def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatch, classes, new_head):
+    """All of them, or all but the classifier where that is for other classes, or is not wanted: that of the seed then stays."""
     file, held = a_file(tmp_path / "w.safetensors", classes)
     states = []
 
@@ -72,7 +72,7 @@ def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatc
     monkeypatch.setattr(loop.Run, "_phases", cut)
     monkeypatch.setattr(loop.Programs, "prepare_train", lambda *_: None)
     screen = Told()
-    for config, name in ((tiny, "random"), (finetuned(tiny, weights=file), "begun")):
+    for config, name in ((tiny, "random"), (finetuned(tiny, weights=file, new_head=new_head), "begun")):
         with pytest.raises(Cut):
             train(config, tmp_path / name, screen=screen)
     random, begun = (
@@ -80,11 +80,11 @@ def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatc
     )
     assert begun.keys() == held.keys()
     for name, value in begun.items():
-        new = classes != 6 and name.startswith("fc.")
+        new = (classes != 6 or new_head) and name.startswith("fc.")
         np.testing.assert_array_equal(value, random[name] if new else held[name], err_msg=name)
     (line,) = [text for text in screen.said if "begins from" in text]
     assert f"{classes} classes" in line
-    assert ("a new classifier for 6 classes" in line) == (classes != 6)
+    assert ("a new classifier for 6 classes" in line) == (classes != 6 or new_head)
 
 
 def on_a_folder(config, root):
@@ -223,6 +223,7 @@ def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny):
     [
         ({"frozen_stages": 1}, {}, "finetune.frozen_stages: 1 is not allowed without finetune.weights"),
         ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages: 6 is not allowed"),
+        ({"new_head": True}, {}, "finetune.new_head: True is not allowed without finetune.weights; the classifier is new"),
         ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier: 0.0 is not allowed"),
         ({"digest": "0123456789abcdef"}, {}, "finetune.digest: '0123456789abcdef' is not allowed without finetune.weights"),
         ({"weights": "missing"}, {}, "finetune.weights: .*missing' is not allowed; No such file"),

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -233,11 +234,11 @@ def test_file_names_of_any_bytes_are_told(place, tmp_path, monkeypatch, capsys):
     cli.main([*arguments, "--csv", str(tmp_path / "told.csv")])
     assert b"/caf\xe9.png,1," in (tmp_path / "told.csv").read_bytes()
     for encoding in ("utf-8", "ascii"):
-        held = io.BytesIO()
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding)
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdout", io.TextIOWrapper(held, encoding))
+            patch.setattr(sys, "stdout", stdout)
             cli.main(arguments)
-        assert b"caf\\udce9.png: " in held.getvalue()
+        assert b"caf\\udce9.png: " in stdout.buffer.getvalue()
 
 
 def test_a_table_touches_no_other_file_follows_links_and_is_written_into_pipes(place, tmp_path, capsys):
@@ -272,3 +273,14 @@ def test_an_older_run_has_numbers_for_names_and_a_damaged_list_is_told(tmp_path)
     (tmp_path / "classes.json").write_text('["a", "b", "c", "d"]')
     with pytest.raises(ConfigError, match=r"its classes.json is no list of at most 3 names; mend or remove it"):
         class_names(tmp_path, 3)
+
+
+def test_names_of_classes_are_utf_8_in_every_locale(tmp_path):
+    code = (
+        "import pathlib, sys; from jaxdp.training.workdir import class_names, keep_class_names;"
+        "here = pathlib.Path(sys.argv[1]); keep_class_names(here, ['L\\xf6wenzahn']); print(ascii(class_names(here, 1)))"
+    )
+    plain = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    out = subprocess.run([sys.executable, "-c", code, tmp_path], env=plain, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == r"['L\xf6wenzahn']"
+    assert "Löwenzahn".encode() in (tmp_path / "classes.json").read_bytes()

@@ -37,11 +37,12 @@ def opened(config: Config) -> tuple[Config, Weights | None]:
 
 
 def keeps_head(config: Config, weights: Weights) -> bool:
-    return weights.model.classes == config.model.classes
+    """Whether the run begins with the file's classifier."""
+    return weights.model.classes == config.model.classes and not config.finetune.new_head
 
 
 def begun_from(config: Config, weights: Weights, state: TrainState, mesh) -> TrainState:
-    """A new run's state with the weights and statistics of a file; the classifier stays new where the classes are others."""
+    """A new run's state with the weights and statistics of a file; the classifier stays new where `keeps_head` is not so."""
     left_out = () if keeps_head(config, weights) else HEAD
     place = partial(jax.tree.map, partial(from_host, mesh=mesh))
     params = {name: place(tree) for name, tree in weights.params.items() if name not in left_out}
