@@ -390,6 +390,16 @@ def test_items_may_be_dicts_pillow_images_and_any_bytes():
     assert labels.tolist() == [1] * 5
 
 
+def test_a_recipe_may_be_loaded_for_datasets_of_other_classes_than_its_own_data():
+    config = load_config("finetune", ["--data.source", "given", "--model.classes", "3", "--data.image-size", "32"])
+    pair = [[(picture(), label) for label in (0, 1, 2)] for _ in range(2)]
+    assert len(sources.open_datasets(config, pair).train) == 3
+    with pytest.raises(
+        ConfigError, match=r"digits needs at least 10; .* another data.source \('given' for datasets of your own\)"
+    ):
+        load_config("finetune", ["--model.classes", "3"])
+
+
 @pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])
 def test_data_sets_from_python_are_a_pair_of_sources(given):
     with pytest.raises(ConfigError, match=r"datasets: give a pair \(training, evaluation\) of objects with __len__"):

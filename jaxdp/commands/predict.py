@@ -12,6 +12,7 @@ import tyro
 from jaxdp.config import ConfigError
 from jaxdp.errors import EXIT_FAILURE
 from jaxdp.flags import parse
+from jaxdp.recipes import register_from
 
 COLUMNS = ("image", "rank", "class", "name", "probability")
 
@@ -38,10 +39,13 @@ def run(arguments, program):
         """a file to write, with a row for each image and class"""
         overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """write over a file that is there"""
+        config: str | None = None
+        """a recipe's file (.py) that registers the run's model or strategy; None: they are jaxdp's own"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
     chosen = parse(Predict, arguments, program)
+    register_from(chosen.config)
     from jaxdp.data.folder import image_files
     from jaxdp.files import check_output, write_whole
     from jaxdp.training.predicting import Files, predict_from
