@@ -8,14 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import saved_run
 from PIL import Image
 
 import jaxdp
 from jaxdp import cli, models, registry
 from jaxdp.config import Config, ConfigError, Model, Phase, Reduce
 from jaxdp.parallel.allreduce import along_columns, along_rows
-from jaxdp.training.restored import evaluate, export, listed, restored
+from jaxdp.training.restored import chosen, evaluate, export, listed, restored
 
 
 @pytest.fixture(autouse=True)
@@ -158,17 +157,20 @@ def test_the_command_line_knows_a_runs_own_model_by_the_recipe_that_registers_it
     recipe.write_text(RECIPE)
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(picture)
     jaxdp.load_config(recipe)
-    params, _ = models.create(with_model(tiny, "flat").model).init(jax.random.key(0), (16, 16, 3))
-    saved_run.save(with_model(tiny, "flat"), tmp_path / "run", params, {})
+    jaxdp.train(with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]), "flat"), tmp_path / "run")
+    newest = str(chosen(tmp_path / "run").path)
     for command in (["evaluate"], ["predict", str(picture)], ["export", "--output", str(tmp_path / "w.safetensors")]):
         registry.own_models.clear()
         with pytest.raises(SystemExit, match="2"):
             cli.main([*command, *run])
         assert "in Python or in the recipe's file, which --config names" in capsys.readouterr().err
         cli.main([*command, *run, "--config", str(recipe), "--json"])
-        assert str(tmp_path / "run" / "checkpoints" / "160") == json.loads(capsys.readouterr().out)["checkpoint"]
+        assert json.loads(capsys.readouterr().out)["checkpoint"] == newest
     cli.main(["evaluate", *run, "--config", str(recipe), "--data.eval-examples", "7", "--json"])
     assert json.loads(capsys.readouterr().out)["eval_examples"] == 7
+    registry.own_models.clear()
+    cli.main(["report", run[1], "--config", str(recipe)])
+    assert "missing" not in capsys.readouterr().err
 
 
 def test_an_own_model_may_normalise_over_the_batch(tiny, tmp_path):
