@@ -233,10 +233,12 @@ class Finetune(_Strict):
     """a safetensors file in jaxdp's names, torchvision's or timm's, from which the run begins; a classifier for another number
     of classes is replaced by a new one. None: begin from random weights"""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
-    """of the file, written down by the run, so that no other takes its place; None: whatever file is there"""
+    """of the file's weights, written down by the run, so that no others take their place; None: whatever file is there"""
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """parts of the network that stay as the file has them, statistics of batch normalisation included: 0 none, 1 the stem, 2
     the first stage too, up to 5, all but the classifier"""
+    new_head: bool = False
+    """begin with a new classifier although the file's is for as many classes, which are others"""
     head_multiplier: Positive = 1.0
     """the learning rate of the classifier relative to that of the rest"""
 

@@ -342,6 +342,7 @@ def _finetuning_in_words(config: Config) -> str:
     frozen = ["the stem"] * (own.frozen_stages > 0)
     frozen += [f"{own.frozen_stages - 1} stage{'s' * (own.frozen_stages > 2)}"] * (own.frozen_stages > 1)
     words = [f"from {own.weights or 'random weights'}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    words += ["a new classifier"] * own.new_head
     if own.head_multiplier != 1.0:
         words.append(f"learning rate of the classifier times {own.head_multiplier:g}")
     return ", ".join(words)

@@ -59,6 +59,12 @@ def load_config(path_or_name: str, overrides=()) -> Config:
     return config
 
 
+def register_from(recipe: str | None) -> None:
+    """Run a recipe's file for what it registers; None: there is none. Raises ConfigError for one that does not run."""
+    if recipe is not None:
+        load_config(recipe)
+
+
 def _run_recipe(path: Path) -> Config:
     spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)

@@ -56,7 +56,7 @@ def _unknown(field: str, value: str, known, function: str) -> ConfigError:
     meant = f"did you mean {near}? " if near else ""
     return ConfigError(
         f"{field}: {value!r} is not allowed; {meant}give {', '.join(known)}, or make one of your own known in this "
-        f"process first: jaxdp.{function}({value!r}, ...), in Python or in the recipe's file"
+        f"process first: jaxdp.{function}({value!r}, ...), in Python or in the recipe's file, which --config names"
     )
 
 

@@ -155,7 +155,10 @@ def _check_relations(config: Config) -> None:
     _check_data(config.data)
     needed = {"digits": 10, "cifar10": 10, "imagenet2012": 1000}.get(config.data.source, 2)
     if config.model.classes < needed:
-        raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}")
+        raise ConfigError(
+            f"model.classes: {config.model.classes} is not allowed; {config.data.source} needs at least {needed}; give as "
+            "many, or another data.source ('given' for datasets of your own)"
+        )
 
 
 def _check_finetune(config: Config) -> None:
@@ -171,6 +174,10 @@ def _check_finetune(config: Config) -> None:
         raise ConfigError(
             f"finetune.frozen_stages: {own.frozen_stages} is not allowed without finetune.weights; random weights would stay "
             "so; give --finetune.weights FILE, or 0"
+        )
+    if own.new_head:
+        raise ConfigError(
+            "finetune.new_head: True is not allowed without finetune.weights; the classifier is new; leave it out"
         )
     if own.digest is not None:
         raise ConfigError(f"finetune.digest: {own.digest!r} is not allowed without finetune.weights; leave it out")

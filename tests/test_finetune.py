@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from jaxdp.training.console import Quiet
 from jaxdp.training.programs import trace_train_step, wire_account
 from jaxdp.training.restored import restored
 from jaxdp.training.state import build_optimizer
+from jaxdp.training.workdir import run_config
 from jaxdp.validation import validate
 
 
@@ -59,9 +61,9 @@ class Told(Quiet):
         self.said.append(text)
 
 
-@pytest.mark.parametrize("classes", [6, 9])
-def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatch, classes):
-    """All of them, or all but the classifier where that is for other classes: the one of the seed then stays."""
+@pytest.mark.parametrize(("classes", "new_head"), [(6, False), (9, False), (6, True)])
+def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatch, classes, new_head):
+    """All of them, or all but the classifier where that is for other classes, or is not wanted: that of the seed then stays."""
     file, held = a_file(tmp_path / "w.safetensors", classes)
     states = []
 
@@ -72,7 +74,7 @@ def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatc
     monkeypatch.setattr(loop.Run, "_phases", cut)
     monkeypatch.setattr(loop.Programs, "prepare_train", lambda *_: None)
     screen = Told()
-    for config, name in ((tiny, "random"), (finetuned(tiny, weights=file), "begun")):
+    for config, name in ((tiny, "random"), (finetuned(tiny, weights=file, new_head=new_head), "begun")):
         with pytest.raises(Cut):
             train(config, tmp_path / name, screen=screen)
     random, begun = (
@@ -80,11 +82,11 @@ def test_the_first_step_begins_from_the_files_weights(tiny, tmp_path, monkeypatc
     )
     assert begun.keys() == held.keys()
     for name, value in begun.items():
-        new = classes != 6 and name.startswith("fc.")
+        new = (classes != 6 or new_head) and name.startswith("fc.")
         np.testing.assert_array_equal(value, random[name] if new else held[name], err_msg=name)
     (line,) = [text for text in screen.said if "begins from" in text]
     assert f"{classes} classes" in line
-    assert ("a new classifier for 6 classes" in line) == (classes != 6)
+    assert ("a new classifier for 6 classes" in line) == (classes != 6 or new_head)
 
 
 def on_a_folder(config, root):
@@ -128,6 +130,38 @@ def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by
     again = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
     with pytest.raises(ConfigError, match=f"finetune.digest is '{again}'; give the file of that digest"):
         train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=again), tmp_path / "whole")
+
+
+def test_a_run_that_was_begun_does_without_its_file(tiny, tmp_path):
+    """Going on, finished, and elsewhere by --resume PATH; not a new one, nor with another name for the file."""
+    file, _ = a_file(tmp_path / "w.safetensors")
+    config, run = finetuned(short(tiny), weights=file), tmp_path / "run"
+    with pytest.raises(Cut):
+        train(config, run, screen=CutAt(step=5))
+    digest = run_config(run).finetune.digest
+    (tmp_path / "w.safetensors").rename(tmp_path / "away")
+
+    for resume, workdir in (("auto", run), ("auto", run), (str(run), tmp_path / "elsewhere")):
+        screen = Told()
+        assert train(config, workdir, resume, screen=screen).steps == 7
+        (line,) = [text for text in screen.said if "is gone" in text]
+        assert line == f"{file} is gone; the run, begun from it, does without, and keeps its digest {digest}"
+        assert run_config(workdir).finetune.digest == digest
+    for asked, resume in ((config, "never"), (finetuned(config, weights=file + "x"), "auto")):
+        with pytest.raises(ConfigError, match=r"finetune.weights: .* is not allowed; No such file"):
+            train(asked, run, resume)
+    assert not (tmp_path / "run-2").exists()
+
+    result = (run / "result.json").read_text()
+    shutil.rmtree(run / "checkpoints")
+    longer = dataclasses.replace(config, epochs=3.0)
+    with pytest.raises(ConfigError, match=r"there is no such file, and no checkpoint of the run to go on from without it"):
+        train(longer, run, accept_changes=True)
+    assert (run / "result.json").read_text() == result
+
+    a_file(file, seed=2)
+    with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
+        train(config, run)
 
 
 @pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
@@ -223,6 +257,7 @@ def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny):
     [
         ({"frozen_stages": 1}, {}, "finetune.frozen_stages: 1 is not allowed without finetune.weights"),
         ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages: 6 is not allowed"),
+        ({"new_head": True}, {}, "finetune.new_head: True is not allowed without finetune.weights; the classifier is new"),
         ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier: 0.0 is not allowed"),
         ({"digest": "0123456789abcdef"}, {}, "finetune.digest: '0123456789abcdef' is not allowed without finetune.weights"),
         ({"weights": "missing"}, {}, "finetune.weights: .*missing' is not allowed; No such file"),

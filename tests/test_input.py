@@ -64,6 +64,22 @@ def test_grey_cmyk_and_png_are_decoded_to_three_channels():
     np.testing.assert_array_equal(decode.decode(palette), np.asarray(Image.open(io.BytesIO(palette)).convert("RGB")))
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_is_scaled_to_8_in_every_format(form):
+    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30), np.uint16)
+    held = io.BytesIO()
+    Image.fromarray(deep).save(held, form)
+    np.testing.assert_array_equal(decode.decode(held.getvalue()), np.repeat(deep[..., None] >> 8, 3, axis=2))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "whole numbers of 32 bits"), (np.float32, "floating-point numbers")])
+def test_pixels_whose_white_is_not_known_are_refused(dtype, kind):
+    held = io.BytesIO()
+    Image.fromarray(np.ones((20, 30), dtype)).save(held, "TIFF")
+    with pytest.raises(ImageError, match=f"its pixels are {kind}, whose white is not known; convert it to 8 or 16 bits"):
+        decode.decode(held.getvalue())
+
+
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_what_exif_says_of_turning_is_left_alone(form):
     exif = Image.Exif()
@@ -372,6 +388,16 @@ def test_items_may_be_dicts_pillow_images_and_any_bytes():
         np.testing.assert_array_equal(image, pixels)
     np.testing.assert_array_equal(images[4], np.asarray(palette.convert("RGB")))
     assert labels.tolist() == [1] * 5
+
+
+def test_a_recipe_may_be_loaded_for_datasets_of_other_classes_than_its_own_data():
+    config = load_config("finetune", ["--data.source", "given", "--model.classes", "3", "--data.image-size", "32"])
+    pair = [[(picture(), label) for label in (0, 1, 2)] for _ in range(2)]
+    assert len(sources.open_datasets(config, pair).train) == 3
+    with pytest.raises(
+        ConfigError, match=r"digits needs at least 10; .* another data.source \('given' for datasets of your own\)"
+    ):
+        load_config("finetune", ["--model.classes", "3"])
 
 
 @pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])

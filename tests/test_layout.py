@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 LAYERS = [
     {"errors"},
     {"commands", "config", "parallel.alone", "parallel.memory", "parallel.stragglers"},
-    {"flags"},
+    {"files", "flags"},
     {"registry"},
     {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},

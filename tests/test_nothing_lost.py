@@ -16,7 +16,7 @@ from jaxdp.training import checkpoint, loop, seal
 from jaxdp.training.console import Quiet
 from jaxdp.training.guard import TrainingError
 from jaxdp.training.metrics import JsonLines, read_log
-from jaxdp.training.restored import chosen, listed
+from jaxdp.training.restored import chosen, evaluate, listed
 from jaxdp.training.session import train
 
 
@@ -231,15 +231,21 @@ def test_going_on_from_a_finished_run_elsewhere_leaves_a_checkpoint_here(tiny, t
     assert seal.newest_good(tmp_path / "second/checkpoints") is not None
 
 
-def test_the_newest_sound_one_is_taken_where_a_newer_is_damaged(tiny, tmp_path):
+def test_the_newest_sound_one_is_taken_where_a_newer_is_damaged_and_both_are_told(tiny, tmp_path, capsys):
     train(tiny, tmp_path / "first")
     newest, before, *_ = seal.directories(tmp_path / "first/checkpoints")
     damage(newest)
     assert chosen(tmp_path / "first").path == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"jaxdp: {before} is used, not the newest: {newest}")
     screen = CutAt()
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
     assert any(f"going on from {before}" in line for line in screen.said)
     assert [row["damage"] is None for row in listed(tmp_path / "first")][-2:] == [True, False]
+    (newest / seal.SEAL).write_text("no seal")
+    assert evaluate(None, tmp_path / "first")["checkpoint"] == str(before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"jaxdp: {before} is used, not the newest: {newest / seal.SEAL} is damaged"
 
 
 def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):

@@ -2,8 +2,16 @@
 
 import csv
 import dataclasses
+import errno
+import io
 import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import saved_run
@@ -14,7 +22,9 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError, cli, evaluate, predict
 from jaxdp.config import Config, Data, Mesh, Model
+from jaxdp.data import folder
 from jaxdp.data.decode import decode
+from jaxdp.data.folder import image_files
 from jaxdp.data.sources import open_datasets
 from jaxdp.models import resnet
 from jaxdp.models.weights import read
@@ -114,6 +124,7 @@ def test_the_command_tells_files_and_folders_and_names_what_is_no_image(place, t
     assert (code, "it is there already; give another file, or --overwrite" in err) == (2, True)
     code, out, err = failing(capsys, *given)
     assert (code, len(out.splitlines()), "1 files do not end as images do" in err) == (1, 2, True)
+    assert f"jaxdp: 2 images by {place / 'run' / 'checkpoints' / '160'}" in err.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -140,12 +151,121 @@ def test_what_cannot_be_predicted_is_one_line(place, tmp_path, capsys, arguments
     [
         (np.zeros((80, 80, 3), np.uint8), r"uint8 of shape \(80, 80, 3\) is not allowed; give uint8 \[N, H, W, 3\]"),
         (np.zeros((2, 80, 80, 3), np.float32), r"float32 of shape \(2, 80, 80, 3\) is not allowed; give uint8 \[N, H, W, 3\]"),
+        (jnp.zeros((80, 80, 3), jnp.uint8), r"uint8 of shape \(80, 80, 3\) is not allowed; give uint8 \[N, H, W, 3\]"),
+        (np.zeros((2, 80, 80, 4), np.uint8), r"uint8 of shape \(2, 80, 80, 4\) is not allowed"),
+        (Image.new("RGB", (80, 80)), r"Image is not allowed; give uint8 \[N, H, W, 3\], or a list of \[H, W, 3\]"),
+        (None, "NoneType is not allowed"),
+        (5, "int is not allowed"),
+        ("picture.jpg", "str is not allowed"),
+        ([None], r"images\[0\] is not allowed: it is object"),
         ([], "none is given; give at least one"),
     ],
 )
-def test_arrays_that_are_no_images_are_refused(place, images, message):
+def test_what_is_no_images_is_refused(place, images, message):
     with pytest.raises(ConfigError, match=message):
         predict(place / "run", images)
+
+
+@pytest.mark.parametrize("top", ["3", 1.5, 0, 5])
+def test_a_top_that_cannot_be_is_refused(place, top):
+    with pytest.raises(ConfigError, match=f"--top: {top!r} is not allowed; the run has 4 classes; give 1 to 4"):
+        predict(place / "run", np.zeros((2, 24, 20, 3), np.uint8), top=top)
+
+
+def test_images_of_jax_and_of_pillow_are_told_as_numpys(place):
+    images = np.random.default_rng(1).integers(0, 256, (3, 24, 20, 3), np.uint8)
+    expected = predict(place / "run", images)
+    for others in (jnp.asarray(images), [Image.fromarray(one) for one in images], list(jnp.asarray(images))):
+        np.testing.assert_array_equal(predict(place / "run", others, top=np.int64(4)).classes, expected.classes)
+
+
+def test_probabilities_that_are_not_finite_are_an_error_that_names_the_checkpoint(place, tmp_path, monkeypatch, capsys):
+    weights = read(place / "w.safetensors")
+    weights.batch_stats["bn1"]["var"][:] = -1.0
+    saved_run.save(run_config(place / "run"), tmp_path / "run", weights.params, weights.batch_stats)
+    code, out, err = failing(capsys, "--workdir", tmp_path / "run", held_out(place)[0], "--json")
+    assert (code, out) == (2, "")
+    assert f"the probabilities that {tmp_path / 'run' / 'checkpoints' / '160'} gives are not finite; give another one" in err
+
+
+def test_folders_are_walked_as_in_training(tmp_path):
+    """Links are followed, also where they lead back; what is hidden is left out, and what cannot be read is named."""
+    inside, other = tmp_path / "inside", tmp_path / "other"
+    for path in (inside / "a.png", inside / ".hidden.png", inside / ".trash" / "b.png", other / "deep" / "c.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (inside / "linked").symlink_to(other)
+    (inside / "loop").symlink_to(inside)
+    (inside / "gone.png").symlink_to(tmp_path / "nowhere")
+    (inside / "itself").symlink_to(inside / "itself")
+    os.mkfifo(inside / "pipe.png")
+    found, left_out, bad = image_files([inside])
+    assert found == [str(inside / "a.png"), str(inside / "linked" / "deep" / "c.png")]
+    assert left_out == []
+    assert bad == {
+        str(inside / "gone.png"): "it is a link to nothing",
+        str(inside / "itself"): "it is a link to nothing",
+        str(inside / "pipe.png"): "it is no regular file",
+    }
+    with pytest.raises(ConfigError, match=r"pipe.png' is not allowed; it is no regular file"):
+        image_files([inside / "pipe.png"])
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "open.png").touch()
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(folder.os, "scandir", refusing)
+    assert image_files([tmp_path]) == ([str(tmp_path / "open.png")], [], {str(tmp_path / "closed"): "Permission denied"})
+    with pytest.raises(ConfigError, match=r"has no image .*; .*closed cannot be read: Permission denied"):
+        image_files([tmp_path / "closed"])
+
+
+def test_file_names_of_any_bytes_are_told(place, tmp_path, monkeypatch, capsys):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png")
+    shutil.copy(held_out(place)[0], odd)
+    arguments = ["predict", "--workdir", str(place / "run"), odd, "--top", "1"]
+    cli.main([*arguments, "--csv", str(tmp_path / "told.csv")])
+    assert b"/caf\xe9.png,1," in (tmp_path / "told.csv").read_bytes()
+    for encoding in ("utf-8", "ascii"):
+        stdout = io.TextIOWrapper(io.BytesIO(), encoding)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            cli.main(arguments)
+        assert b"caf\\udce9.png: " in stdout.buffer.getvalue()
+
+
+def test_a_table_touches_no_other_file_follows_links_and_is_written_into_pipes(place, tmp_path, capsys):
+    arguments = ["predict", "--workdir", str(place / "run"), str(held_out(place)[0]), "--top", "1", "--csv"]
+    table, mine, link, pipe = (tmp_path / name for name in ("q.csv", "q.csv.tmp", "link.csv", "pipe"))
+    mine.write_text("mine")
+    cli.main([*arguments, str(table)])
+    told = table.read_bytes()
+    assert (told[:10], mine.read_text()) == (b"image,rank", "mine")
+    link.symlink_to(table)
+    table.write_text("old")
+    cli.main([*arguments, str(link), "--overwrite"])
+    assert (link.is_symlink(), table.read_bytes()) == (True, told)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as thread:
+        read_through = thread.submit(pipe.read_bytes)
+        cli.main([*arguments, str(pipe)])
+        assert read_through.result(timeout=60) == told
+    assert pipe.is_fifo()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("where", ["w.safetensors/told.csv", "flowers"])
+def test_a_table_that_cannot_be_written_is_told_before_the_work(place, capsys, where):
+    code, out, err = failing(capsys, "--workdir", place / "run", "no such image", "--csv", place / where)
+    assert (code, out) == (2, "")
+    assert f"--csv: '{place / where}' is not allowed; " in err
 
 
 def test_an_older_run_has_numbers_for_names_and_a_damaged_list_is_told(tmp_path):
@@ -153,3 +273,14 @@ def test_an_older_run_has_numbers_for_names_and_a_damaged_list_is_told(tmp_path)
     (tmp_path / "classes.json").write_text('["a", "b", "c", "d"]')
     with pytest.raises(ConfigError, match=r"its classes.json is no list of at most 3 names; mend or remove it"):
         class_names(tmp_path, 3)
+
+
+def test_names_of_classes_are_utf_8_in_every_locale(tmp_path):
+    code = (
+        "import pathlib, sys; from jaxdp.training.workdir import class_names, keep_class_names;"
+        "here = pathlib.Path(sys.argv[1]); keep_class_names(here, ['L\\xf6wenzahn']); print(ascii(class_names(here, 1)))"
+    )
+    plain = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    out = subprocess.run([sys.executable, "-c", code, tmp_path], env=plain, capture_output=True, text=True, check=True).stdout
+    assert out.strip() == r"['L\xf6wenzahn']"
+    assert "Löwenzahn".encode() in (tmp_path / "classes.json").read_bytes()

@@ -15,6 +15,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import torch_layout
+from safetensors.numpy import save_file
 
 from jaxdp.training import seal
 from jaxdp.training.metrics import TIMING, read_log
@@ -287,6 +289,27 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     _, err = done(launched(2, None, command=[str(script)]), 1)
     assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed in phase \w+.*no such row", err)
     assert "rank 1 failed first, with exit code 1" in err
+
+
+@pytest.mark.parametrize("gone", [(1,), (0, 1)])
+def test_processes_go_on_together_where_the_file_that_they_began_from_is_gone(tmp_path, gone):
+    recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
+    recipe.write_text(
+        "import os, jaxdp\n"
+        f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
+        "def config():\n    return jaxdp.load_config('digits', ['--finetune.weights', path])\n"
+    )
+    for file in files:
+        save_file(torch_layout.random_tensors(0, (2, 2, 2, 2), False, width=2, classes=3, stem=3), file)
+    done(launched(2, run, "--config", str(recipe)))
+    whole = left(run)
+    (run / "result.json").unlink()
+    shutil.rmtree(seal.newest_good(run / "checkpoints").path)
+    for rank in gone:
+        files[rank].unlink()
+    out, _ = done(launched(2, run, "--config", str(recipe)))
+    assert left(run) == whole
+    assert ("is gone; the run, begun from it, does without" in re.sub(r"\s+(\[0\] )?", " ", out)) == (0 in gone)
 
 
 def test_a_checkpoint_is_written_by_all_processes_and_runs_no_program_of_its_own_beside_the_step(tmp_path):

@@ -1,19 +1,21 @@
 """Models and all-reduce strategies of one's own."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 import jaxdp
-from jaxdp import models, registry
+from jaxdp import cli, models, registry
 from jaxdp.config import Config, ConfigError, Model, Phase, Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.allreduce import along_columns, along_rows
-from jaxdp.training.restored import evaluate, export, listed, restored
+from jaxdp.training.restored import chosen, evaluate, export, listed, restored
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +135,47 @@ def test_a_run_with_an_own_model_is_gone_on_with_once_the_model_is_registered(ti
             call()
     jaxdp.register_model("linear", Linear)
     assert jaxdp.train(longer, tmp_path, accept_changes=True).epochs >= 3
+
+
+RECIPE = """
+import numpy as np
+import jaxdp
+
+class Flat:
+    def __init__(self, model):
+        self.classes = model.classes
+
+    def init(self, key, image_shape):
+        return {"kernel": np.ones((np.prod(image_shape), self.classes), np.float32)}, {}
+
+    def apply(self, params, batch_stats, images, train):
+        return images.reshape(len(images), -1) @ params["kernel"], {}
+
+def config():
+    jaxdp.register_model("flat", Flat)
+    return jaxdp.load_config("digits", ["--model.name", "flat"])
+"""
+
+
+def test_the_command_line_knows_a_runs_own_model_by_the_recipe_that_registers_it(tiny, tmp_path, capsys):
+    recipe, picture, run = tmp_path / "mine.py", tmp_path / "picture.png", ["--workdir", str(tmp_path / "run")]
+    recipe.write_text(RECIPE)
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(picture)
+    jaxdp.load_config(recipe)
+    jaxdp.train(with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]), "flat"), tmp_path / "run")
+    newest = str(chosen(tmp_path / "run").path)
+    for command in (["evaluate"], ["predict", str(picture)], ["export", "--output", str(tmp_path / "w.safetensors")]):
+        registry.own_models.clear()
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*command, *run])
+        assert "in Python or in the recipe's file, which --config names" in capsys.readouterr().err
+        cli.main([*command, *run, "--config", str(recipe), "--json"])
+        assert json.loads(capsys.readouterr().out)["checkpoint"] == newest
+    cli.main(["evaluate", *run, "--config", str(recipe), "--data.eval-examples", "7", "--json"])
+    assert json.loads(capsys.readouterr().out)["eval_examples"] == 7
+    registry.own_models.clear()
+    cli.main(["report", run[1], "--config", str(recipe)])
+    assert "missing" not in capsys.readouterr().err
 
 
 def test_an_own_model_may_normalise_over_the_batch(tiny, tmp_path):

@@ -9,6 +9,7 @@ import tyro
 from jaxdp.arguments import given
 from jaxdp.config import Config
 from jaxdp.flags import asks_for_help, parse
+from jaxdp.recipes import register_from
 
 
 def run(arguments, program):
@@ -30,10 +31,13 @@ def run(arguments, program):
         """of the run"""
         checkpoint: str = "newest"
         """newest, best (by accuracy), or the samples of one, as `jaxdp checkpoints` lists them"""
+        config: str | None = None
+        """a recipe's file (.py) that registers the run's model or strategy; None: they are jaxdp's own"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
     chosen = parse(Evaluate, arguments, program)
+    register_from(chosen.config)
     from jaxdp.training.restored import evaluate
 
     told = evaluate(chosen.run, chosen.workdir, chosen.checkpoint)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxdp.flags import parse
+from jaxdp.recipes import register_from
 
 
 def run(arguments, program):
@@ -29,10 +30,13 @@ def run(arguments, program):
         """whose names and layouts; torchvision's and timm's are the same"""
         overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """write over a file that is there"""
+        config: str | None = None
+        """a recipe's file (.py) that registers the run's model or strategy; None: they are jaxdp's own"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
     chosen = parse(Export, arguments, program)
+    register_from(chosen.config)
     from jaxdp.training.restored import export
 
     told = export(chosen.workdir, chosen.output, chosen.checkpoint, chosen.format, chosen.overwrite)

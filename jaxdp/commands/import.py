@@ -41,4 +41,5 @@ def run(arguments, program):
     told = import_file(chosen.file, chosen.output, expected, chosen.overwrite)
     model = told["model"]
     text = f"ResNet-{model['depth']}, {model['classes']} classes: {told['tensors']} tensors, {told['bytes']:,} bytes"
-    print(json.dumps(told, indent=2) if chosen.json else f"{text} in {told['output']}")
+    text = ", ".join([f"{text} in {told['output']}", *told["remarks"]])
+    print(json.dumps(told, indent=2) if chosen.json else text)

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -13,6 +12,7 @@ import tyro
 from jaxdp.config import ConfigError
 from jaxdp.errors import EXIT_FAILURE
 from jaxdp.flags import parse
+from jaxdp.recipes import register_from
 
 COLUMNS = ("image", "rank", "class", "name", "probability")
 
@@ -39,39 +39,53 @@ def run(arguments, program):
         """a file to write, with a row for each image and class"""
         overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """write over a file that is there"""
+        config: str | None = None
+        """a recipe's file (.py) that registers the run's model or strategy; None: they are jaxdp's own"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
     chosen = parse(Predict, arguments, program)
+    register_from(chosen.config)
     from jaxdp.data.folder import image_files
+    from jaxdp.files import check_output, write_whole
     from jaxdp.training.predicting import Files, predict_from
-    from jaxdp.training.workdir import write_atomically
 
     if not chosen.images:
         raise ConfigError("images: () is not allowed; give at least one file or folder")
-    if chosen.csv is not None and Path(chosen.csv).exists() and not chosen.overwrite:
-        raise ConfigError(f"--csv: {chosen.csv!r} is not allowed; it is there already; give another file, or --overwrite")
-    files, left_out = image_files(chosen.images)
+    table = None if chosen.csv is None else check_output(chosen.csv, chosen.overwrite, "--csv")
+    files, left_out, unread = image_files(chosen.images)
     predictions, bad, about = predict_from(chosen.workdir, Files(files), chosen.checkpoint, chosen.top)
+    bad = unread | bad
     told = [(file, likeliest) for file, likeliest in zip(files, _by_image(predictions), strict=True) if likeliest]
-    if chosen.csv is not None:
-        Path(chosen.csv).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(chosen.csv), _as_csv(told))
+    if table is not None:
+        write_whole(table, _as_csv(told).encode("utf-8", "surrogateescape"))
     if chosen.json:
         rows = [{"image": file, "top": likeliest} for file, likeliest in told]
         print(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": left_out}, indent=2))
-    elif chosen.csv is None:
-        for file, likeliest in told:
-            shares = [f"{one['name']} {100 * one['probability']:.2f} %" for one in likeliest]
-            print(f"{file}: {', '.join(shares)}")
     else:
-        print(f"{len(told)} images by {about['checkpoint']}, in {chosen.csv}")
-    if left_out and not chosen.json:
-        print(f"jaxdp: {len(left_out)} files do not end as images do and are left out, {left_out[0]} first", file=sys.stderr)
+        if table is None:
+            _print(told)
+        where = "" if table is None else f", in {table}"
+        _say(f"{len(told)} image{'s' * (len(told) != 1)} by {about['checkpoint']}{where}")
+        if left_out:
+            _say(f"{len(left_out)} files do not end as images do and are left out, {left_out[0]} first")
     for file, reason in bad.items():
-        print(f"jaxdp: {file} cannot be used: {reason}", file=sys.stderr)
+        _say(f"{file} cannot be used: {reason}")
     if bad:
         sys.exit(EXIT_FAILURE)
+
+
+def _say(text: str) -> None:
+    print(f"jaxdp: {text}", file=sys.stderr, flush=True)
+
+
+def _print(told) -> None:
+    if hasattr(sys.stdout, "reconfigure"):  # else it is a notebook's or a test's, which takes any character
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for file, likeliest in told:
+        shares = [f"{one['name']} {100 * one['probability']:.2f} %" for one in likeliest]
+        print(f"{file}: {', '.join(shares)}")
+    sys.stdout.flush()
 
 
 def _by_image(predictions):

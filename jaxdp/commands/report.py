@@ -9,6 +9,7 @@ import tyro
 
 from jaxdp.config import ConfigError
 from jaxdp.flags import parse
+from jaxdp.recipes import register_from
 
 
 def run(arguments, program):
@@ -37,6 +38,8 @@ def run(arguments, program):
         that out"""
         checkpoint: str = "newest"
         """which one is evaluated: newest, best (by accuracy), or its samples"""
+        config: str | None = None
+        """a recipe's file (.py) that registers the runs' model or strategy; None: they are jaxdp's own"""
         communication: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """measure how much of the steps' time is exposed communication, on the devices that the run was on; kept for later
         reports"""
@@ -44,6 +47,7 @@ def run(arguments, program):
         """print one JSON document: a list with an object for every run"""
 
     chosen = parse(Report, arguments, program)
+    register_from(chosen.config)
     from jaxdp.report import as_text, report, write
 
     if not chosen.workdir:

@@ -97,13 +97,27 @@ def _pillow(data: bytes):
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_READS) as image:
             _check_size(image.height, image.width)
-            return np.asarray(image.convert("RGB"))
+            return rgb(image)
     except UnidentifiedImageError:
         raise ImageError("it is no image of a known kind") from None
     except ImageError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ImageError(first_line(error)) from None
+
+
+def rgb(image: Image.Image) -> np.ndarray:
+    """Pixels, uint8 [H, W, 3], of an image of Pillow's; of 16 bits the upper eight, as OpenCV and Pillow have them of colours.
+
+    Raises ImageError for pixels whose white is not known.
+    """
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
+    if image.mode in ("I", "F") and not sixteen:
+        kind = {"I": "whole numbers of 32 bits", "F": "floating-point numbers"}[image.mode]
+        raise ImageError(f"its pixels are {kind}, whose white is not known; convert it to 8 or 16 bits")
+    if sixteen:
+        return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
+    return np.asarray(image.convert("RGB"))
 
 
 @lru_cache(maxsize=64)

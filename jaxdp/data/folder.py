@@ -67,25 +67,51 @@ class ImageFolder:
         return self.paths[index]
 
 
-def image_files(paths) -> tuple[list[str], list[str]]:
-    """(files, those left out): each path that is a file, and what in each that is a folder, however deep, ends as images do.
+def image_files(paths) -> tuple[list[str], list[str], dict[str, str]]:
+    """(files, those left out, name -> reason of what cannot be read): each path that is a file, and what in each that is a
+    folder, however deep, ends as images do. Links are followed; what is hidden is not looked at, as in training.
 
-    Raises ConfigError for a path that is not there, and for a folder without an image.
+    Raises ConfigError for a path that is neither a file nor a folder, and for a folder without an image.
     """
-    found, left_out = [], []
-    for path in paths:
+    found, left_out, bad = [], [], {}
+    for path in map(str, paths):
         if not os.path.isdir(path):
-            if not os.path.exists(path):
-                raise ConfigError(f"images: {str(path)!r} is not allowed; there is no such file or folder")
-            found.append(str(path))
+            if not os.path.isfile(path):
+                what = "it is no regular file" if os.path.exists(path) else "there is no such file or folder"
+                raise ConfigError(f"images: {path!r} is not allowed; {what}")
+            found.append(path)
             continue
-        inside = [str(file) for file in sorted(Path(path).rglob("[!.]*")) if file.is_file()]
-        here = [file for file in inside if file.lower().endswith(ENDINGS)]
+        inside = dict(_inside(path))
+        unread = {file: reason for file, reason in inside.items() if reason}
+        here = [file for file in inside if file not in unread and file.lower().endswith(ENDINGS)]
         if not here:
-            raise ConfigError(f"images: the folder {str(path)!r} has no image ({', '.join(ENDINGS)})")
+            told = "".join(f"; {file} cannot be read: {reason}" for file, reason in list(unread.items())[:1])
+            raise ConfigError(f"images: the folder {path!r} has no image ({', '.join(ENDINGS)}){told}")
         found += here
-        left_out += [file for file in inside if not file.lower().endswith(ENDINGS)]
-    return found, left_out
+        left_out += [file for file in inside if file not in unread and not file.lower().endswith(ENDINGS)]
+        bad |= unread
+    return found, left_out, bad
+
+
+def _inside(folder: str, above: tuple[str, ...] = ()):
+    """(path, None or why it cannot be read) of each file in a folder and those within it. above: folders that led here."""
+    here = os.path.realpath(folder)
+    if here in above:  # a link back: what it leads to is found without it
+        return
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield folder, error.strerror
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if os.path.isdir(entry.path):
+            yield from _inside(entry.path, (*above, here))
+        elif os.path.isfile(entry.path):
+            yield entry.path, None
+        else:
+            yield entry.path, "it is a link to nothing" if entry.is_symlink() else "it is no regular file"
 
 
 def evaluation_split(root: Path, asked: str | None) -> str:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jaxdp.data.decode import ImageError, Scratch, decode
+from jaxdp.data.decode import ImageError, Scratch, decode, rgb
 from jaxdp.errors import OneLine
 
 LEFT_OUT = -1  # label of an image that cannot be used and does not count
@@ -106,7 +106,7 @@ class Loader:
         if isinstance(image, (bytearray, memoryview)):
             image = bytes(image)
         if hasattr(image, "convert"):  # Pillow's
-            image = image.convert("RGB")
+            image = rgb(image)
         return image if isinstance(image, bytes) else _checked(image), number.item()
 
     def _name(self, index: int) -> str:

@@ -1,35 +1,41 @@
 """Files of weights: safetensors in our own names, or in those of torchvision and timm, read into trees and written."""
 
-import errno
 import hashlib
+import io
+import itertools
 import json
 import re
+import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save_file
+from safetensors.numpy import save as as_safetensors
 
 from jaxdp import models
 from jaxdp.config import ConfigError
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import first_line
+from jaxdp.files import check_output, write_whole
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, our_layout, torch_layout, torch_name
 
-PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl")
-READ = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+READ = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
+DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
 THIRD = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
+PREFIX = re.compile(r"(?:(?:module|model|state_dict|_orig_mod)\.)+")
+THEIRS = re.compile(r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+")
 
 
 class Weights(NamedTuple):
     """What a file holds. model: depth, width, stem and classes; params, batch_stats: float32 trees of host arrays.
 
-    form: "jaxdp" or "torchvision", by the names; digest: of the file's bytes, 16 hexadecimal digits of SHA-256.
+    form: "jaxdp" or "torchvision", by the names; digest: of the tensors as they are here, 16 hexadecimal digits of SHA-256,
+    which is the same for the same weights in any file; remarks: what had to be done to read them.
     """
 
     path: str
@@ -38,6 +44,7 @@ class Weights(NamedTuple):
     batch_stats: dict
     form: str
     digest: str
+    remarks: tuple[str, ...] = ()
 
     @property
     def in_words(self) -> str:
@@ -45,14 +52,15 @@ class Weights(NamedTuple):
         whose = "jaxdp's" if self.form == "jaxdp" else "torchvision's and timm's"
         stem = "" if one.stem == "imagenet" else ", small stem"
         width = "" if one.width == 64 else f", width {one.width}"
-        return f"ResNet-{one.depth}{width}{stem}, {one.classes} classes, with {whose} names"
+        told = f"ResNet-{one.depth}{width}{stem}, {one.classes} classes, with {whose} names"
+        return ", ".join([told, *self.remarks])
 
 
 def read(path, what: str = "FILE") -> Weights:
     """The weights in a safetensors file, its format known by the names of its tensors. what: the flag or field, for errors.
 
     Raises ConfigError for a file that is not there, of another kind, not of a ResNet of ours, with tensors missing, left over
-    or of a wrong shape, or with numbers that are not finite.
+    or of a wrong shape, or with numbers that cannot be (not finite, a variance below zero).
     """
     refused = f"{what}: {str(path)!r} is not allowed"
     try:
@@ -62,10 +70,11 @@ def read(path, what: str = "FILE") -> Weights:
     try:
         held = {name: (one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
-        if Path(path).suffix.lower() in PICKLED or data.startswith((b"PK\x03\x04", b"\x80\x02")):
+        if _is_pickled(data):
             raise ConfigError(_how_to_convert(path, refused)) from None
         raise ConfigError(f"{refused}; it is no safetensors file ({first_line(error)}); give one") from None
     held = {name: one for name, one in held.items() if name.split(".")[-1] != COUNTER}
+    held, remarks = _without_prefix(held)
     form = _form(held, refused)
     model = _network({name: shape for name, (_, shape, _) in held.items()}, form, refused)
     params, batch_stats = _expected(model)
@@ -79,26 +88,61 @@ def read(path, what: str = "FILE") -> Weights:
         if tensor.shape != like.shape:
             right = like.shape if form == "jaxdp" else torch_layout(np.broadcast_to(np.float32(0), like.shape)).shape
             raise ConfigError(f"{refused}; {names[name]} has the shape {given}, and ResNet-{model.depth} has {right}")
+        if name.endswith("/var") and (tensor < 0).any():
+            raise ConfigError(f"{refused}; {names[name]} holds a variance below zero; give sound weights")
         tensors[name] = tensor
+    if any(dtype == "F64" for dtype, _, _ in held.values()):
+        remarks += ("rounded from float64 to float32",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
-    return Weights(str(path), model, params, batch_stats, form, hashlib.sha256(data).hexdigest()[:16])
+    return Weights(str(path), model, params, batch_stats, form, _digest(tensors), remarks)
+
+
+def _digest(tensors: dict[str, np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.shape}\0".encode() + tensor.tobytes())
+    return found.hexdigest()[:16]
+
+
+def _is_pickled(data: bytes) -> bool:
+    """Whether these are the bytes of what torch.save writes, a zip with a pickle inside, or of a pickle."""
+    if data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return True
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return any(name.endswith("data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
 
 
 def _how_to_convert(path, refused: str) -> str:
-    other = str(Path(path).with_suffix(".safetensors"))
-    other = other if other != str(path) else str(Path(path).with_suffix(".converted.safetensors"))
+    endings = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    others = (Path(path).with_name(f"{Path(path).stem}{ending}.safetensors") for ending in endings)
+    other = next(str(one) for one in others if not one.exists())
     return (
-        f"{refused}; it is pickled, and reading it could run code that is in it; where you trust it, two lines convert it:\n"
+        f"{refused}; it is pickled, and reading it could run code that is in it; where you trust it, this converts it, the "
+        "weights alone or a checkpoint with its state_dict:\n"
         "  import torch; from safetensors.torch import save_file\n"
-        f"  save_file(torch.load({str(path)!r}, weights_only=True), {other!r})"
+        f"  held = torch.load({str(path)!r}, weights_only=True)\n"
+        f"  save_file(held.get('state_dict', held), {other!r})"
     )
+
+
+def _without_prefix(held: dict) -> tuple[dict, tuple[str, ...]]:
+    """(tensors without what wrappers of a network put before all names, remarks)."""
+    found = PREFIX.match(min(held, default=""))
+    prefix = found.group() if found else ""
+    if not prefix or not all(name.startswith(prefix) for name in held):
+        return held, ()
+    return {name.removeprefix(prefix): one for name, one in held.items()}, (f"without the prefix {prefix!r} of all",)
 
 
 def _form(held: dict, refused: str) -> str:
     for form, name in (("jaxdp", "params/conv1/kernel"), ("torchvision", "conv1.weight")):
         if name in held:
             return form
-    found = f"tensors such as {min(held)!r}" if held else "no tensor"
+    foreign = [name for name in held if not THEIRS.fullmatch(name)] or held
+    found = f"tensors such as {min(foreign)!r}" if held else "no tensor"
     raise ConfigError(
         f"{refused}; it has {found}; give a ResNet with torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') "
         "or jaxdp's own ('params/conv1/kernel')"
@@ -111,13 +155,13 @@ def _network(shapes: dict[str, tuple], form: str, refused: str) -> ModelConfig:
     stages = Counter(int(stage) for stage, _ in places)
     blocks = tuple(stages[stage] for stage in sorted(stages))
     bottleneck = any(THIRD.match(name) for name in shapes)
-    depth = next((n for n, counts in BLOCKS.items() if counts == blocks and (n in BOTTLENECK_DEPTHS) == bottleneck), None)
+    depth = next((n for n in DEPTHS if BLOCKS[n] == blocks and (n in BOTTLENECK_DEPTHS) == bottleneck), None)
     if depth is None:
         kind = "bottleneck" if bottleneck else "basic"
-        known = ", ".join(map(str, BLOCKS))
+        known = ", ".join(map(str, DEPTHS))
         raise ConfigError(f"{refused}; its stages have {blocks} {kind} blocks, which no ResNet of depth {known} has")
     stem, head = ("params/conv1/kernel", "params/fc_bias") if form == "jaxdp" else ("conv1.weight", "fc.bias")
-    if head not in shapes or len(shapes[head]) != 1:
+    if head not in shapes or len(shapes[head]) != 1 or not shapes[head][0]:
         raise ConfigError(f"{refused}; it has no {head!r} with one number for each class; give weights with their classifier")
     shape = shapes[stem] if form == "jaxdp" else (*shapes[stem][2:], *shapes[stem][1::-1])
     kinds = {(7, 7, 3): "imagenet", (3, 3, 3): "small"}
@@ -143,10 +187,11 @@ def _check_names(held: dict, wanted: set[str], model: ModelConfig, refused: str)
 
 def _tensor(name: str, dtype: str, shape: tuple, data: bytes, refused: str) -> np.ndarray:
     """In float32, into which float16 and bfloat16 go without rounding."""
-    if dtype not in ("F32", "F16", "BF16"):
-        raise ConfigError(f"{refused}; {name} is {dtype}, and F32, F16 and BF16 are read; convert it where it was made")
+    if dtype not in READ:
+        raise ConfigError(f"{refused}; {name} is {dtype}, and {', '.join(READ)} are read; convert it where it was made")
     raw = np.frombuffer(data, READ[dtype]).reshape(shape)
-    tensor = (raw.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else raw.astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite in it
+        tensor = (raw.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else raw.astype(np.float32)
     if not np.isfinite(tensor).all():
         raise ConfigError(f"{refused}; {name} holds numbers that are not finite; give sound weights")
     return tensor
@@ -175,37 +220,27 @@ def described(model: ModelConfig) -> str:
     return json.dumps({name: getattr(model, name) for name in ("depth", "width", "stem", "classes")})
 
 
-def check_output(output, overwrite: bool) -> Path:
+def writable(output, overwrite: bool) -> Path:
     """The path of a file of weights that may be written. Raises ConfigError where it may not."""
-    output, refused = Path(output), f"--output: {str(output)!r} is not allowed"
-    if output.suffix != ".safetensors":
-        raise ConfigError(f"{refused}; give a file that ends in .safetensors")
-    if output.is_dir():
-        raise ConfigError(f"{refused}; it is a directory; give a file")
-    if output.exists() and not overwrite:
-        raise ConfigError(f"{refused}; it is there already; give another file, or --overwrite")
-    return output
+    if Path(output).suffix != ".safetensors":
+        raise ConfigError(f"--output: {str(output)!r} is not allowed; give a file that ends in .safetensors")
+    return check_output(output, overwrite)
 
 
 def save(output: Path, tensors: dict[str, np.ndarray], told: dict[str, str]) -> int:
     """Write a safetensors file with metadata, whole or not at all; its bytes. Raises OSError with the file's name."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(output.name + ".tmp")
-    try:
-        save_file(tensors, temporary, told)
-        temporary.replace(output)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise OSError(getattr(error, "errno", None) or errno.EIO, first_line(error), str(output)) from None
-    return output.stat().st_size
+    data = as_safetensors(tensors, told)
+    write_whole(output, data)
+    return len(data)
 
 
 def import_file(path, output, expected: dict | None = None, overwrite: bool = False) -> dict:
     """Write a file of torchvision's or timm's as one of ours. expected: depth, classes or stem that it is to have, by name.
 
-    Returns {"output", "tensors", "bytes", "model", "digest"}. Raises ConfigError where the file is not what it should be.
+    Returns {"output", "tensors", "bytes", "model", "digest", "remarks"}. Raises ConfigError where the file is not what it
+    should be.
     """
-    output = check_output(output, overwrite)
+    output = writable(output, overwrite)
     weights = read(path)
     if weights.form == "jaxdp":
         raise ConfigError(f"FILE: {str(path)!r} is not allowed; it has jaxdp's own names already; use it as it is")
@@ -216,5 +251,6 @@ def import_file(path, output, expected: dict | None = None, overwrite: bool = Fa
     tensors = named(weights.params, weights.batch_stats)
     told = {"model": described(weights.model), "source": Path(path).name, "source_digest": weights.digest}
     size = save(output, tensors, told)
-    model = json.loads(described(weights.model))
-    return {"output": str(output), "tensors": len(tensors), "bytes": size, "model": model, "digest": weights.digest}
+    model, remarks = json.loads(described(weights.model)), list(weights.remarks)
+    found = {"output": str(output), "tensors": len(tensors), "bytes": size, "model": model}
+    return found | {"digest": weights.digest, "remarks": remarks}

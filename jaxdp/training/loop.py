@@ -128,7 +128,9 @@ class Run:
             raise ConfigError(f"--workdir: {str(self.workdir)!r} is not allowed; {error}; give another one") from None
         if found is None and self.origin is not None:
             found = self._restored_from_origin()
-        if found is not None:
+        if found is None:
+            finetuning.check_begins(self.config, self.weights)
+        else:
             self.prepared.check_fits(found[1], self.accept_changes)
         if self.team.first:
             directories.adopt(self.workdir, self.config)

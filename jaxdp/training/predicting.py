@@ -33,18 +33,32 @@ class Predictions(NamedTuple):
 def predict(workdir, images, checkpoint="newest", top: int | None = None) -> Predictions:
     """The likeliest classes of images, by a checkpoint of the run in `workdir`.
 
-    images: uint8 [N, H, W, 3], or a list of uint8 [H, W, 3] (or [H, W], grey) of any sizes; they are resized and cropped as the
-    run's evaluation does. checkpoint: newest, best, or its samples. top: None for 5, or all classes where there are fewer.
-    Raises ConfigError for a run or checkpoint that is not there, and for images or a `top` that cannot be.
+    images: uint8 [N, H, W, 3], of NumPy, JAX or PyTorch, or a list of uint8 [H, W, 3] (or [H, W], grey) of any sizes or of
+    Pillow's images; they are resized and cropped as the run's evaluation does. checkpoint: newest, best, or its samples. top:
+    None for 5, or all classes where there are fewer. Raises ConfigError for a run or checkpoint that is not there or gives no
+    finite probabilities, and for images or a `top` that cannot be.
     """
-    if isinstance(images, np.ndarray) and (images.ndim != 4 or images.dtype != np.uint8):
-        what = f"{images.dtype} of shape {images.shape}"
-        raise ConfigError(f"images: {what} is not allowed; give uint8 [N, H, W, 3], or a list of [H, W, 3]")
-    told, bad, _ = predict_from(workdir, _Given(list(images)), checkpoint, top)
+    told, bad, _ = predict_from(workdir, _Given(_one_by_one(images)), checkpoint, top)
     if bad:
         name, reason = next(iter(bad.items()))
         raise ConfigError(f"images: {name} is not allowed: {reason}")
     return told
+
+
+def _one_by_one(images) -> list:
+    """The images of an array, or of a list. Raises ConfigError for what is neither, and for an array of another shape."""
+    what = type(images).__name__
+    try:
+        if hasattr(images, "shape"):
+            images = np.asarray(images)
+            what = f"{images.dtype} of shape {images.shape}"
+            if images.ndim == 4 and images.shape[3] == 3 and images.dtype == np.uint8:
+                return list(images)
+        elif not isinstance(images, (str, bytes, dict)):
+            return list(images)
+    except (TypeError, RuntimeError):  # what cannot be counted through, or lies on another device
+        pass
+    raise ConfigError(f"images: {what} is not allowed; give uint8 [N, H, W, 3], or a list of [H, W, 3]")
 
 
 class _Given:
@@ -89,14 +103,19 @@ def predict_from(workdir, source, checkpoint="newest", top: int | None = None) -
     config = run_config(workdir)
     names = class_names(workdir, config.model.classes)
     top = min(TOP, len(names)) if top is None else top
-    if not 1 <= top <= len(names):
-        raise ConfigError(f"--top: {top} is not allowed; the run has {len(names)} classes; give 1 to {len(names)}")
+    if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
+        raise ConfigError(f"--top: {top!r} is not allowed; the run has {len(names)} classes; give 1 to {len(names)}")
     if not len(source):
         raise ConfigError("images: none is given; give at least one")
     here = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh that trained it
     state, config, sealed = restored(workdir, str(checkpoint), here)
     loader = to_predict(config, source)
-    classes, probabilities, usable = _likeliest(config, state, loader, top)
+    classes, probabilities, usable = _likeliest(config, state, loader, int(top))
+    if not np.isfinite(probabilities[usable]).all():
+        raise ConfigError(
+            f"--checkpoint: {sealed.path.name!r} is not allowed; the probabilities that {sealed.path} gives are not finite; "
+            "give another one"
+        )
     classes[~usable], probabilities[~usable] = -1, np.nan
     told = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
     return told, loader.bad, {"checkpoint": str(sealed.path), "samples": sealed.samples, "epoch": sealed.told["epoch"]}

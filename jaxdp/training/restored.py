@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxdp import models
 from jaxdp.config import RESNET, Config, ConfigError
-from jaxdp.data.sources import open_datasets
+from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, open_datasets, pixel_statistics
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel import distributed
@@ -48,20 +49,43 @@ def listed(workdir) -> list[dict]:
 
 
 def chosen(workdir, which: str = "newest") -> seal.Sealed:
-    """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none."""
+    """The checkpoint that `which` names: newest, best (by accuracy), or its samples. Raises ConfigError where there is none.
+
+    Damaged ones are passed over, and named on stderr with the one that is used instead.
+    """
     folder = Path(workdir) / CHECKPOINTS
-    found = list(seal.all_sealed(folder))
     if which not in ("newest", "best"):
         return _named(folder, which)
+    found, damage = _sealed(folder)
     if which == "best":
         scored = seal.by_accuracy(found)
         if found and not scored:
             raise ConfigError("--checkpoint: 'best' is not allowed; none was saved right after an evaluation; give newest")
         found = scored
     for one in found:
-        if seal.is_sound(one):
-            return one
+        try:
+            seal.check_files(one)
+        except (seal.Damaged, seal.Unreadable) as error:
+            if one.path.exists():
+                damage[one.path] = str(error)
+            continue
+        preferred = [reason for path, reason in damage.items() if which == "best" or int(path.name) > one.samples]
+        if preferred:
+            print(f"jaxdp: {one.path} is used, not the {which}: {'; '.join(preferred)}", file=sys.stderr, flush=True)
+        return one
     raise ConfigError(f"--workdir: {str(workdir)!r} is not allowed; it holds no sound checkpoint (see jaxdp checkpoints)")
+
+
+def _sealed(folder: Path) -> tuple[list[seal.Sealed], dict[Path, str]]:
+    """(the checkpoints with a sound seal, the newest first; what is wrong with the seals of the others)."""
+    found, damage = [], {}
+    for path in seal.directories(folder):
+        try:
+            found.append(seal.read(path))
+        except (seal.Damaged, seal.Unreadable) as error:
+            if path.exists():  # else the run has removed it since
+                damage[path] = str(error)
+    return found, damage
 
 
 def _named(folder: Path, which: str) -> seal.Sealed:
@@ -147,17 +171,17 @@ def export(workdir, output, which: str = "newest", form: str = "jaxdp", overwrit
     """
     if form not in FORMATS:
         raise ConfigError(f"--format: {form!r} is not allowed; give {', '.join(FORMATS)}")
-    output = weights.check_output(output, overwrite)
+    output = weights.writable(output, overwrite)
     state, config, sealed = restored(workdir, which)
     if form != "jaxdp" and config.model.name != RESNET:
         raise ConfigError(f"--format: {form!r} is not allowed; the run's model is {config.model.name!r}; give jaxdp")
-    tensors, remarks = weights.named(*jax.device_get(state.evaluated)), []
+    tensors, remarks = weights.named(*jax.device_get(state.evaluated)), _pixels(config)
     told = {"config": json.dumps(dataclasses.asdict(config)), "model": weights.described(config.model)}
     told |= {"samples": str(sealed.samples), "epoch": f"{sealed.told['epoch']:g}", "accuracy": str(sealed.accuracy)}
     if form != "jaxdp":
         tensors = to_torch(tensors, sealed.told["progress"]["steps"])
         told["format"] = "pt"  # by which some readers know PyTorch's layouts
-        remarks = _remarks(config, form)
+        remarks = _remarks(config, form) + remarks
     size = weights.save(output, tensors, told)
     told = {"output": str(output), "tensors": len(tensors), "bytes": size, "checkpoint": str(sealed.path)}
     return told | {"format": form, "remarks": remarks}
@@ -171,3 +195,11 @@ def _remarks(config: Config, form: str) -> list[str]:
     if model.width != 64:
         different.append(f"the first stage has {model.width} channels, not 64 (model.width)")
     return [f"resnet{model.depth} of {form} does not load it as it is: {'; '.join(different)}"] if different else []
+
+
+def _pixels(config: Config) -> list[str]:
+    """How images are to be normalised for the network, where it is not as for ImageNet's."""
+    mean, std = pixel_statistics(config)
+    if (mean, std) == (IMAGENET_MEAN, IMAGENET_STD):
+        return []
+    return [f"it expects mean {mean / 255:.4g} and standard deviation {std / 255:.4g} of pixels from 0 to 1, not ImageNet's"]

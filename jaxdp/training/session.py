@@ -87,9 +87,12 @@ def train(
 
 def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals, writers) -> TrainResult:
     team = signals.team
-    config, weights = signals.run(finetuning.opened, config)
+    origin = None if resume in ("auto", "never") else _origin(Path(resume), path)
+    kept = team.share("weights", _kept_digest(config, path, resume, origin) if team.first else None)
+    config, weights = signals.run(finetuning.opened, config, kept)
     agreement.check(team, lambda: agreement.facts(config, resume, accept_changes))
-    origin = None if resume in ("auto", "never") else _origin(Path(resume), path, config, accept_changes)
+    if origin is not None:
+        _check_same(origin, config, accept_changes)
     if resume == "never":
         path = Path(team.share("directory", str(directories.next_free(path))))
     found = origin or next(seal.all_sealed(path / directories.CHECKPOINTS), None) if team.first else None
@@ -99,6 +102,10 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
     with directories.claimed(path) if team.first else nullcontext():
         finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
         agreement.check_directory(team, path)
+        if finetuning.is_gone(config, weights):
+            remarks.append(
+                f"{config.finetune.weights} is gone; the run, begun from it, does without, and keeps its digest {kept}"
+            )
         if finished is not None:
             result = read_result(path, finished)
             for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
@@ -139,7 +146,17 @@ def _interrupt(again: str):
     raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint")
 
 
-def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> seal.Sealed:
+def _kept_digest(config: Config, path: Path, resume, origin: seal.Sealed | None) -> str | None:
+    """What the run to go on with keeps of the weights from which it was begun; None for a new one."""
+    if config.finetune.weights is None or resume == "never":
+        return None
+    try:
+        return finetuning.kept_digest(config, from_dict(origin.told["config"]) if origin else directories.run_config(path))
+    except ConfigError:  # there is no run, or `settle` says what is wrong with it
+        return None
+
+
+def _origin(given: Path, workdir: Path) -> seal.Sealed:
     """The checkpoint that --resume PATH names: PATH itself, or the newest sound one in PATH/checkpoints."""
     refused = f"--resume: {str(given)!r} is not allowed"
     if given.resolve() == workdir.resolve() or workdir.resolve() in given.resolve().parents:
@@ -153,9 +170,13 @@ def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) ->
         raise ConfigError(
             f"{refused}; it holds no sound checkpoint; give auto, never, a run's directory or one of its checkpoints"
         )
-    if (difference := changes(from_dict(found.told["config"]), config)) and not accept_changes:
+    return found
+
+
+def _check_same(origin: seal.Sealed, config: Config, accept_changes: bool) -> None:
+    """Raise ConfigError where a checkpoint is of a different run, unless that is accepted."""
+    if (difference := changes(from_dict(origin.told["config"]), config)) and not accept_changes:
         raise ConfigError(
-            f"--resume: {str(found.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); give "
+            f"--resume: {str(origin.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); give "
             "--accept-changes to go on with them"
         )
-    return found

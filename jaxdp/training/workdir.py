@@ -18,7 +18,7 @@ def write_atomically(path: Path, text: str) -> None:
     """The file has the old content or the new one at every moment."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def class_names(workdir, count: int) -> list[str]:
     path, names = Path(workdir) / CLASSES, []
     if path.exists():
         try:
-            names = json.loads(path.read_text())
+            names = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             names = None
         if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
