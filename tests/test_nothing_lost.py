@@ -190,7 +190,10 @@ def test_other_data_are_refused_and_shown(tiny, tmp_path):
         train(config, tmp_path, screen=CutAt(12), datasets=(Images(50), Images(10)))
     with pytest.raises(ConfigError, match=r"other data \(training data: 50 images, \w+ -> 51 images, \w+\).*--accept-changes"):
         train(config, tmp_path, datasets=(Images(51), Images(10)))
-    train(config, tmp_path, datasets=(Images(51), Images(10)), accept_changes=True)
+    result = train(config, tmp_path, datasets=(Images(51), Images(10)), accept_changes=True)
+    assert train(config, tmp_path, datasets=(Images(51), Images(10))) == result
+    with pytest.raises(ConfigError, match=r"other data \(training data: 51 images, \w+ -> 50 images"):  # finished, or not
+        train(config, tmp_path, datasets=(Images(50), Images(10)))
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def train(
 ) -> TrainResult:
     """Train as `config` says, into `workdir` (default runs/NAME), going on from its newest sound checkpoint if it has one.
 
-    A finished run there is returned as it is. resume: "auto"; "never" for a new directory beside one that holds a run; or the
+    A finished run there is returned as it is, where its data are these. resume: "auto"; "never" for a new directory beside one that holds a run; or the
     path of another run's directory or checkpoint to go on from. accept_changes: of a config that is not the run's own.
     screen: where the run is shown; None: inline in a notebook, nowhere in a program; False: nowhere.
     started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
@@ -107,6 +107,8 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
                 f"{config.finetune.weights} is gone; the run, begun from it, does without, and keeps its digest {kept}"
             )
         if finished is not None:
+            if found is not None and origin is None:
+                prepared.check_fits(found, accept_changes)
             result = read_result(path, finished)
             for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
                 screen.say(remark)
