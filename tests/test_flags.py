@@ -42,7 +42,7 @@ def failing(capsys, *arguments) -> str:
             "reduce.strategy: 'tours' is not allowed; did you mean torus? give psum, ring, hierarchical, torus, "
             "parameter_server, auto, "
             "or make one of your own known in this process first: jaxdp.register_strategy('tours', ...), in Python or in the "
-            "recipe's file",
+            "recipe's file, which --config names",
         ),
         ("train --model.depth 20", "--model.depth: '20' is not allowed; give 18, 34, 50, 101, 152"),
         ("train --model.depth=20", "--model.depth: '20' is not allowed; give 18, 34, 50, 101, 152"),

@@ -36,7 +36,7 @@ def run(arguments, program):
         top: int | None = None
         """likeliest classes of each image; None: 5, or all where there are fewer"""
         csv: str | None = None
-        """a file to write, with a row for each image and class"""
+        """a file to write, with a row for each image and class; into a pipe or a device it is written as it is"""
         overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """write over a file that is there"""
         config: str | None = None
