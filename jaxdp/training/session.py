@@ -103,9 +103,7 @@ def _train(config, path: Path, resume, screen, started, datasets, accept_changes
         finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
         agreement.check_directory(team, path)
         if finetuning.is_gone(config, weights):
-            remarks.append(
-                f"{config.finetune.weights} is gone; the run, begun from it, does without, and keeps its digest {kept}"
-            )
+            remarks.append(finetuning.without_its_file(config))
         if finished is not None:
             if found is not None and origin is None:
                 prepared.check_fits(found, accept_changes)
