@@ -57,7 +57,7 @@ def run(command: str, arguments: list[str], program: str) -> None:
     except ConfigError as error:
         _fail(str(error), EXIT_CONFIG)
     except KeyboardInterrupt:
-        print("jaxdp: interrupted; what was logged is in the working directory", file=sys.stderr, flush=True)
+        print("jaxdp: interrupted", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(EXIT_FAILURE)  # a compilation in a thread would hold up the end for as long as it takes
     except BrokenPipeError:  # the reader of stdout has gone, as in `jaxdp plan | head`, or a launcher that was killed

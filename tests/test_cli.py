@@ -238,7 +238,15 @@ def test_plan_tells_what_a_step_sends_and_what_a_network_makes_of_it(capsys, tmp
         for one in phase["strategies"].values():
             assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
             assert one["efficiency"] == pytest.approx(phase["computation_seconds"] / one["step_seconds"])
-    assert (tmp_path / "efficiency.png").stat().st_size > 10_000
+    picture = tmp_path / "efficiency.png"
+    assert picture.stat().st_size > 10_000
+    picture.write_text("kept")
+    refused = failing(capsys, "plan", *flags, "--json", "--picture", str(picture))
+    assert "is not allowed; it is there already; give another file, or --overwrite" in refused
+    assert picture.read_text() == "kept"
+    cli.main(["plan", *flags, "--json", "--picture", str(picture), "--overwrite"])
+    assert picture.stat().st_size > 10_000
+    capsys.readouterr()
     cli.main(["plan", *flags])
     shown = capsys.readouterr().out
     assert "what a step of phases 0, 1 sends: torus on 2x4 devices" in shown

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
 from jaxdp.errors import EXIT_FAILURE
 from jaxdp.flags import parse
+from jaxdp.outputs import file_to_write
 from jaxdp.validation import validate
 
 
@@ -43,6 +45,8 @@ def run(arguments, program):
         and goes on, and the step's time on growing numbers of devices; a CPU is split into --mesh.cpu-devices, or 4"""
         output: str | None = None
         """with --verify: a file for the proofs as JSON, with machine, versions and commit"""
+        overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """write over a file that is there"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
@@ -83,18 +87,18 @@ def _verify(chosen, config):
         if getattr(chosen, name) is not None:
             flag, given = name.replace("_", "-"), getattr(chosen, name)
             raise ConfigError(f"--{flag}: {given!r} is not allowed with --verify, which does not use it; leave it out")
-    output = chosen.output and Path(chosen.output)
-    if output:
-        if output.is_dir():
-            raise ConfigError(f"--output: {chosen.output!r} is not allowed; it is a directory; give a file")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()  # two minutes before it is needed
+    output = None if chosen.output is None else file_to_write("--output", chosen.output, chosen.overwrite)
     from jaxdp.doctor import verify
     from jaxdp.training.console import Screen
+    from jaxdp.training.workdir import write_atomically
 
-    record = verify.run(config, Screen(sys.stderr).say)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, no temporary files left behind
+    try:
+        record = verify.run(config, Screen(sys.stderr).say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if output:
-        output.write_text(verify.to_json(record) + "\n")
+        write_atomically(output, verify.to_json(record) + "\n")
     if chosen.json:
         print(verify.to_json(record))
     else:
