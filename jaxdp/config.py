@@ -5,12 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from jaxdp.errors import OneLine
-
-
-class ConfigError(OneLine, ValueError):
-    """The configuration cannot be run: one line with the field, the value, what is allowed and what to do."""
-
+from jaxdp.errors import ConfigError as ConfigError
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -183,6 +183,38 @@ def test_output_cut_short_by_its_reader_is_no_error():
 
 
 @pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "train --version", "plan --help", "data --help", "plan --devices 4"]
+)
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
+    done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan --devices 4", "plan --devices 4 --json"])
+def test_a_reader_that_has_gone_and_a_stdout_that_is_closed_are_no_traceback(arguments):
+    for shell in (f"{sys.executable} -m jaxdp {arguments} | true", f"{sys.executable} -m jaxdp {arguments} >&-"):
+        done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.probe"])
+def test_an_interruption_of_an_import_is_one_line(module):
+    script = f"""
+import signal, sys
+from jaxdp import cli
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+cli.main(["doctor"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: interrupted\n")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plan", "--network", "fast"], "--network: 'fast' is not allowed; give latency,bandwidth"),

@@ -13,8 +13,8 @@ import pytest
 
 from jaxdp import cli
 from jaxdp.config import Checkpoint, Config, Data, Model
-from jaxdp.doctor import checks, images, machine, network, probe, software
-from jaxdp.doctor.finding import Findings, guarded, output_of, still_running
+from jaxdp.doctor import images, machine, network, packages, probe, software
+from jaxdp.doctor.finding import Findings, guarded, output_of, still_running, summary
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,14 +112,79 @@ def test_nccl_variables_are_told_and_those_that_slow_it_down_are_warned_of(monke
 
 
 def test_versions_outside_what_is_declared_are_wrong(monkeypatch):
-    assert looked(software.packages).state == "ok"
-    assert looked(software.python).state == "ok"
-    monkeypatch.setattr(software, "declared", lambda: (">=4", ["jax>=99", "no-such-package>=1", "numpy"]))
-    told = looked(software.packages)
+    assert looked(packages.packages, broken={}).state == "ok"
+    assert looked(packages.python).state == "ok"
+    monkeypatch.setattr(packages, "declared", lambda: (">=4", ["jax>=99", "no-such-package>=1", "numpy"]))
+    told = looked(packages.packages, broken={})
     assert told.state == "wrong"
-    assert told.mend == "pip install 'jax>=99'; pip install 'no-such-package>=1'"
+    assert told.mend == "pip install 'no-such-package>=1'; pip install 'jax>=99'"
     assert "no-such-package is not installed" in told.found
-    assert looked(software.python).state == "wrong"
+    assert looked(packages.python).state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "found"),
+    [
+        ("optax", "raise RuntimeError('no such\\nsymbol')", "optax cannot be imported: RuntimeError: no such"),
+        ("numpy", "raise ImportError('libopenblas is gone')", "numpy cannot be imported: ImportError: libopenblas is gone"),
+        ("absl", "raise RuntimeError('half')", "absl-py cannot be imported: RuntimeError: half"),
+        ("optax", "import no_such_thing", "optax cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"),
+    ],
+)
+def test_an_installed_package_that_cannot_be_imported_is_named_and_nothing_else(tmp_path, module, text, found):
+    (tmp_path / f"{module}.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxdp", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    told = {one["check"]: one for one in json.loads(done.stdout)["checks"]}["packages"]
+    assert (told["state"], told["found"].split("; ")[1:]) == ("wrong", [found])
+    assert told["mend"].startswith(f"pip install --force-reinstall --no-deps {chr(39) * (module != 'absl')}{found.split()[0]}")
+    done = subprocess.run([*command[:3], "train"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("`jaxdp doctor` says what of jaxdp's packages is missing or broken")
+    assert "Traceback" not in done.stderr
+
+
+BLOCKED = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from importlib import metadata
+version = metadata.version
+def found(name):
+    if name in {missing!r}:
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = found
+"""
+
+
+@pytest.mark.parametrize("missing", [("pydantic",), ("numpy",), ("packaging", "tyro"), ("jax", "jaxlib"), ("rich",)])
+def test_it_runs_and_names_what_is_not_installed(tmp_path, missing):
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(missing=missing))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "jaxdp", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = run("doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    told = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert told["python"]["state"] == "ok"
+    names = [one for one in missing if one != "jaxlib"]
+    (found,) = [one for one in told["packages"]["found"].split("; ") if one.endswith("not installed")]
+    assert all(name in found for name in names)
+    assert all(f"'{name}>=" in told["packages"]["mend"] for name in names)
+    assert "cannot be imported" not in told["packages"]["found"]
+    assert run("--help").returncode == 0
+    done = run("doctor")
+    assert "-> pip install '" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_disk_and_memory_are_judged_against_the_checkpoints_of_the_recipe(tmp_path):
@@ -250,5 +315,5 @@ def test_the_probe_of_a_recipe_knows_devices_and_bytes():
 def test_the_summary_names_what_is_wrong():
     findings = Findings("disk")
     findings.wrong("full", "free space")
-    assert checks.summary([findings.finding()]) == "1 wrong: disk"
-    assert checks.summary([]) == "nothing is wrong"
+    assert summary([findings.finding()]) == "1 wrong: disk"
+    assert summary([]) == "nothing is wrong"

@@ -105,6 +105,26 @@ def test_help_at_every_level_has_examples_within_80_columns(capsys, monkeypatch,
     assert max(len(line) for line in out.splitlines() if not line.startswith("usage:")) <= 80  # which is tyro's own
 
 
+def test_examples_are_broken_between_words_alone(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    out = capsys.readouterr().out
+    examples = out.partition("Examples:")[2].partition("╭")[0].replace("\\\n", "").split()
+    for flag in ("--compile-for", "--gpus-per-host", "--network"):
+        assert flag in examples
+
+
+@pytest.mark.parametrize("columns", ["1", "5", "20"])
+@pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"]])
+def test_help_is_there_in_the_narrowest_terminal(capsys, monkeypatch, arguments, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 0
+    assert "jaxdp" in capsys.readouterr().out
+
+
 def test_the_first_help_has_examples_within_80_columns(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--help"])

@@ -1,5 +1,6 @@
 """`jaxdp doctor`."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -59,20 +60,20 @@ def run(arguments, program):
         return _verify(chosen, config)
     if chosen.output is not None:
         raise ConfigError(f"--output: {chosen.output!r} is not allowed without --verify; give --json and a redirection")
-    from jaxdp.doctor import checks
-    from jaxdp.doctor.finding import WRONG, still_running
+    with contextlib.redirect_stdout(sys.stderr):  # where a package that is not whole says so
+        from jaxdp.doctor import checks
+    from jaxdp.doctor.finding import WRONG, as_dict, still_running, summary
+    from jaxdp.training.console import Screen
 
     workdir = Path("runs") / config.name if chosen.workdir is None else Path(chosen.workdir)
     findings = checks.look(config, workdir, rate)
     if chosen.json:
-        print(json.dumps(checks.as_dict(findings, config), indent=2))
+        print(json.dumps(as_dict(findings, config.name), indent=2))
     else:
-        from jaxdp.training.console import Screen
-
         screen = Screen()
         screen.say(f"this machine, for the recipe {config.name}")
         screen.table(checks.table(findings))
-        screen.say(checks.summary(findings))
+        screen.say(summary(findings))
     code = EXIT_FAILURE if any(one.state == WRONG for one in findings) else 0
     if still_running():
         sys.stdout.flush()

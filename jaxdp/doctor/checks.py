@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 
 from jaxdp.config import Config
-from jaxdp.doctor import images, machine, network, probe, software
-from jaxdp.doctor.finding import OK, WORST_FIRST, Finding, Findings, guarded, told_apart
+from jaxdp.doctor import images, machine, network, packages, probe, software
+from jaxdp.doctor.finding import Finding, Findings, guarded, told_apart
 
 SECONDS = 60.0  # for all checks but JAX's own start
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
@@ -20,8 +20,8 @@ def look(config: Config, workdir: Path, images_per_second: float | None = None, 
     devices, state_bytes, host_bytes = jax["devices"], jax["state_bytes"], jax["host_bytes"]
     gpus = sum(one["platform"] in ("gpu", "cuda") for one in devices)
     checks = {
-        "python": software.python,
-        "packages": software.packages,
+        "python": packages.python,
+        "packages": partial(packages.packages, broken=jax["broken"]),
         "devices": partial(_devices, jax=jax),
         "cuda": partial(software.cuda, devices=devices),
         "nccl": partial(software.nccl, devices=devices),
@@ -51,14 +51,7 @@ def _devices(findings: Findings, jax: dict) -> None:
         findings.ok(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
     for problem in (jax["problem"], jax["unplanned"]):
         if problem and not problem.startswith("data."):  # which has a check of its own
-            findings.wrong(*told_apart(problem, "see `python -c 'import jax; jax.devices()'` for more"))
-
-
-def as_dict(findings: list[Finding], config: Config) -> dict:
-    """The report as one JSON document."""
-    rows = [{"check": one.check, "state": one.state, "found": one.found, "mend": one.mend} for one in findings]
-    counts = {state: sum(one.state == state for one in findings) for state in reversed(WORST_FIRST)}
-    return {"recipe": config.name, "checks": rows, **counts}
+            findings.wrong(*told_apart(problem, "see what `python -m jaxdp.doctor.probe < /dev/null` says"))
 
 
 def table(findings: list[Finding]):
@@ -75,9 +68,3 @@ def table(findings: list[Finding]):
         if one.mend:
             shown.add_row("", "", Text(f"-> {one.mend}", "bold"))
     return shown
-
-
-def summary(findings: list[Finding]) -> str:
-    counts = {state: [one.check for one in findings if one.state == state] for state in WORST_FIRST}
-    bad = [f"{len(names)} {state}: {', '.join(names)}" for state, names in counts.items() if state != OK and names]
-    return "; ".join(bad) or "nothing is wrong"

@@ -6,7 +6,7 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from jaxdp.errors import OneLine
+from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.parallel.alone import Alone
 
 POLL_SECONDS = 0.1
@@ -18,6 +18,8 @@ class StopAsked(Exception):
 
 class Stopped(OneLine, Exception):
     """The run was asked to stop and can be continued: one line with where it is and how to go on."""
+
+    exit_code = EXIT_STOPPED
 
 
 class StoppedAtOnce(OneLine, KeyboardInterrupt):
