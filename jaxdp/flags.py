@@ -12,6 +12,22 @@ from jaxdp.errors import ConfigError
 
 NARROWEST, WIDEST = 40, 100  # columns of running text
 NUMBERS = {int: "a whole number", float: "a number"}
+ELSEWHERE = {  # what other trainers call a flag, where it is not the end of its name here
+    "lr": "--schedule.learning-rate",
+    "warmup": "--schedule.warmup-epochs",
+    "batch": "--batch.0.global-batch",
+    "batch-size": "--batch.0.global-batch",
+    "wd": "--optimizer.weight-decay",
+    "arch": "--model.depth",
+    "num-classes": "--model.classes",
+    "num-workers": "--data.threads",
+    "workers": "--data.threads",
+    "data-dir": "--data.directory",
+    "data-path": "--data.directory",
+    "output-dir": "--workdir",
+    "num-epochs": "--epochs",
+    "amp": "--model.dtype",
+}
 
 
 def nearest(word: str, known) -> str | None:
@@ -192,8 +208,6 @@ def check(flags: Flags, arguments: list[str], program: str) -> None:
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name.startswith("--tyro-"):
-            continue
         flag = flags.named.get(name)
         if flag is None:
             raise _unknown(name, flags, program)
@@ -223,5 +237,11 @@ def _unknown(name: str, flags: Flags, program: str) -> ConfigError:
     """The nearest by the whole name, or by the last part alone: --depth for --model.depth."""
     last = {one.rpartition(".")[2].removeprefix("--"): one for one in reversed(flags.named)}
     word = name.removeprefix("--")
-    near = last.get(word) or nearest(name, [*flags.named, "--help"]) or last.get(nearest(word, last))
+    meant = ELSEWHERE.get(word)
+    near = (
+        last.get(word)
+        or (meant if meant in flags.named else None)
+        or nearest(name, [*flags.named, "--help"])
+        or last.get(nearest(word, last))
+    )
     return ConfigError(f"{name}: unknown flag; " + (f"did you mean {near}?" if near else f"`{program} --help` lists all"))

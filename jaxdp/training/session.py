@@ -136,7 +136,7 @@ def _remarks(prepared: Prepared, team) -> list[str]:
 
 
 def _interrupt(again: str):
-    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint")
+    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint, if there is one")
 
 
 def _origin(given: Path, workdir: Path, config: Config, accept_changes: bool) -> seal.Sealed:

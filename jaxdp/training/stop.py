@@ -92,7 +92,6 @@ class Signals:
 
 
 def _leave() -> None:
-    os.write(
-        sys.stderr.fileno(), b"jaxdp: stopped at once by a second signal; the same command goes on from the last checkpoint\n"
-    )
+    told = b"jaxdp: stopped at once by a second signal; the same command goes on from the last checkpoint, if there is one\n"
+    os.write(sys.stderr.fileno(), told)
     os._exit(1)
