@@ -10,6 +10,7 @@ import pytest
 
 from jaxdp import cli
 from jaxdp.recipes import load_config
+from jaxdp.training import console
 from jaxdp.validation import from_json, to_json
 
 ROOT = Path(__file__).parent.parent
@@ -120,6 +121,14 @@ def test_plan_of_the_published_network_has_the_published_figures(capsys):
     printed = json.loads(capsys.readouterr().out)
     assert (printed["model"]["parameters"], printed["model"]["macs"]) == (25_557_032, 4_089_184_256)
     assert printed["gradient_bytes"] == 102_228_128
+
+
+def test_a_narrow_terminal_folds_numbers(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_WIDTH", 20)
+    cli.main(["plan", "--devices", "4"])
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "23,528,522" in "".join(line[10:].strip() for line in out.splitlines())
 
 
 def test_plan_prints_a_table(capsys):

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxdp import cli
-from jaxdp.config import Checkpoint, Config, Data, Model
+from jaxdp.config import Checkpoint, Compile, Config, Data, Model
 from jaxdp.doctor import images, machine, network, packages, probe, software
 from jaxdp.doctor.finding import Findings, guarded, output_of, still_running, summary
 
@@ -200,6 +201,24 @@ def test_disk_and_memory_are_judged_against_the_checkpoints_of_the_recipe(tmp_pa
     assert "not known" in looked(machine.memory, None, None).found
 
 
+def test_a_full_cache_without_files_is_not_to_be_emptied(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_space", lambda path: (1000, True, path))
+    config = Config(compile=Compile(cache=str(tmp_path)))
+    assert looked(machine.cache, config).mend == "free space there, or give another directory by --compile.cache"
+    (tmp_path / "program").write_text("")
+    assert looked(machine.cache, config).mend.startswith("empty it")
+
+
+def test_a_tmpdir_that_is_passed_over_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "no"))
+    told = looked(machine.disk, Config(), tmp_path, 1000)
+    assert (told.state, f"TMPDIR={tmp_path / 'no'} cannot be written, and" in told.found) == ("warning", True)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert looked(machine.disk, Config(), tmp_path, 1000).state == "ok"
+
+
 def test_cores_are_judged_by_a_measurement_and_only_for_a_rate_that_is_given(monkeypatch):
     pictures = Config(data=Data(source="folder", directory="x", image_size=32, augmentation="random_resized_crop"))
     monkeypatch.setattr(machine, "MEASURED_SECONDS", 0.02)
@@ -333,11 +352,12 @@ def test_a_broken_home_no_network_and_other_devices_are_no_reason_to_fall(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     lines = " ".join(done.stdout.split())
-    assert "wrong devices 2 x cpu (cpu); batch.0.global_batch: 2000 is not allowed" in lines
-    assert "-> give at most 1437" in lines
+    assert "ok devices 2 x cpu (cpu)" in lines
+    assert "wrong plan batch.0.global_batch: 2000 is not allowed" in lines
+    assert "-> give --batch.0.global-batch 1437 or less" in lines
     assert "warning cache /proc/none/.cache/jaxdp/programs/" in lines
     assert done.stdout.splitlines()[0] == "this machine, for the recipe digits"
-    assert done.stdout.splitlines()[-1].startswith("1 wrong: devices")
+    assert done.stdout.splitlines()[-1].startswith("1 wrong: plan")
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stderr
 

@@ -30,6 +30,7 @@ def look(
         "python": packages.python,
         "packages": partial(packages.packages, broken=jax["broken"]),
         "devices": partial(_devices, jax=jax),
+        "plan": partial(_plan, jax=jax),
         "cuda": partial(software.cuda, devices=devices),
         "nccl": partial(software.nccl, devices=devices),
         "variables": software.variables,
@@ -48,7 +49,7 @@ def look(
 
 
 def _devices(findings: Findings, jax: dict) -> None:
-    """The devices that JAX finds, and whether the recipe fits them."""
+    """The devices that JAX finds."""
     kinds = {}
     for one in jax["devices"]:
         held = f", {machine.size(one['memory_bytes'])} each for JAX" if one["memory_bytes"] else ""
@@ -56,9 +57,17 @@ def _devices(findings: Findings, jax: dict) -> None:
         kinds[key] = kinds.get(key, 0) + 1
     if kinds:
         findings.ok(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
-    for problem in (jax["problem"], jax["unplanned"]):
-        if problem and not problem.startswith("data."):  # which has a check of its own
-            findings.wrong(*told_apart(problem, "see what `python -m jaxdp.doctor.probe < /dev/null` says"))
+    if problem := jax["problem"]:
+        findings.wrong(*told_apart(problem, "see what `python -m jaxdp.doctor.probe < /dev/null` says"))
+
+
+def _plan(findings: Findings, jax: dict) -> None:
+    """Whether batches and mesh of the recipe fit the devices and the data."""
+    unplanned = jax["unplanned"]
+    if unplanned and not unplanned.startswith("data."):  # which has a check of its own
+        findings.wrong(*told_apart(unplanned, "see what `jaxdp plan` says"))
+    else:
+        findings.ok("the recipe fits" if jax["devices"] and not unplanned else "not known")
 
 
 def table(findings: list[Finding]):
