@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Config": "jaxdp.config",
-    "ConfigError": "jaxdp.config",
+    "ConfigError": "jaxdp.errors",
     "load_config": "jaxdp.recipes",
     "TrainingError": "jaxdp.training.guard",
     "TrainResult": "jaxdp.training.result",

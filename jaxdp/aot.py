@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from jaxdp.config import ConfigError
+from jaxdp.flags import one_of
 from jaxdp.parallel.chips import CHIPS, target_config
 from jaxdp.parallel.hlo import Schedule, read_schedule
 from jaxdp.planning import Plan, PlannedPhase
@@ -47,7 +48,7 @@ def compile_for(plan: Plan, phase_index: int, chip: str, hosts: int, gpus_per_ho
     chip: a key of `parallel.chips.CHIPS`. Raises ConfigError for an unknown chip or phase, and where the compiler is missing.
     """
     if chip not in CHIPS:
-        raise ConfigError(f"--compile-for: {chip!r} is not allowed; give {', '.join(CHIPS)}")
+        raise one_of("--compile-for", chip, CHIPS)
     phases = {phase.index: phase for phase in plan.phases}
     if phase_index not in phases:
         raise ConfigError(f"--phase: {phase_index} is not allowed; the plan has {', '.join(map(str, phases))}")

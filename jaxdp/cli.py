@@ -2,10 +2,13 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from importlib import import_module
 
 from jaxdp import commands
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE
+from jaxdp.doctor import bare
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, OneLine, first_line, not_imported
+from jaxdp.flags import nearest, rows
 
 COMMANDS = {
     "train": "train a model as a recipe says",
@@ -26,56 +29,96 @@ COMMANDS = {
 def main(arguments=None) -> None:
     """`jaxdp COMMAND ...`. Exits with 0 when done, 2 for a wrong command line or configuration, 75 where
     a run was asked to stop and saved, 1 for anything else."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with _errors_in_one_line():
+        _main(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def run(command: str, arguments: list[str], program: str) -> None:
+    """One command, its known errors turned into one line on stderr and an exit code."""
+    with _errors_in_one_line():
+        _run(command, arguments, program)
+
+
+def _main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help())
+        print(_help(), flush=True)
         sys.exit(0 if arguments else EXIT_CONFIG)
     command, rest = arguments[0], arguments[1:]
     if command == "--version":
         return _version()
     if command not in COMMANDS:
-        from jaxdp.flags import nearest
-
         near = nearest(command, COMMANDS)
         hint = f"did you mean {near}?" if near else f"known are {', '.join(COMMANDS)}"
-        _fail(f"unknown command {command!r}; {hint}", EXIT_CONFIG)
-    run(command, rest, f"jaxdp {command}")
+        raise ConfigError(f"unknown command {command!r}; {hint}")
+    _run(command, rest, f"jaxdp {command}")
 
 
-def run(command: str, arguments: list[str], program: str) -> None:
-    """One command, its known errors turned into one line on stderr and an exit code."""
+def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
-    from jaxdp.config import ConfigError
-    from jaxdp.data.loader import DataError
-    from jaxdp.training.guard import TrainingError
-
     if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     try:
         import_module(f"{commands.__name__}.{command}").run(arguments, program)
-    except ConfigError as error:
-        _fail(str(error), EXIT_CONFIG)
+    except Exception as error:
+        if command != "doctor" or not_imported(error) is None:
+            raise
+        bare.show("--json" in arguments)
+        sys.exit(EXIT_FAILURE)
+
+
+@contextmanager
+def _errors_in_one_line():
+    _open_streams()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # while what goes wrong can still be told
     except KeyboardInterrupt:
-        print("jaxdp: interrupted; what was logged is in the working directory", file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        print("jaxdp: interrupted", file=sys.stderr, flush=True)
+        _flush()
         os._exit(EXIT_FAILURE)  # a compilation in a thread would hold up the end for as long as it takes
     except BrokenPipeError:  # the reader of stdout has gone, as in `jaxdp plan | head`, or a launcher that was killed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(EXIT_FAILURE)
-    except OSError as error:
-        if error.filename is None and error.errno is None:
+    except Exception as error:
+        if (line := _line_of(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror}", EXIT_FAILURE)
-    except (TrainingError, DataError) as error:
-        _fail(str(error), EXIT_FAILURE)
+        print(f"jaxdp: {line}", file=sys.stderr, flush=True)
+        _leave(error.exit_code if isinstance(error, OneLine) else EXIT_FAILURE)
+
+
+def _line_of(error: Exception) -> str | None:
+    """What is told of an error instead of its traceback; None where that is needed."""
+    if isinstance(error, OneLine):
+        return str(error)
+    if isinstance(error, OSError) and (error.filename or error.errno is not None):
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if package := not_imported(error):
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return f"{package} cannot be imported ({reason}); `jaxdp doctor` says what of jaxdp's packages is missing or broken"
+    return None
+
+
+def _open_streams() -> None:
+    """Streams that were closed, as by `jaxdp plan >&-`, lead nowhere; a file opened later would be taken for them."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+
+
+def _flush() -> None:
+    """Write what stdout holds back; where nothing can be written, let it go, or Python would try again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version() -> None:
     from jaxdp import __version__
 
-    print(f"jaxdp {__version__}")
+    print(f"jaxdp {__version__}", flush=True)
 
 
 def _prints_boxes(stream) -> bool:
@@ -87,8 +130,6 @@ def _prints_boxes(stream) -> bool:
 
 
 def _help() -> str:
-    from jaxdp.flags import rows
-
     return (
         "usage: jaxdp COMMAND [options]\n       jaxdp --version\n\n"
         "Synchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
@@ -98,15 +139,9 @@ def _help() -> str:
     )
 
 
-def _fail(message: str, code: int) -> None:
-    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
-    _leave(code)
-
-
 def _leave(code: int) -> None:
-    from jaxdp.parallel import distributed
-
-    if distributed.joined().processes > 1:
-        sys.stdout.flush()
+    _flush()
+    distributed = sys.modules.get("jaxdp.parallel.distributed")
+    if distributed and distributed.joined().processes > 1:
         os._exit(code)  # the others have been told; JAX would wait for them
     sys.exit(code)

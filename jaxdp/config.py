@@ -5,12 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from jaxdp.errors import OneLine
-
-
-class ConfigError(OneLine, ValueError):
-    """The configuration cannot be run: one line with the field, the value, what is allowed and what to do."""
-
+from jaxdp.errors import ConfigError as ConfigError
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -112,11 +107,11 @@ class Model(_Strict):
     """resnet, or a name given to `jaxdp.register_model`, whose function is handed these fields to use as it likes"""
     depth: Literal[18, 34, 50, 101, 152] = 50
     """ResNet v1.5 of this depth"""
-    width: Count = 64
+    width: Annotated[int, Field(ge=1, le=4096)] = 64
     """channels of the first stage; 64 is the published network"""
     stem: Literal["imagenet", "small"] = "imagenet"
     """imagenet: 7x7 stride 2 and max pooling; small: 3x3 stride 1, no pooling"""
-    classes: Annotated[int, Field(ge=2)] = 1000
+    classes: Annotated[int, Field(ge=2, le=1_000_000)] = 1000
     """number of classes"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """of activations and of the weights where they are used; parameters and statistics stay float32;
@@ -251,8 +246,9 @@ class Mesh(_Strict):
     """devices along the vertical axis; None: the number of hosts, on one host the most square shape"""
     horizontal: Count | None = None
     """devices along the horizontal axis; None: what is left"""
-    cpu_devices: Count | None = None
-    """devices into which a CPU is split, where JAX runs on a CPU; None: 1"""
+    cpu_devices: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """devices into which a CPU is split, where JAX runs on a CPU; None: 1. At most 1024: each takes threads and memory of its
+    own before the run begins"""
     keep_memory: bool = True
     """where a CPU is the only device: memory that a step frees stays with the process for the next one, which holds on to the
     most that it ever needed; what JAX computes on the CPU is then done when a call returns"""

@@ -8,10 +8,26 @@ import textwrap
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from jaxdp.config import ConfigError
+from jaxdp.errors import ConfigError
 
-WIDEST = 100  # columns of running text
+NARROWEST, WIDEST = 40, 100  # columns of running text
 NUMBERS = {int: "a whole number", float: "a number"}
+ELSEWHERE = {  # what other trainers call a flag, where it is not the end of its name here
+    "lr": "--schedule.learning-rate",
+    "warmup": "--schedule.warmup-epochs",
+    "batch": "--batch.0.global-batch",
+    "batch-size": "--batch.0.global-batch",
+    "wd": "--optimizer.weight-decay",
+    "arch": "--model.depth",
+    "num-classes": "--model.classes",
+    "num-workers": "--data.threads",
+    "workers": "--data.threads",
+    "data-dir": "--data.directory",
+    "data-path": "--data.directory",
+    "output-dir": "--workdir",
+    "num-epochs": "--epochs",
+    "amp": "--model.dtype",
+}
 
 
 def nearest(word: str, known) -> str | None:
@@ -29,8 +45,8 @@ def one_of(what: str, word: str, known) -> ConfigError:
 
 def rows(told: dict[str, str]) -> str:
     """Names and what they are, folded to the terminal's width."""
-    width, indent = min(shutil.get_terminal_size().columns, WIDEST), 14 * " "
-    folded = (textwrap.fill(what, width, initial_indent=indent, subsequent_indent=indent) for what in told.values())
+    width, indent = _width(), 14 * " "
+    folded = (indent + f"\n{indent}".join(_folded(what, width - len(indent))) for what in told.values())
     return "\n".join(f"  {name:<11} {what.lstrip()}" for name, what in zip(told, folded, strict=True))
 
 
@@ -58,11 +74,20 @@ def description(kind: type) -> str:
     Indented, since tyro joins lines that begin with a letter.
     """
     text, _, examples = inspect.getdoc(kind).partition("\n\nExamples:\n")
-    width = min(shutil.get_terminal_size().columns, WIDEST)
-    filled = (textwrap.fill(" ".join(part.split()), width - 2) for part in text.split("\n\n"))
+    width = _width()
+    filled = ("\n".join(_folded(part, width - 2)) for part in text.split("\n\n"))
     shown = textwrap.indent("\n\n".join(filled), "  ")
-    folded = [(" \\\n" + 6 * " ").join(textwrap.wrap(line.strip(), width - 8)) for line in examples.splitlines()]
+    folded = [(" \\\n" + 6 * " ").join(_folded(line, width - 8)) for line in examples.splitlines()]
     return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in folded)]) if examples else shown
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The lines of a text, broken between words alone, so that commands and flags can be copied."""
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 @dataclasses.dataclass
@@ -183,8 +208,6 @@ def check(flags: Flags, arguments: list[str], program: str) -> None:
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name.startswith("--tyro-"):
-            continue
         flag = flags.named.get(name)
         if flag is None:
             raise _unknown(name, flags, program)
@@ -214,5 +237,11 @@ def _unknown(name: str, flags: Flags, program: str) -> ConfigError:
     """The nearest by the whole name, or by the last part alone: --depth for --model.depth."""
     last = {one.rpartition(".")[2].removeprefix("--"): one for one in reversed(flags.named)}
     word = name.removeprefix("--")
-    near = last.get(word) or nearest(name, [*flags.named, "--help"]) or last.get(nearest(word, last))
+    meant = ELSEWHERE.get(word)
+    near = (
+        last.get(word)
+        or (meant if meant in flags.named else None)
+        or nearest(name, [*flags.named, "--help"])
+        or last.get(nearest(word, last))
+    )
     return ConfigError(f"{name}: unknown flag; " + (f"did you mean {near}?" if near else f"`{program} --help` lists all"))

@@ -94,7 +94,7 @@ def make_plan(config: Config, examples: int, devices: int, hosts: int = 1, proce
         if phase.global_batch > examples:
             raise ConfigError(
                 f"batch.{index}.global_batch: {phase.global_batch} is not allowed; the training set has only {examples} "
-                f"images; give at most {examples}"
+                f"images; give --batch.{index}.global-batch {examples} or less"
             )
         vertical, horizontal = _shape_for(config, index, devices, hosts, processes)
         used = vertical * horizontal

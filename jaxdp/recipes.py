@@ -1,11 +1,16 @@
 """Recipes: runs by name or by file, with flags laid over them."""
 
 import contextlib
+import dataclasses
 import importlib.util
+import re
 import sys
+import traceback
 from pathlib import Path
 
+import jaxdp.config
 from jaxdp.config import Config, ConfigError
+from jaxdp.errors import first_line
 from jaxdp.flags import nearest, parse
 from jaxdp.validation import from_json, validate
 
@@ -47,7 +52,7 @@ def load_config(path_or_name: str, overrides=()) -> Config:
     path = find_config(str(path_or_name))
     try:
         if path.suffix == ".json":
-            config = validate(from_json(path.read_text()))
+            config = _read_json(path)
         else:
             config = validate(_run_recipe(path))
         if overrides:
@@ -65,6 +70,13 @@ def register_from(recipe: str | None) -> None:
         load_config(recipe)
 
 
+def _read_json(path: Path) -> Config:
+    try:
+        return validate(from_json(path.read_text()))
+    except ConfigError as error:
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; {error}") from None
+
+
 def _run_recipe(path: Path) -> Config:
     spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -79,8 +91,25 @@ def _run_recipe(path: Path) -> Config:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; it does not run: {reason}") from error
+        reason = f"{type(error).__name__}: {first_line(error)}{_meant(error)}"
+        raise ConfigError(f"--config: {str(path)!r} is not allowed; it does not run{_where(path, error)}: {reason}") from error
     finally:
         sys.dont_write_bytecode = writes
         del sys.modules[spec.name]
+
+
+def _where(path: Path, error: BaseException) -> str:
+    """The line of the recipe at which an error came up, the innermost."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _meant(error: BaseException) -> str:
+    """The nearest field, where a part of a Config was given one that it does not have."""
+    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    part = found and getattr(jaxdp.config, found[1], None)
+    if not dataclasses.is_dataclass(part):
+        return ""
+    known = [field.name for field in dataclasses.fields(part)]
+    near = nearest(found[2], known)
+    return f"; did you mean {near}?" if near else f"; known are {', '.join(known)}"

@@ -76,6 +76,8 @@ def _describe(error: ValidationError) -> str:
         known = [f.name for f in dataclasses.fields(owner)]
         near = nearest(str(first["loc"][-1]), known)
         return f"{path}: unknown field; " + (f"did you mean {near}?" if near else f"known are {', '.join(known)}")
+    if not path:
+        return f"the configuration is {first['input']!r}, which is not allowed; give an object with fields such as name"
     return f"{path}: {first['input']!r} is not allowed; {message}"
 
 

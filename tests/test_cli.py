@@ -10,6 +10,7 @@ import pytest
 
 from jaxdp import cli
 from jaxdp.recipes import load_config
+from jaxdp.training import console
 from jaxdp.validation import from_json, to_json
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,12 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--config", "digts"], "there is no such recipe; did you mean digits?"),
         (["--workdir", "/proc/nowhere"], "--workdir: '/proc/nowhere' is not allowed"),
         (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs: 50 is not allowed; it must be below epochs (10)"),
+        (["--model.classes", "99999999999999"], "model.classes: 99999999999999 is not allowed; input should be less than"),
+        (
+            ["--mesh.cpu-devices", "100000"],
+            "mesh.cpu_devices: 100000 is not allowed; input should be less than or equal to 1024",
+        ),
+        (["--cluster", "slrum"], "--cluster: 'slrum' is not allowed; did you mean slurm? give auto, none, jax"),
         (["--name", "a/b"], "name: 'a/b' is not allowed"),
         (["--epochs", "nan"], "epochs: nan is not allowed"),
     ],
@@ -116,6 +123,14 @@ def test_plan_of_the_published_network_has_the_published_figures(capsys):
     assert printed["gradient_bytes"] == 102_228_128
 
 
+def test_a_narrow_terminal_folds_numbers(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_WIDTH", 20)
+    cli.main(["plan", "--devices", "4"])
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "23,528,522" in "".join(line[10:].strip() for line in out.splitlines())
+
+
 def test_plan_prints_a_table(capsys):
     cli.main(["plan", "--devices", "4"])
     out = " ".join(capsys.readouterr().out.split())
@@ -183,6 +198,38 @@ def test_output_cut_short_by_its_reader_is_no_error():
 
 
 @pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "train --version", "plan --help", "data --help", "plan --devices 4"]
+)
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
+    done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan --devices 4", "plan --devices 4 --json"])
+def test_a_reader_that_has_gone_and_a_stdout_that_is_closed_are_no_traceback(arguments):
+    for shell in (f"{sys.executable} -m jaxdp {arguments} | true", f"{sys.executable} -m jaxdp {arguments} >&-"):
+        done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.probe"])
+def test_an_interruption_of_an_import_is_one_line(module):
+    script = f"""
+import signal, sys
+from jaxdp import cli
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+cli.main(["doctor"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: interrupted\n")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plan", "--network", "fast"], "--network: 'fast' is not allowed; give latency,bandwidth"),
@@ -210,7 +257,12 @@ def test_output_cut_short_by_its_reader_is_no_error():
         (["data"], "data: '' is not allowed; give prepare"),
         (
             ["data", "prepare", "imagnet"],
-            "data.source: 'imagnet' is not allowed; give digits, synthetic, folder, or a data set",
+            "data prepare: 'imagnet' is not allowed; did you mean imagenette? give a data set of tensorflow-datasets",
+        ),
+        (["plan", "--compile-for", "h20", "--gpus-per-host", "8"], "did you mean h200? give a100, h100, h200"),
+        (
+            ["bench", "allreduce", "--sizes", "99999999999999999"],
+            "is not allowed; give at most 17179869184, the bytes of 16 GiB",
         ),
         (["bench"], "bench: '' is not allowed; give allreduce, input, scaling"),
         (["bench", "speed"], "bench: 'speed' is not allowed; give allreduce, input, scaling"),
@@ -238,7 +290,15 @@ def test_plan_tells_what_a_step_sends_and_what_a_network_makes_of_it(capsys, tmp
         for one in phase["strategies"].values():
             assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
             assert one["efficiency"] == pytest.approx(phase["computation_seconds"] / one["step_seconds"])
-    assert (tmp_path / "efficiency.png").stat().st_size > 10_000
+    picture = tmp_path / "efficiency.png"
+    assert picture.stat().st_size > 10_000
+    picture.write_text("kept")
+    refused = failing(capsys, "plan", *flags, "--json", "--picture", str(picture))
+    assert "is not allowed; it is there already; give another file, or --overwrite" in refused
+    assert picture.read_text() == "kept"
+    cli.main(["plan", *flags, "--json", "--picture", str(picture), "--overwrite"])
+    assert picture.stat().st_size > 10_000
+    capsys.readouterr()
     cli.main(["plan", *flags])
     shown = capsys.readouterr().out
     assert "what a step of phases 0, 1 sends: torus on 2x4 devices" in shown

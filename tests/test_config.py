@@ -81,6 +81,16 @@ def test_text_that_is_no_json_is_said_to_be_none():
         from_json("{")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"), [("[]", "object with fields"), ("{", "not valid JSON"), ("7", "object with fields")]
+)
+def test_a_saved_recipe_that_cannot_be_read_is_named(tmp_path, text, message):
+    saved = tmp_path / "mine.json"
+    saved.write_text(text)
+    with pytest.raises(ConfigError, match=f"^--config: '{saved}' is not allowed; the configuration is .*{message}"):
+        load_config(saved)
+
+
 def test_a_recipe_is_found_by_name_and_by_path(tmp_path):
     by_name = load_config("digits")
     assert by_name == load_config(find_config("digits"))
@@ -115,8 +125,16 @@ def test_a_missing_recipe_is_an_error_that_names_it(name, message):
         ("def config(): return 3", "give a jaxdp.Config"),
         ("import nothing_of_that_name", "ModuleNotFoundError"),
         ("def config(): return Nothing()", "NameError"),
-        ("import sys; sys.exit(0)", "it does not run: SystemExit: 0"),
-        ("raise ValueError('one\\ntwo')", "it does not run: ValueError: one$"),
+        ("import sys; sys.exit(0)", r"it does not run \(line 1\): SystemExit: 0"),
+        ("raise ValueError('one\\ntwo')", r"it does not run \(line 1\): ValueError: one$"),
+        (
+            "import jaxdp\ndef config():\n    return jaxdp.Config(epoch=1)",
+            r"it does not run \(line 3\): TypeError: .*'epoch'; did you mean epochs\?$",
+        ),
+        (
+            "from jaxdp.config import *\ndef config():\n    return Config(\n        model=Model(deph=18))",
+            r"\(line 4\): TypeError: .*'deph'; did you mean depth\?$",
+        ),
     ],
 )
 def test_a_file_that_is_no_recipe_is_said_to_be_none(tmp_path, text, message):

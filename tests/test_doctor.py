@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from jaxdp import cli
-from jaxdp.config import Checkpoint, Config, Data, Model
-from jaxdp.doctor import checks, images, machine, network, probe, software
-from jaxdp.doctor.finding import Findings, guarded, output_of, still_running
+from jaxdp.config import Checkpoint, Compile, Config, Data, Model
+from jaxdp.doctor import images, machine, network, packages, probe, software
+from jaxdp.doctor.finding import Findings, guarded, output_of, still_running, summary
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,14 +113,79 @@ def test_nccl_variables_are_told_and_those_that_slow_it_down_are_warned_of(monke
 
 
 def test_versions_outside_what_is_declared_are_wrong(monkeypatch):
-    assert looked(software.packages).state == "ok"
-    assert looked(software.python).state == "ok"
-    monkeypatch.setattr(software, "declared", lambda: (">=4", ["jax>=99", "no-such-package>=1", "numpy"]))
-    told = looked(software.packages)
+    assert looked(packages.packages, broken={}).state == "ok"
+    assert looked(packages.python).state == "ok"
+    monkeypatch.setattr(packages, "declared", lambda: (">=4", ["jax>=99", "no-such-package>=1", "numpy"]))
+    told = looked(packages.packages, broken={})
     assert told.state == "wrong"
-    assert told.mend == "pip install 'jax>=99'; pip install 'no-such-package>=1'"
+    assert told.mend == "pip install 'no-such-package>=1'; pip install 'jax>=99'"
     assert "no-such-package is not installed" in told.found
-    assert looked(software.python).state == "wrong"
+    assert looked(packages.python).state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "found"),
+    [
+        ("optax", "raise RuntimeError('no such\\nsymbol')", "optax cannot be imported: RuntimeError: no such"),
+        ("numpy", "raise ImportError('libopenblas is gone')", "numpy cannot be imported: ImportError: libopenblas is gone"),
+        ("absl", "raise RuntimeError('half')", "absl-py cannot be imported: RuntimeError: half"),
+        ("optax", "import no_such_thing", "optax cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"),
+    ],
+)
+def test_an_installed_package_that_cannot_be_imported_is_named_and_nothing_else(tmp_path, module, text, found):
+    (tmp_path / f"{module}.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "jaxdp", "doctor", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    told = {one["check"]: one for one in json.loads(done.stdout)["checks"]}["packages"]
+    assert (told["state"], told["found"].split("; ")[1:]) == ("wrong", [found])
+    assert told["mend"].startswith(f"pip install --force-reinstall --no-deps {chr(39) * (module != 'absl')}{found.split()[0]}")
+    done = subprocess.run([*command[:3], "train"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("`jaxdp doctor` says what of jaxdp's packages is missing or broken")
+    assert "Traceback" not in done.stderr
+
+
+BLOCKED = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+from importlib import metadata
+version = metadata.version
+def found(name):
+    if name in {missing!r}:
+        raise metadata.PackageNotFoundError(name)
+    return version(name)
+metadata.version = found
+"""
+
+
+@pytest.mark.parametrize("missing", [("pydantic",), ("numpy",), ("packaging", "tyro"), ("jax", "jaxlib"), ("rich",)])
+def test_it_runs_and_names_what_is_not_installed(tmp_path, missing):
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(missing=missing))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "jaxdp", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = run("doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    told = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert told["python"]["state"] == "ok"
+    names = [one for one in missing if one != "jaxlib"]
+    (found,) = [one for one in told["packages"]["found"].split("; ") if one.endswith("not installed")]
+    assert all(name in found for name in names)
+    assert all(f"'{name}>=" in told["packages"]["mend"] for name in names)
+    assert "cannot be imported" not in told["packages"]["found"]
+    assert run("--help").returncode == 0
+    done = run("doctor")
+    assert "-> pip install '" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_disk_and_memory_are_judged_against_the_checkpoints_of_the_recipe(tmp_path):
@@ -133,6 +199,24 @@ def test_disk_and_memory_are_judged_against_the_checkpoints_of_the_recipe(tmp_pa
     assert looked(machine.memory, 2**20, 2**20).state == "ok"
     assert looked(machine.memory, 2**60, 0).state == "wrong"
     assert "not known" in looked(machine.memory, None, None).found
+
+
+def test_a_full_cache_without_files_is_not_to_be_emptied(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_space", lambda path: (1000, True, path))
+    config = Config(compile=Compile(cache=str(tmp_path)))
+    assert looked(machine.cache, config).mend == "free space there, or give another directory by --compile.cache"
+    (tmp_path / "program").write_text("")
+    assert looked(machine.cache, config).mend.startswith("empty it")
+
+
+def test_a_tmpdir_that_is_passed_over_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "no"))
+    told = looked(machine.disk, Config(), tmp_path, 1000)
+    assert (told.state, f"TMPDIR={tmp_path / 'no'} cannot be written, and" in told.found) == ("warning", True)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert looked(machine.disk, Config(), tmp_path, 1000).state == "ok"
 
 
 def test_cores_are_judged_by_a_measurement_and_only_for_a_rate_that_is_given(monkeypatch):
@@ -187,6 +271,47 @@ def test_the_port_of_the_processes_and_their_variables_are_looked_at(monkeypatch
     assert (told.state, told.mend) == ("wrong", "set it to HOST:PORT of rank 0")
 
 
+def given(address, rank=1):
+    return {"coordinator": address, "processes": 2, "rank": rank}
+
+
+def test_rank_0_is_tried_from_the_other_ranks(monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        told = looked(network.launcher, given=given(address))
+        assert (told.state, f"{address} refuses" in told.found) == ("warning", True)
+        listener.listen()
+        told = looked(network.launcher, given=given(address))
+        assert (told.state, f"{address} answers" in told.found) == ("ok", True)
+
+    def silent(address, seconds):
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    told = looked(network.launcher, given=given("10.255.255.1:1234"))
+    assert told.state == "warning"
+    assert "10.255.255.1:1234 does not answer in 3 s: its host is down, or a firewall is between" in told.found
+
+
+def test_a_name_for_this_host_alone_is_warned_of_where_there_are_others(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("127.0.0.1", 0))])
+    assert looked(network.host, given={"asked": "none"}).state == "ok"
+    assert looked(network.host, given=given("127.0.0.1:1234", 0)).state == "ok"
+    assert looked(network.host, given=given("node0:1234", 0)).state == "warning"
+
+
+def test_the_processes_are_given_as_to_train(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(probe, "ask", lambda *_: probe.NOTHING | {"problem": None})
+    cli.main(["doctor", "--json", "--coordinator", "127.0.0.1:29411", "--processes", "2", "--rank", "0"])
+    found = {one["check"]: one["found"] for one in json.loads(capsys.readouterr().out)["checks"]}
+    assert found["launcher"].startswith("flags: rank 0 of 2, rank 0 at 127.0.0.1:29411")
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--json", "--cluster", "slurm"])
+    assert "--cluster: 'slurm' is not allowed; its variables are not set" in capsys.readouterr().out
+
+
 def test_a_host_whose_name_does_not_resolve_is_warned_of(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     assert looked(network.host).state == "warning"
@@ -227,11 +352,12 @@ def test_a_broken_home_no_network_and_other_devices_are_no_reason_to_fall(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     lines = " ".join(done.stdout.split())
-    assert "wrong devices 2 x cpu (cpu); batch.0.global_batch: 2000 is not allowed" in lines
-    assert "-> give at most 1437" in lines
+    assert "ok devices 2 x cpu (cpu)" in lines
+    assert "wrong plan batch.0.global_batch: 2000 is not allowed" in lines
+    assert "-> give --batch.0.global-batch 1437 or less" in lines
     assert "warning cache /proc/none/.cache/jaxdp/programs/" in lines
     assert done.stdout.splitlines()[0] == "this machine, for the recipe digits"
-    assert done.stdout.splitlines()[-1].startswith("1 wrong: devices")
+    assert done.stdout.splitlines()[-1].startswith("1 wrong: plan")
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stderr
 
@@ -250,5 +376,5 @@ def test_the_probe_of_a_recipe_knows_devices_and_bytes():
 def test_the_summary_names_what_is_wrong():
     findings = Findings("disk")
     findings.wrong("full", "free space")
-    assert checks.summary([findings.finding()]) == "1 wrong: disk"
-    assert checks.summary([]) == "nothing is wrong"
+    assert summary([findings.finding()]) == "1 wrong: disk"
+    assert summary([]) == "nothing is wrong"

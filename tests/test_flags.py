@@ -30,6 +30,11 @@ def failing(capsys, *arguments) -> str:
     [
         ("train --model.dept 18", "--model.dept: unknown flag; did you mean --model.depth?"),
         ("train --sede 1", "--sede: unknown flag; did you mean --seed?"),
+        ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate?"),
+        ("train --batch-size 8", "--batch-size: unknown flag; did you mean --batch.0.global-batch?"),
+        ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay?"),
+        ("export --lr 0.1", "--lr: unknown flag; did you mean --help?"),
+        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help` lists all"),
         ("plan --depth 18", "--depth: unknown flag; did you mean --model.depth?"),
         ("plan --logging.no-tensorboar", "--logging.no-tensorboar: unknown flag; did you mean --logging.no-tensorboard?"),
         ("train --batch.2.global-batch 3", "--batch.2.global-batch: unknown flag; did you mean --batch.1.global-batch?"),
@@ -103,6 +108,26 @@ def test_help_at_every_level_has_examples_within_80_columns(capsys, monkeypatch,
     assert f"jaxdp {' '.join(command)}" in examples
     assert "\x1b" not in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("usage:")) <= 80  # which is tyro's own
+
+
+def test_examples_are_broken_between_words_alone(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    out = capsys.readouterr().out
+    examples = out.partition("Examples:")[2].partition("╭")[0].replace("\\\n", "").split()
+    for flag in ("--compile-for", "--gpus-per-host", "--network"):
+        assert flag in examples
+
+
+@pytest.mark.parametrize("columns", ["5", "20"])
+@pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"]])
+def test_help_is_there_in_the_narrowest_terminal(capsys, monkeypatch, arguments, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 0
+    assert "jaxdp" in capsys.readouterr().out
 
 
 def test_the_first_help_has_examples_within_80_columns(capsys):

@@ -788,7 +788,11 @@ def test_imagenet_is_trained_on_by_its_name(tiny, imagenet, tmp_path):
     [
         ("imagenet2012", "trian", r"data split 'trian' of imagenet2012 is not allowed; there are train, validation"),
         ("imagenette", "train", r"data.source: 'imagenette' .* it is not prepared in .*`jaxdp data prepare imagenette`"),
-        ("imagnet", "train", r"data.source: 'imagnet' is not allowed; give digits, synthetic, folder, or a data set of"),
+        (
+            "imagnet",
+            "train",
+            r"'imagnet' is not allowed; did you mean imagenette\? give digits, synthetic, folder, or a data set",
+        ),
     ],
 )
 def test_a_prepared_data_set_that_is_not_there_is_one_line(imagenet, name, split, message):

@@ -18,7 +18,7 @@ LAYERS = [
     {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
-    {"arguments"},
+    {"arguments", "outputs"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "models.normalization", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
     | {
@@ -53,7 +53,8 @@ LAYERS = [
     {"report.page"},
     {"report"},
     {"training.session", "training.predicting", "doctor.finding"},
-    {"doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
+    {"doctor.packages"},
+    {"doctor.bare", "doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
     {"doctor.checks", "doctor.proof"},
     {"doctor.gradients"},
     {"doctor.resuming"},

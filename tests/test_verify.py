@@ -2,6 +2,11 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,16 +14,24 @@ import pytest
 from jax import lax
 
 from jaxdp import cli
+from jaxdp.bench import scaling
 from jaxdp.config import Compile, Config
 from jaxdp.doctor import gradients, resuming, verify
 from jaxdp.doctor.proof import largest_difference, proven
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, VERTICAL
+from jaxdp.registry import own_strategies
 from jaxdp.training.loop import Run
 
 
 def silent(text):
     pass
+
+
+def measured(devices, batch):
+    """What `jaxdp bench scaling` measures on so many devices, made up."""
+    row = {"devices": devices, "global_batch": batch, "images_per_second": 1e3 * devices}
+    return row | {"step_seconds": 0.01, "exposed_communication_seconds": 0.001}
 
 
 def of_two_devices(monkeypatch, strategies):
@@ -40,6 +53,58 @@ def test_a_strategy_that_sums_where_it_should_average_over_an_axis_fails_on_the_
     }
     assert found["gradient: torus on 1x2"].difference < 1e-6
     assert found["gradient: torus on 2x1"].difference == pytest.approx(1 / 1.1, abs=0.1)  # twice the gradient
+
+
+def test_the_strategy_of_the_recipe_is_among_the_proofs(monkeypatch):
+    monkeypatch.setitem(own_strategies, "mine", (lambda vector: lax.psum(vector, AXES),))
+    monkeypatch.setattr(gradients, "shapes", lambda _: [(1, 2)])
+    found = of_two_devices(monkeypatch, {})
+    assert {name: one.passed for name, one in found.items()} == {"gradient: mine on 1x2": True, "same bits: mine on 1x2": True}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", ["the step with", "a run that is stopped"])
+def test_interrupted_proofs_end_with_one_line_and_nothing_written(tmp_path, number, at):
+    output, temporary = tmp_path / "proofs.json", tmp_path / "temporary"
+    temporary.mkdir()
+    script = f"""
+import os, signal, sys, threading
+from jaxdp import cli
+from jaxdp.doctor import gradients
+from jaxdp.parallel import allreduce
+from jaxdp.training.console import Screen
+
+allreduce.STRATEGIES = {{"psum": allreduce.STRATEGIES["psum"]}}
+gradients.shapes = lambda _: [(1, 2)]
+say = Screen.say
+
+def said(self, text):
+    say(self, text)
+    if text.startswith({at!r}):
+        threading.Timer(3, os.kill, (os.getpid(), {int(number)})).start()
+
+Screen.say = said
+cli.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--output", {str(output)!r}])
+"""
+    environment = os.environ | {"TMPDIR": str(temporary), "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "jaxdp: interrupted"
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not output.exists()
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize(("devices", "counts"), [(1, (1,)), (4, (1, 2, 4)), (6, (1, 2, 4, 6)), (17, (1, 2, 4, 8, 16, 17))])
+def test_scaling_is_measured_up_to_all_devices(monkeypatch, devices, counts):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    monkeypatch.setattr(scaling, "make_mesh", lambda *shape: SimpleNamespace(size=math.prod(shape), devices=np.empty(shape)))
+    monkeypatch.setattr(scaling, "_measured", lambda config, mesh, batch, repeats: measured(mesh.size, batch))
+    found = list(verify._scaling(devices, Compile(), silent))
+    assert [one.reason for one in found] == [None] * len(counts)
+    assert [one.proof for one in found] == [f"scaling: {count} of {devices}" for count in counts]
+    assert all(f" {8 * count} images" in one.compared for one, count in zip(found, counts, strict=True))
 
 
 @pytest.mark.slow
@@ -135,16 +200,22 @@ def test_a_failed_proof_ends_with_code_1_and_is_named(capsys, monkeypatch):
     assert last.endswith("FAILED: gradient: torus on 1x2, gradient: torus on 2x1")
 
 
-def test_what_verify_does_not_use_is_refused(capsys, tmp_path):
+def test_what_verify_does_not_use_or_would_overwrite_is_refused(capsys, tmp_path):
+    there = tmp_path / "proofs.json"
+    there.write_text("kept")
     for flags, message in (
         (["--verify", "--workdir", "a"], "--workdir: 'a' is not allowed with --verify"),
         (["--output", "a"], "--output: 'a' is not allowed without --verify"),
         (["--verify", "--output", str(tmp_path)], "is not allowed; it is a directory; give a file"),
+        (["--verify", "--output", ""], "--output: '' is not allowed; give a file"),
+        (["--verify", "--output", str(there)], "is not allowed; it is there already; give another file, or --overwrite"),
+        (["--verify", "--output", str(there / "a.json")], f"is not allowed; {there} cannot be made (File exists)"),
     ):
         with pytest.raises(SystemExit) as stopped:
             cli.main(["doctor", *flags])
         assert stopped.value.code == 2
         assert message in capsys.readouterr().err
+    assert there.read_text() == "kept"
 
 
 def test_more_devices_than_one_are_taken_of_a_cpu():

@@ -13,6 +13,7 @@ from jaxdp.config import IN_MEMORY, Config, ConfigError
 from jaxdp.flags import one_of, parse, rows
 from jaxdp.validation import validate
 
+LARGEST_MESSAGE = 2**34  # bytes, of which every device holds a copy: more than any model's gradients
 BENCHES = {
     "allreduce": "every all-reduce strategy on the mesh at hand",
     "input": "the way of images to the devices: read, decode, crop, transfer",
@@ -66,6 +67,8 @@ def _bench_allreduce(arguments, program):
     chosen = parse(BenchAllreduce, arguments, program)
     if not chosen.sizes or min(chosen.sizes) < 4:
         raise ConfigError(f"--sizes: {chosen.sizes} is not allowed; give numbers of bytes, 4 or more")
+    if max(chosen.sizes) > LARGEST_MESSAGE:
+        raise ConfigError(f"--sizes: {max(chosen.sizes)} is not allowed; give at most {LARGEST_MESSAGE}, the bytes of 16 GiB")
     config, devices = _bench_devices(chosen)
     import jax
 

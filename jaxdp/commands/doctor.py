@@ -1,8 +1,10 @@
 """`jaxdp doctor`."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,7 @@ from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
 from jaxdp.errors import EXIT_FAILURE
 from jaxdp.flags import parse
+from jaxdp.outputs import file_to_write
 from jaxdp.validation import validate
 
 
@@ -38,11 +41,21 @@ def run(arguments, program):
         """where the run would write; default: runs/NAME"""
         images_per_second: float | None = None
         """images/s that each device trains, as `jaxdp bench step` measures: how many cores are to decode for it"""
+        cluster: str = "auto"
+        """whose variables tell of the other processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+        coordinator: str | None = None
+        """HOST:PORT at which rank 0 is to listen, with --processes and --rank: as `jaxdp train` takes them"""
+        processes: int | None = None
+        """of the run, on all hosts"""
+        rank: int | None = None
+        """of this process, from 0"""
         verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """instead: gradients of every strategy on every mesh against one device's, the same bits twice, a run that is stopped
         and goes on, and the step's time on growing numbers of devices; a CPU is split into --mesh.cpu-devices, or 4"""
         output: str | None = None
         """with --verify: a file for the proofs as JSON, with machine, versions and commit"""
+        overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """write over a file that is there"""
         json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
         """print one JSON document on stdout"""
 
@@ -55,20 +68,21 @@ def run(arguments, program):
         return _verify(chosen, config)
     if chosen.output is not None:
         raise ConfigError(f"--output: {chosen.output!r} is not allowed without --verify; give --json and a redirection")
-    from jaxdp.doctor import checks
-    from jaxdp.doctor.finding import WRONG, still_running
+    with contextlib.redirect_stdout(sys.stderr):  # where a package that is not whole says so
+        from jaxdp.doctor import checks
+    from jaxdp.doctor.finding import WRONG, as_dict, still_running, summary
+    from jaxdp.training.console import Screen
 
     workdir = Path("runs") / config.name if chosen.workdir is None else Path(chosen.workdir)
-    findings = checks.look(config, workdir, rate)
+    given = {"asked": chosen.cluster} | {name: getattr(chosen, name) for name in ("coordinator", "processes", "rank")}
+    findings = checks.look(config, workdir, rate, given=given)
     if chosen.json:
-        print(json.dumps(checks.as_dict(findings, config), indent=2))
+        print(json.dumps(as_dict(findings, config.name), indent=2))
     else:
-        from jaxdp.training.console import Screen
-
         screen = Screen()
         screen.say(f"this machine, for the recipe {config.name}")
         screen.table(checks.table(findings))
-        screen.say(checks.summary(findings))
+        screen.say(summary(findings))
     code = EXIT_FAILURE if any(one.state == WRONG for one in findings) else 0
     if still_running():
         sys.stdout.flush()
@@ -79,22 +93,22 @@ def run(arguments, program):
 
 def _verify(chosen, config):
     """Exits with 1 where a proof has failed."""
-    for name in ("workdir", "images_per_second"):
+    for name in ("workdir", "images_per_second", "coordinator", "processes", "rank"):
         if getattr(chosen, name) is not None:
             flag, given = name.replace("_", "-"), getattr(chosen, name)
             raise ConfigError(f"--{flag}: {given!r} is not allowed with --verify, which does not use it; leave it out")
-    output = chosen.output and Path(chosen.output)
-    if output:
-        if output.is_dir():
-            raise ConfigError(f"--output: {chosen.output!r} is not allowed; it is a directory; give a file")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()  # two minutes before it is needed
+    output = None if chosen.output is None else file_to_write("--output", chosen.output, chosen.overwrite)
     from jaxdp.doctor import verify
     from jaxdp.training.console import Screen
+    from jaxdp.training.workdir import write_atomically
 
-    record = verify.run(config, Screen(sys.stderr).say)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, no temporary files left behind
+    try:
+        record = verify.run(config, Screen(sys.stderr).say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if output:
-        output.write_text(verify.to_json(record) + "\n")
+        write_atomically(output, verify.to_json(record) + "\n")
     if chosen.json:
         print(verify.to_json(record))
     else:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -11,6 +10,7 @@ import tyro
 from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
 from jaxdp.flags import parse
+from jaxdp.outputs import file_to_write
 from jaxdp.validation import validate
 
 
@@ -45,6 +45,8 @@ def run(arguments, program):
         """images/s that one device computes alone, for --network; default: from the paper's V100, by multiply-adds"""
         picture: str | None = None
         """with --network: draw efficiency against devices, up to 16,384, into this PNG"""
+        overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+        """write over a picture that is there"""
         compile_for: str | None = None
         """a100, h100 or h200: compile the step with XLA's GPU compiler, no GPU needed (extra cuda13)"""
         phase: int = 0
@@ -136,8 +138,7 @@ def _network(chosen, config, plan, summary):
     if chosen.picture is not None:
         if not chosen.picture.endswith(".png"):
             raise ConfigError(f"--picture: {chosen.picture!r} is not allowed; give a file that ends in .png")
-        Path(chosen.picture).parent.mkdir(parents=True, exist_ok=True)
-        prediction.draw(told, chosen.picture)
+        prediction.draw(told, file_to_write("--picture", chosen.picture, chosen.overwrite))
         shown.append(f"picture in {chosen.picture}")
     return told, shown
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxdp.config import IN_MEMORY, ConfigError
 from jaxdp.data.decode import ImageError
 from jaxdp.errors import first_line
+from jaxdp.flags import nearest
 
 HEADER, FOOTER = 12, 4  # bytes of a TFRecord around its data: length and its checksum, checksum of the data
 
@@ -77,15 +78,19 @@ class Prepared:
         return f"record {index} of {self.label}"
 
 
-def _builder(name: str, directory: str | None):
+def _builder(name: str, directory: str | None, field: str = "data.source", others=(*IN_MEMORY, "folder")):
+    """field: which asked for it; others: what that may be beside a data set of tensorflow-datasets."""
     import tensorflow_datasets as tfds
 
-    asked = f"data.source: {name!r} is not allowed"
+    asked = f"{field}: {name!r} is not allowed"
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
     except tfds.core.registered.DatasetNotFoundError:
+        near = nearest(name, [*others, *tfds.list_builders(with_community_datasets=False)])
+        hint = f"did you mean {near}? " if near else ""
+        known = "".join(f"{one}, " for one in others) + "or " * bool(others)
         raise ConfigError(
-            f"{asked}; give digits, synthetic, folder, or a data set of tensorflow-datasets by name, as imagenette or cifar10"
+            f"{asked}; {hint}give {known}a data set of tensorflow-datasets by name, as imagenette or cifar10"
         ) from None
     except Exception as error:  # by data set and damage: ImportError, ValueError, AssertionError, ParseError
         raise ConfigError(f"{asked}; tensorflow-datasets cannot open it: {first_line(error)}") from None
@@ -215,7 +220,7 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
     if name in ("folder", "given", *IN_MEMORY):
         raise ConfigError(f"data prepare: {name!r} is not allowed; it needs no preparing; give a name of tensorflow-datasets")
     try:
-        return str(_builder(name, directory).data_dir)
+        return str(_builder(name, directory, "data prepare", ()).data_dir)
     except ConfigError as error:
         if "is not prepared" not in str(error):
             raise

@@ -4,15 +4,22 @@ from functools import partial
 from pathlib import Path
 
 from jaxdp.config import Config
-from jaxdp.doctor import images, machine, network, probe, software
-from jaxdp.doctor.finding import OK, WORST_FIRST, Finding, Findings, guarded, told_apart
+from jaxdp.doctor import images, machine, network, packages, probe, software
+from jaxdp.doctor.finding import Finding, Findings, guarded, told_apart
 
 SECONDS = 60.0  # for all checks but JAX's own start
 COLOURS = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
-def look(config: Config, workdir: Path, images_per_second: float | None = None, seconds: float = SECONDS) -> list[Finding]:
-    """The findings of every check, in the order in which they are told. images_per_second: that each device trains, if known.
+def look(
+    config: Config,
+    workdir: Path,
+    images_per_second: float | None = None,
+    seconds: float = SECONDS,
+    given: dict | None = None,
+) -> list[Finding]:
+    """The findings of every check, in the order in which they are told. images_per_second: that each device trains, if known;
+    given: which processes make up the run, as to `cluster.find`.
 
     Nothing here raises, and nothing takes longer than the limits on a start of JAX and on all other checks together.
     """
@@ -20,9 +27,10 @@ def look(config: Config, workdir: Path, images_per_second: float | None = None, 
     devices, state_bytes, host_bytes = jax["devices"], jax["state_bytes"], jax["host_bytes"]
     gpus = sum(one["platform"] in ("gpu", "cuda") for one in devices)
     checks = {
-        "python": software.python,
-        "packages": software.packages,
+        "python": packages.python,
+        "packages": partial(packages.packages, broken=jax["broken"]),
         "devices": partial(_devices, jax=jax),
+        "plan": partial(_plan, jax=jax),
         "cuda": partial(software.cuda, devices=devices),
         "nccl": partial(software.nccl, devices=devices),
         "variables": software.variables,
@@ -33,15 +41,15 @@ def look(config: Config, workdir: Path, images_per_second: float | None = None, 
         "data": partial(images.data, config=config),
         "open files": machine.limits,
         "/dev/shm": partial(machine.shared_memory, gpus=gpus),
-        "host": network.host,
+        "host": partial(network.host, given=given),
         "interfaces": network.interfaces,
-        "launcher": network.launcher,
+        "launcher": partial(network.launcher, given=given),
     }
     return guarded(checks, seconds)
 
 
 def _devices(findings: Findings, jax: dict) -> None:
-    """The devices that JAX finds, and whether the recipe fits them."""
+    """The devices that JAX finds."""
     kinds = {}
     for one in jax["devices"]:
         held = f", {machine.size(one['memory_bytes'])} each for JAX" if one["memory_bytes"] else ""
@@ -49,16 +57,17 @@ def _devices(findings: Findings, jax: dict) -> None:
         kinds[key] = kinds.get(key, 0) + 1
     if kinds:
         findings.ok(", ".join(f"{count} x {kind}" for kind, count in kinds.items()))
-    for problem in (jax["problem"], jax["unplanned"]):
-        if problem and not problem.startswith("data."):  # which has a check of its own
-            findings.wrong(*told_apart(problem, "see `python -c 'import jax; jax.devices()'` for more"))
+    if problem := jax["problem"]:
+        findings.wrong(*told_apart(problem, "see what `python -m jaxdp.doctor.probe < /dev/null` says"))
 
 
-def as_dict(findings: list[Finding], config: Config) -> dict:
-    """The report as one JSON document."""
-    rows = [{"check": one.check, "state": one.state, "found": one.found, "mend": one.mend} for one in findings]
-    counts = {state: sum(one.state == state for one in findings) for state in reversed(WORST_FIRST)}
-    return {"recipe": config.name, "checks": rows, **counts}
+def _plan(findings: Findings, jax: dict) -> None:
+    """Whether batches and mesh of the recipe fit the devices and the data."""
+    unplanned = jax["unplanned"]
+    if unplanned and not unplanned.startswith("data."):  # which has a check of its own
+        findings.wrong(*told_apart(unplanned, "see what `jaxdp plan` says"))
+    else:
+        findings.ok("the recipe fits" if jax["devices"] and not unplanned else "not known")
 
 
 def table(findings: list[Finding]):
@@ -75,9 +84,3 @@ def table(findings: list[Finding]):
         if one.mend:
             shown.add_row("", "", Text(f"-> {one.mend}", "bold"))
     return shown
-
-
-def summary(findings: list[Finding]) -> str:
-    counts = {state: [one.check for one in findings if one.state == state] for state in WORST_FIRST}
-    bad = [f"{len(names)} {state}: {', '.join(names)}" for state, names in counts.items() if state != OK and names]
-    return "; ".join(bad) or "nothing is wrong"

@@ -46,6 +46,20 @@ class Findings:
         return Finding(self.check, self.state, "; ".join(self.found), "; ".join(self.mends) or None)
 
 
+def as_dict(findings: list[Finding], recipe: str | None) -> dict:
+    """The report as one JSON document."""
+    rows = [{"check": one.check, "state": one.state, "found": one.found, "mend": one.mend} for one in findings]
+    counts = {state: sum(one.state == state for one in findings) for state in reversed(WORST_FIRST)}
+    return {"recipe": recipe, "checks": rows, **counts}
+
+
+def summary(findings: list[Finding]) -> str:
+    """The report in one line."""
+    counts = {state: [one.check for one in findings if one.state == state] for state in WORST_FIRST}
+    bad = [f"{len(names)} {state}: {', '.join(names)}" for state, names in counts.items() if state != OK and names]
+    return "; ".join(bad) or "nothing is wrong"
+
+
 ADVICE = ("give", "install", "leave", "mend", "name", "prepare", "put", "set", "start", "take", "unset")
 
 

@@ -119,7 +119,8 @@ def copies(state) -> list[dict[str, np.ndarray]]:
 
 
 def proofs(devices, compile: Compile, progress) -> Iterator[Proof]:
-    """For every strategy and mesh: the gradient against one device's, and two steps and all devices against one another.
+    """For every strategy, registered ones too, and mesh: the gradient against one device's, and two steps and all devices
+    against one another.
 
     In float32: where GPUs would round factors to TF32, they are told not to. Steps are compiled side by side, one on each core.
     """
@@ -137,15 +138,18 @@ def proofs(devices, compile: Compile, progress) -> Iterator[Proof]:
     def apart(future):
         return relative_difference(flat(optax.tree.get(future.result()().opt_state, "trace")), expected)
 
-    strategies = [strategy for strategy in allreduce.STRATEGIES if not unfit(strategy, count)]
+    strategies = [strategy for strategy in allreduce.known() if not unfit(strategy, count)]
     progress(f"the step with {', '.join(strategies)} on every mesh of {count} devices ...")
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
         cases = [(strategy, shape) for strategy in strategies for shape in shapes(count)]
         for (strategy, shape), future in [(case, pool.submit(built, *case)) for case in cases]:
             name = f"{strategy} on {'x'.join(map(str, shape))}"
             yield proven(f"gradient: {name}", "with one device, worker by worker", ALLOWED, partial(apart, future))
             if future.exception() is None:
                 yield proven(f"same bits: {name}", "two steps, all devices", 0.0, partial(_bits_apart, future.result()))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interruption does not wait for the compiler
 
 
 def _bits_apart(step: Step) -> float:

@@ -132,7 +132,10 @@ def disk(findings: Findings, config: Config, workdir: Path, state_bytes: int | N
             findings.wrong(told, "free space, give another --workdir, or a smaller --checkpoint.keep")
         else:
             findings.ok(told)
-    temporary = Path(tempfile.gettempdir())
+    temporary, asked = Path(tempfile.gettempdir()), os.environ.get("TMPDIR")
+    if asked and Path(asked).absolute() != temporary.absolute():
+        mend = "make it, free space there, or set TMPDIR to another directory"
+        findings.warn(f"TMPDIR={asked} cannot be written, and {temporary} is used instead", mend)
     free, writable, _ = _space(temporary)
     if free < SPARE_BYTES:
         findings.warn(f"{size(free)} free for temporary files in {temporary}", "free space there, or set TMPDIR")
@@ -160,7 +163,8 @@ def cache(findings: Findings, config: Config) -> None:
     files = [one.stat().st_size for one in path.rglob("*") if one.is_file()] if path.is_dir() else []
     findings.ok(f"{path}: {len(files):,} files, {size(sum(files))}")
     if free < SPARE_BYTES:
-        findings.warn(f"{size(free)} free there", "empty it, or give another directory by --compile.cache")
+        mend = f"{'empty it' if files else 'free space there'}, or give another directory by --compile.cache"
+        findings.warn(f"{size(free)} free there", mend)
     else:
         findings.ok(f"{size(free)} free there")
 

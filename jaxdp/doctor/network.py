@@ -11,11 +11,12 @@ from jaxdp.parallel import cluster
 
 LAUNCHERS = ("JAX_COORDINATOR", "JAX_NUM_PROCESSES", "JAX_PROCESS", "COORDINATOR_", "NUM_PROCESSES", "PROCESS_ID", "MASTER_")
 LAUNCHERS += ("WORLD_SIZE", "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_", "SLURM_")
+REACHED_SECONDS = 3.0
 SHOWN = 8  # variables, of which Slurm sets dozens
 
 
-def host(findings: Findings) -> None:
-    """The host's name resolves, which the processes of several hosts need."""
+def host(findings: Findings, given: dict | None = None) -> None:
+    """The host's name resolves, which the processes of several hosts need. given: as to `cluster.find`."""
     name = socket.gethostname()
     try:
         addresses = sorted({one[4][0] for one in socket.getaddrinfo(name, None)})
@@ -23,8 +24,28 @@ def host(findings: Findings) -> None:
         found = f"the name {name!r} does not resolve ({error.strerror})"
         findings.warn(found, "only several hosts need it: put the name into /etc/hosts or the DNS")
         return
-    local = all(one.startswith("127.") or one == "::1" for one in addresses)
-    findings.ok(f"{name} is {', '.join(addresses)}" + (", for this host alone" if local else ""))
+    told = f"{name} is {', '.join(addresses)}"
+    if not all(map(_loopback, addresses)):
+        findings.ok(told)
+    elif _several_hosts(given or {}):
+        findings.warn(
+            f"{told}, for this host alone", "let the name stand for an address of the network in /etc/hosts or the DNS"
+        )
+    else:
+        findings.ok(f"{told}, for this host alone")
+
+
+def _loopback(address: str) -> bool:
+    return address.startswith("127.") or address in ("::1", "localhost")
+
+
+def _several_hosts(given: dict) -> bool:
+    """Whether the processes of the run are declared on other hosts too."""
+    try:
+        team = cluster.find(**given)
+    except ConfigError:  # of which `launcher` tells
+        return False
+    return team is not None and team.processes > 1 and not _loopback(team.address)
 
 
 def interfaces(findings: Findings) -> None:
@@ -47,11 +68,14 @@ def _told(name: str, what: str) -> str:
         return ""
 
 
-def launcher(findings: Findings) -> None:
-    """The variables of a launcher, what jaxdp makes of them, and whether the port at rank 0 is free."""
+def launcher(findings: Findings, given: dict | None = None) -> None:
+    """The variables of a launcher, what jaxdp makes of them, and whether the port at rank 0 is free, or reached from here.
+
+    given: as to `cluster.find`.
+    """
     found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(LAUNCHERS)}
     try:
-        team = cluster.find()
+        team = cluster.find(**(given or {}))
     except ConfigError as error:
         findings.wrong(*told_apart(str(error), "mend the launcher's variables, or give --cluster none to train alone"))
         return
@@ -66,11 +90,30 @@ def launcher(findings: Findings) -> None:
         except OSError as error:
             found_here = f"{team.address} does not resolve ({error.strerror})"
             findings.wrong(found_here, "put it into /etc/hosts or the DNS, or give rank 0's address")
+            return
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         findings.ok(", ".join(f"{name}={value}" for name, value in list(found.items())[:SHOWN]) + more)
     if team is None or team.rank == 0:
         _port(findings, team.port if team else cluster.PORT, needed=team is not None)
+    elif team:
+        _reached(findings, team.address, team.port)
+
+
+def _reached(findings: Findings, address: str, port: int) -> None:
+    """Whether rank 0 answers, which it does only while its process runs."""
+    there = f"{address}:{port}"
+    try:
+        socket.create_connection((address, port), REACHED_SECONDS).close()
+    except ConnectionRefusedError:
+        findings.warn(f"{there} refuses: nothing listens there yet", "start rank 0 first, or at the same time")
+    except TimeoutError:
+        mend = "start rank 0's host, give its address, or let the network pass this port"
+        findings.warn(f"{there} does not answer in {REACHED_SECONDS:g} s: its host is down, or a firewall is between", mend)
+    except OSError as error:
+        findings.warn(f"{there} is not reached ({error.strerror})", "see to the route to rank 0's host, or give its address")
+    else:
+        findings.ok(f"{there} answers")
 
 
 def _port(findings: Findings, port: int, needed: bool) -> None:

@@ -1,27 +1,29 @@
 """What JAX finds here, asked in a process of its own: a driver that hangs or crashes takes nothing else with it.
 
-`python -m jaxdp.doctor.probe` reads a config as JSON on stdin and prints one line of JSON.
+`python -m jaxdp.doctor.probe` reads a config as JSON on stdin, without one takes the defaults, and prints one line of JSON.
 """
 
 import json
 import sys
 import threading
 
-from jaxdp.config import ConfigError
+from jaxdp.doctor import packages
 from jaxdp.doctor.finding import THREADS, output_of
-from jaxdp.errors import first_line
-from jaxdp.validation import from_json, to_json
+from jaxdp.errors import ConfigError, first_line
 
 SECONDS, GRACE_SECONDS = 120.0, 10.0
-NOTHING = {"devices": [], "state_bytes": None, "host_bytes": None, "unplanned": None}
+NOTHING = {"broken": {}, "devices": [], "state_bytes": None, "host_bytes": None, "unplanned": None}
 
 
 def ask(config, seconds: float = SECONDS) -> dict:
-    """{"devices": [{"kind", "platform", "memory_bytes"}], "problem", "state_bytes", "host_bytes", "unplanned"} for a config.
+    """{"broken", "devices": [{"kind", "platform", "memory_bytes"}], "problem", "state_bytes", "host_bytes", "unplanned"}.
 
-    problem: why a run would not start on these devices, or None; state_bytes: of a checkpoint; host_bytes: of images on their
-    way to the devices (None where no plan can be made, for the reason `unplanned`).
+    broken: what `packages.unimportable` finds; problem: why a run of this config would not start on these devices, or None;
+    state_bytes: of a checkpoint; host_bytes: of images on their way to the devices (None where no plan can be made, for the
+    reason `unplanned`).
     """
+    from jaxdp.validation import to_json
+
     try:
         lines = output_of([sys.executable, "-m", "jaxdp.doctor.probe"], seconds, input=to_json(config)).splitlines()
         return NOTHING | {"problem": None} | json.loads(lines[-1])
@@ -39,10 +41,22 @@ def asked_in_time(config, seconds: float = SECONDS) -> dict:
 
 
 def _looked() -> dict:
-    config = from_json(sys.stdin.read())
-    from jaxdp.parallel import distributed
+    broken = packages.unimportable()
+    print("while JAX starts", file=sys.stderr, flush=True)
+    try:
+        return {"broken": broken} | _started(sys.stdin.read())
+    except Exception:
+        if not broken:
+            raise
+        return {"broken": broken, "problem": f"JAX was not started: {', '.join(broken)} cannot be imported; mend that first"}
 
-    told = {}
+
+def _started(text: str) -> dict:
+    from jaxdp.config import Config
+    from jaxdp.parallel import distributed
+    from jaxdp.validation import from_json
+
+    config, told = from_json(text) if text else Config(), {}
     try:
         distributed.start(config.mesh)
     except ConfigError as error:

@@ -1,72 +1,19 @@
-"""Versions, CUDA, NCCL and the variables that steer them."""
+"""CUDA, NCCL and the variables that steer them."""
 
 import os
-import platform
 import re
 import shutil
-import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-import jaxdp
 from jaxdp.doctor.finding import Findings, output_of
+from jaxdp.doctor.packages import installed
 from jaxdp.parallel.distributed import nvidia_gpu_present
 
-SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 OLDEST_DRIVER = {"12": 525, "13": 580}  # by CUDA's major version, as JAX's installation page has it
 SMI_SECONDS = 20.0
 BUSY = 0.1  # of a GPU's memory, held before a run begins
 STEERING = re.compile(r"(JAX|XLA|CUDA|LIBTPU)_.*")
 SLOWING = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE")
-
-
-def declared() -> tuple[str, list[str]]:
-    """(the versions of Python, the dependencies without extras) that jaxdp declares: of the checkout, or as installed."""
-    checkout = Path(jaxdp.__file__).parent.parent / "pyproject.toml"
-    if checkout.is_file():
-        project = tomllib.loads(checkout.read_text())["project"]
-        return project["requires-python"], project["dependencies"]
-    from importlib.metadata import metadata
-
-    python = metadata("jaxdp")["Requires-Python"] or ""
-    return python, [one for one in requires("jaxdp") or () if "extra ==" not in one]
-
-
-def installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def python(findings: Findings) -> None:
-    from packaging.specifiers import SpecifierSet
-
-    allowed, here = declared()[0], platform.python_version()
-    if SpecifierSet(allowed).contains(here, prereleases=True):
-        findings.ok(f"{here} (declared: {allowed})")
-    else:
-        findings.wrong(f"{here} (declared: {allowed})", f"make a virtual environment with a Python {allowed}")
-
-
-def packages(findings: Findings) -> None:
-    """Every dependency is there in a version that jaxdp declares, and jaxlib is the one for this JAX."""
-    from packaging.requirements import Requirement
-
-    findings.ok(f"jaxdp {jaxdp.__version__}, " + ", ".join(f"{name} {installed(name) or 'missing'}" for name in SHOWN))
-    needed = [Requirement(one) for one in declared()[1]]
-    if installed("jax"):
-        needed += [one for one in map(Requirement, requires("jax") or ()) if one.name == "jaxlib"]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    bad = []
-    for one in needed:
-        here = installed(one.name)
-        if here is None or not one.specifier.contains(here, prereleases=True):
-            bad.append(one)
-            why = "is not installed" if here is None else f"{here} is not {one.specifier}"
-            findings.wrong(f"{one.name} {why}", f"pip install '{one.name}{one.specifier}'")
-    if not bad:
-        findings.ok("all that jaxdp needs is installed as declared")
 
 
 def plugins() -> dict[str, str]:

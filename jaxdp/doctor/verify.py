@@ -50,8 +50,8 @@ def _all(devices, cpu_devices, compile, progress) -> Iterator[Proof]:
 
 
 def _scaling(devices: int, compile, progress) -> Iterator[Proof]:
-    """The step of a small net on 1, 2, 4, ... devices with as many images on each: told as measured, nothing is asked of it."""
-    counts = tuple(2**power for power in range(devices.bit_length()))
+    """The step of a small net on 1, 2, 4, ... and all devices with as many images on each: measured, nothing is asked of it."""
+    counts = scaling.ladder(devices)
     config = Config(
         data=Data(source="synthetic", image_size=32),
         model=Model(depth=TWO_BLOCKS, width=16, stem="small", classes=10),

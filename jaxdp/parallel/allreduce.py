@@ -180,7 +180,7 @@ def packed(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BY
     """The messages of which a tree consists; the arguments and errors are those of `total`."""
     _check(tree, strategy, wire_dtype, bucket_bytes)
     leaves = jax.tree.leaves(tree)
-    stages = (strategy,) if callable(strategy) else _known()[strategy]
+    stages = (strategy,) if callable(strategy) else known()[strategy]
     return [Message(leaves, places, stages, wire_dtype) for places in buckets(leaves, bucket_bytes, wire_dtype)]
 
 
@@ -190,15 +190,15 @@ def unpacked(tree, messages: list[Message]):
     return jax.tree.unflatten(jax.tree.structure(tree), [found[place] for place in range(len(found))])
 
 
-def _known() -> dict:
+def known() -> dict:
+    """Every strategy by its name, with the stages that were registered."""
     return STRATEGIES | own_strategies
 
 
 def _check(tree, strategy, wire_dtype, bucket_bytes) -> None:
     """Raise ValueError, naming the argument, for what cannot be reduced so."""
-    known = _known()
-    if not callable(strategy) and strategy not in known:
-        raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(known)}")
+    if not callable(strategy) and strategy not in known():
+        raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(known())}")
     if bucket_bytes is not None and bucket_bytes < 1:
         raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
     if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_DTYPES:

@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from jaxdp.config import ConfigError
+from jaxdp.errors import ConfigError
+from jaxdp.flags import one_of
 
 PORT = 29_400  # where rank 0 is asked for if the launcher names no port
 
@@ -151,7 +152,7 @@ def find(asked: str = "auto", environment: Mapping = os.environ, **given) -> Clu
     elif asked == "none":
         return None
     elif asked not in LAUNCHERS:
-        raise ConfigError(f"--cluster: {asked!r} is not allowed; give auto, none, {', '.join(LAUNCHERS)}")
+        raise one_of("--cluster", asked, ["auto", "none", *LAUNCHERS])
     elif (found := LAUNCHERS[asked](environment)) is None:
         raise ConfigError(f"--cluster: {asked!r} is not allowed; its variables are not set: start the run with {_HOW[asked]}")
     if found is None:

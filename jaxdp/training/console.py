@@ -75,6 +75,8 @@ class Screen:
     def table(self, table: Table):
         """A table; its title and caption are lines of their own, which it would break to its own width."""
         title, table.title, caption, table.caption = table.title, None, table.caption, None
+        for column in table.columns:
+            column.overflow = "fold"  # rich would cut numbers short in a narrow terminal
         if title:
             self.say(title)
         with self.console.capture() as shown:

@@ -49,6 +49,9 @@ def train(
     none, or a launcher's name (see `jaxdp.parallel.cluster`). writers: objects with `write(record)` and `close()` that get
     every record, on the first process (see docs/watching.md); one that raises is warned of and left alone, and the run goes on.
 
+    Messages name the command line's flags, which are arguments here: `--resume never` is resume="never", `--workdir DIR`
+    workdir="DIR", `--accept-changes` accept_changes=True, and others are fields of the config.
+
     Raises ConfigError where the run cannot be begun, or does not fit into memory, TrainingError where it cannot go on, and
     Stopped where it was asked to stop (SIGTERM, SIGINT) and saved. Where another process of the run fails, this one says so and
     exits.
@@ -143,7 +146,7 @@ def _remarks(prepared: Prepared, team) -> list[str]:
 
 
 def _interrupt(again: str):
-    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint")
+    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint, if there is one")
 
 
 def _kept_digest(config: Config, path: Path, resume, origin: seal.Sealed | None) -> str | None:

@@ -6,7 +6,7 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from jaxdp.errors import OneLine
+from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.parallel.alone import Alone
 
 POLL_SECONDS = 0.1
@@ -18,6 +18,8 @@ class StopAsked(Exception):
 
 class Stopped(OneLine, Exception):
     """The run was asked to stop and can be continued: one line with where it is and how to go on."""
+
+    exit_code = EXIT_STOPPED
 
 
 class StoppedAtOnce(OneLine, KeyboardInterrupt):
@@ -90,7 +92,6 @@ class Signals:
 
 
 def _leave() -> None:
-    os.write(
-        sys.stderr.fileno(), b"jaxdp: stopped at once by a second signal; the same command goes on from the last checkpoint\n"
-    )
+    told = b"jaxdp: stopped at once by a second signal; the same command goes on from the last checkpoint, if there is one\n"
+    os.write(sys.stderr.fileno(), told)
     os._exit(1)
