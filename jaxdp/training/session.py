@@ -40,9 +40,9 @@ def train(
 ) -> TrainResult:
     """Train as `config` says, into `workdir` (default runs/NAME), going on from its newest sound checkpoint if it has one.
 
-    A finished run there is returned as it is, where its data are these. resume: "auto"; "never" for a new directory beside one that holds a run; or the
-    path of another run's directory or checkpoint to go on from. accept_changes: of a config that is not the run's own.
-    screen: where the run is shown; None: inline in a notebook, nowhere in a program; False: nowhere.
+    A finished run there is returned as it is, where its data are these. resume: "auto"; "never" for a new directory beside one
+    that holds a run; or the path of another run's directory or checkpoint to go on from. accept_changes: of a config that is
+    not the run's own. screen: where the run is shown; None: inline in a notebook, nowhere in a program; False: nowhere.
     started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
     with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label), in place of the config's source. signals:
     entered already, where the command line has done so. cluster: whose variables tell of the other processes of the run: auto,
