@@ -12,6 +12,8 @@ def check_output(output, overwrite: bool, field: str = "--output") -> Path:
 
     A pipe or a device needs no `overwrite`: it is written into.
     """
+    if not str(output):
+        raise ConfigError(f"{field}: '' is not allowed; give a file")
     output, refused = Path(output), f"{field}: {str(output)!r} is not allowed"
     if output.is_dir():
         raise ConfigError(f"{refused}; it is a directory; give a file")

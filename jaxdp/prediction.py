@@ -162,4 +162,4 @@ def draw(told: dict, path) -> None:
         f"{told['bandwidth'] / 1e9:g} GB/s, {told['device_images_per_second']:.0f} images/s a device, nothing hidden",
         fontsize="medium",
     )
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, format="png", dpi=120)

@@ -18,7 +18,7 @@ LAYERS = [
     {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
     {"parallel.team"},
     {"recipes"},
-    {"arguments", "outputs"},
+    {"arguments"},
     {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "models.normalization", "optim.lars"}
     | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
     | {

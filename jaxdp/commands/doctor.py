@@ -14,8 +14,8 @@ import tyro
 from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
 from jaxdp.errors import EXIT_FAILURE
+from jaxdp.files import check_output, write_whole
 from jaxdp.flags import parse
-from jaxdp.outputs import file_to_write
 from jaxdp.validation import validate
 
 
@@ -97,10 +97,9 @@ def _verify(chosen, config):
         if getattr(chosen, name) is not None:
             flag, given = name.replace("_", "-"), getattr(chosen, name)
             raise ConfigError(f"--{flag}: {given!r} is not allowed with --verify, which does not use it; leave it out")
-    output = None if chosen.output is None else file_to_write("--output", chosen.output, chosen.overwrite)
+    output = None if chosen.output is None else check_output(chosen.output, chosen.overwrite)
     from jaxdp.doctor import verify
     from jaxdp.training.console import Screen
-    from jaxdp.training.workdir import write_atomically
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, no temporary files left behind
     try:
@@ -108,7 +107,7 @@ def _verify(chosen, config):
     finally:
         signal.signal(signal.SIGTERM, before)
     if output:
-        write_atomically(output, verify.to_json(record) + "\n")
+        write_whole(output, (verify.to_json(record) + "\n").encode())
     if chosen.json:
         print(verify.to_json(record))
     else:

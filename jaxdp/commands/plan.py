@@ -1,6 +1,7 @@
 """`jaxdp plan`: what a run will do."""
 
 import dataclasses
+import io
 import json
 import os
 from typing import Annotated
@@ -9,8 +10,8 @@ import tyro
 
 from jaxdp.arguments import load
 from jaxdp.config import Config, ConfigError
+from jaxdp.files import check_output, write_whole
 from jaxdp.flags import parse
-from jaxdp.outputs import file_to_write
 from jaxdp.validation import validate
 
 
@@ -138,7 +139,9 @@ def _network(chosen, config, plan, summary):
     if chosen.picture is not None:
         if not chosen.picture.endswith(".png"):
             raise ConfigError(f"--picture: {chosen.picture!r} is not allowed; give a file that ends in .png")
-        prediction.draw(told, file_to_write("--picture", chosen.picture, chosen.overwrite))
+        output, picture = check_output(chosen.picture, chosen.overwrite, "--picture"), io.BytesIO()
+        prediction.draw(told, picture)
+        write_whole(output, picture.getvalue())
         shown.append(f"picture in {chosen.picture}")
     return told, shown
 
