@@ -1,18 +1,21 @@
+import dataclasses
 import json
 
 import jax
 import numpy as np
 import pytest
+import saved_run
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
 from jaxdp import models
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, ConfigError, Data, Model
 from jaxdp.data import feed
 from jaxdp.data.augment import normalise
 from jaxdp.data.sources import SyntheticSource
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
 from jaxdp.training.guard import TrainingError
+from jaxdp.training.restored import restored
 
 CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
 SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)
@@ -132,3 +135,14 @@ def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch
     mesh = make_mesh(1, 2)
     with pytest.raises(TrainingError, match="counted 53 examples and the source has 53, or some were counted twice"):
         evaluate(make_evaluation_step(CONFIG, model, PIXELS, mesh), params, stats, SOURCE, (53, 54), mesh)
+
+
+def test_another_model_than_the_run_s_is_told_by_its_fields(tmp_path):
+    config = Config(data=CONFIG.data, model=Model(depth=18, width=4, stem="small", classes=9))
+    model = models.create(config.model)
+    saved_run.save(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))())
+    asked = dataclasses.replace(config, model=dataclasses.replace(config.model, width=8, classes=5))
+    with pytest.raises(
+        ConfigError, match=r"it is of another model \(model\.classes: 9 -> 5; model\.width: 4 -> 8\); leave that out$"
+    ):
+        restored(tmp_path / "run", config=asked)

@@ -99,19 +99,20 @@ def _outdated() -> list:
 def unimportable() -> dict[str, str]:
     """The first package that is installed and cannot be imported, be it one that another needs, with the reason; {} if none.
 
-    Only the first, as what needs it fails with it. Imports all of them into this process; what is being imported is said on
-    stderr, should one end the process.
+    Only the first, as what needs it fails with it; for the same reason none where one is not installed at all. Imports all of
+    them into this process; what is being imported is said on stderr, should one end the process.
     """
     ours = {module_of(named(one)).split(".")[0]: named(one) for one in declared()[1]}
-    for name in sorted(filter(installed, ours.values()), key=lambda name: name != "numpy"):  # compiled modules hide its errors
+    if not all(map(installed, ours.values())):
+        return {}
+    for name in sorted(ours.values(), key=lambda name: name != "numpy"):  # compiled modules hide its errors
         print(f"while {name} is imported", file=sys.stderr, flush=True)
         try:
             importlib.import_module(module_of(name))
         except (Exception, SystemExit) as error:
             module = not_imported(error)
             at_fault = ours.get(module) or next(iter(packages_distributions().get(module, ())), name)
-            if installed(at_fault):  # else it is told of as missing
-                return {at_fault: f"{type(error).__name__}: {first_line(error)}"}
+            return {at_fault: f"{type(error).__name__}: {first_line(error)}"}
     return {}
 
 

@@ -20,7 +20,7 @@ from jaxdp.training.evaluation import Confusion, make_evaluation_step
 from jaxdp.training.evaluation import evaluate as evaluate_on
 from jaxdp.training.state import TrainState, abstract_state
 from jaxdp.training.workdir import CHECKPOINTS, CLASSES, class_names, run_config
-from jaxdp.validation import validate
+from jaxdp.validation import changes, from_dict, validate
 
 FORMATS = ("jaxdp", "torchvision", "timm")
 
@@ -111,7 +111,10 @@ def restored(workdir, which: str = "newest", config: Config | None = None) -> tu
     try:
         state = checkpoint.load(sealed, abstract_state(config, models.create(config.model), mesh))
     except (seal.Damaged, checkpoint.Unfit) as error:
-        raise ConfigError(f"--checkpoint: {sealed.path.name!r} is not allowed; {error}") from None
+        differing = [one for one in changes(from_dict(sealed.told["config"]), config) if one.startswith("model.")]
+        other = differing and isinstance(error, checkpoint.Unfit)
+        reason = f"it is of another model ({'; '.join(differing)}); leave that out" if other else error
+        raise ConfigError(f"--checkpoint: {sealed.path.name!r} is not allowed; {reason}") from None
     return state, config, sealed
 
 
