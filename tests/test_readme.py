@@ -148,8 +148,8 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch,
     if flags[:1] == ["input"]:
         monkeypatch.setattr(sources, "open_split", lambda *_: None)
         monkeypatch.setattr(input, "run", lambda config, *_: planned.append(config))
+    monkeypatch.chdir(tmp_path)
     if "runs/first/config.json" in flags:  # what a run has left
-        monkeypatch.chdir(tmp_path)
         Path("runs/first").mkdir(parents=True)
         Path("runs/first/config.json").write_text(to_json(load_config("digits")))
     cli.main([command, *flags])
