@@ -149,6 +149,7 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch,
         monkeypatch.setattr(sources, "open_split", lambda *_: None)
         monkeypatch.setattr(input, "run", lambda config, *_: planned.append(config))
     monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
     if "runs/first/config.json" in flags:  # what a run has left
         Path("runs/first").mkdir(parents=True)
         Path("runs/first/config.json").write_text(to_json(load_config("digits")))
