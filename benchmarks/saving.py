@@ -67,7 +67,6 @@ def main():
         checkpoints = Checkpoints(Path(made), Checkpoint(), print)
         checkpoints.save(state, 1, {})
         checkpoints.wait()
-        size = sum(file.stat().st_size for file in Path(made).rglob("*") if file.is_file())
         rows = []
         for number in range(arguments.pairs):
             saved = (checkpoints, 2 + number)
@@ -77,6 +76,8 @@ def main():
             row = {"step_seconds_without": without, "step_seconds_with_a_save": beside, "blocked_seconds": blocked}
             rows.append(row | {"save_costs_seconds": cost, "slower": cost / 60})
             print(rows[-1], flush=True)
+        newest = max((path for path in Path(made).iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+        size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())  # the first velocity is all zeros
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     record = {
         "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),

@@ -102,7 +102,7 @@ def test_sigterm_sigkill_and_a_second_signal_lose_nothing(tmp_path, uninterrupte
 @pytest.mark.slow
 def test_the_slurm_script_of_the_docs_saves_and_requeues(tmp_path):
     """Its own lines, with srun and scontrol that do what Slurm's do for one task, and Slurm's signal to the task alone."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/resuming.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
     (tmp_path / "job.sh").write_text(script.replace("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"))
     for name, text in (
         ("srun", f'echo $$ > {tmp_path / "task"}; exec "$@"'),
