@@ -172,7 +172,8 @@ def speed() -> str:
         ratios = ours["to_pytorchs_best"], kept, turns.ratio(ours, one["rows"]["jaxdp-linen"])
         cells = f"{size}x{size}", stem, batch, f"{ours['images_per_second']:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
         lines.append(f"| {' | '.join(cells)} |")
-    made = f"float32; ratios of speeds in rounds compared in pairs, the better of PyTorch's modes; on {made_on(record)}. No GPU was at hand."
+    made = "float32; ratios of speeds in rounds compared in pairs, the better of PyTorch's modes; on "
+    made += f"{made_on(record)}. No GPU was at hand."
     return "\n".join([*lines, "", made])
 
 
