@@ -20,6 +20,11 @@ from jaxdp.doctor.finding import Findings, guarded, output_of, still_running, su
 ROOT = Path(__file__).parent.parent
 
 
+def slow(*values):
+    """Values of a test that starts commands, and which the quick tests have other values for."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def looked(check, *arguments, **named):
     findings = Findings("a")
     check(findings, *arguments, **named)
@@ -127,9 +132,9 @@ def test_versions_outside_what_is_declared_are_wrong(monkeypatch):
     ("module", "text", "found"),
     [
         ("optax", "raise RuntimeError('no such\\nsymbol')", "optax cannot be imported: RuntimeError: no such"),
-        ("numpy", "raise ImportError('libopenblas is gone')", "numpy cannot be imported: ImportError: libopenblas is gone"),
-        ("absl", "raise RuntimeError('half')", "absl-py cannot be imported: RuntimeError: half"),
-        ("optax", "import no_such_thing", "optax cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"),
+        slow("numpy", "raise ImportError('libopenblas is gone')", "numpy cannot be imported: ImportError: libopenblas is gone"),
+        slow("absl", "raise RuntimeError('half')", "absl-py cannot be imported: RuntimeError: half"),
+        slow("optax", "import no_such_thing", "optax cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"),
     ],
 )
 def test_an_installed_package_that_cannot_be_imported_is_named_and_nothing_else(tmp_path, module, text, found):
@@ -164,7 +169,9 @@ metadata.version = found
 """
 
 
-@pytest.mark.parametrize("missing", [("pydantic",), ("numpy",), ("packaging", "tyro"), ("jax", "jaxlib"), ("rich",)])
+@pytest.mark.parametrize(
+    "missing", [("pydantic",), slow(("numpy",)), slow(("packaging", "tyro")), slow(("jax", "jaxlib")), slow(("rich",))]
+)
 def test_it_runs_and_names_what_is_not_installed(tmp_path, missing):
     (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(missing=missing))
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}

@@ -155,6 +155,7 @@ def test_exposed_communication_is_measured_for_this_very_run(undrawn, tmp_path):
     assert read(run).seconds()["exposed"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_step_of_every_phase_is_timed_with_reductions_and_without(undrawn, tiny, tmp_path):
     config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(16, until_epoch=1.0), Phase(32)))
     run, said = tmp_path / "run", []

@@ -62,8 +62,10 @@ def test_the_strategy_of_the_recipe_is_among_the_proofs(monkeypatch):
     assert {name: one.passed for name, one in found.items()} == {"gradient: mine on 1x2": True, "same bits: mine on 1x2": True}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", ["the step with", "a run that is stopped"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "at"), [(signal.SIGINT, "the step with"), (signal.SIGINT, "a run that is"), (signal.SIGTERM, "a run that is")]
+)
 def test_interrupted_proofs_end_with_one_line_and_nothing_written(tmp_path, number, at):
     output, temporary = tmp_path / "proofs.json", tmp_path / "temporary"
     temporary.mkdir()
