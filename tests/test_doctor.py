@@ -134,7 +134,6 @@ def test_versions_outside_what_is_declared_are_wrong(monkeypatch):
         ("optax", "raise RuntimeError('no such\\nsymbol')", "optax cannot be imported: RuntimeError: no such"),
         slow("numpy", "raise ImportError('libopenblas is gone')", "numpy cannot be imported: ImportError: libopenblas is gone"),
         slow("absl", "raise RuntimeError('half')", "absl-py cannot be imported: RuntimeError: half"),
-        slow("optax", "import no_such_thing", "optax cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'"),
     ],
 )
 def test_an_installed_package_that_cannot_be_imported_is_named_and_nothing_else(tmp_path, module, text, found):
@@ -169,9 +168,7 @@ metadata.version = found
 """
 
 
-@pytest.mark.parametrize(
-    "missing", [("pydantic",), slow(("numpy",)), slow(("packaging", "tyro")), slow(("jax", "jaxlib")), slow(("rich",))]
-)
+@pytest.mark.parametrize("missing", [("pydantic",), slow(("numpy",)), slow(("packaging", "tyro")), slow(("jax", "jaxlib"))])
 def test_it_runs_and_names_what_is_not_installed(tmp_path, missing):
     (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(missing=missing))
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "JAX_PLATFORMS": "cpu"}

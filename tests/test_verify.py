@@ -63,9 +63,7 @@ def test_the_strategy_of_the_recipe_is_among_the_proofs(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "at"), [(signal.SIGINT, "the step with"), (signal.SIGINT, "a run that is"), (signal.SIGTERM, "a run that is")]
-)
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, "the step with"), (signal.SIGTERM, "a run that is")])
 def test_interrupted_proofs_end_with_one_line_and_nothing_written(tmp_path, number, at):
     output, temporary = tmp_path / "proofs.json", tmp_path / "temporary"
     temporary.mkdir()
