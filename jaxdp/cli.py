@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from jaxdp import commands
-from jaxdp.doctor import bare
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, OneLine, first_line, not_imported
 from jaxdp.flags import nearest, rows
 
@@ -63,6 +62,8 @@ def _run(command: str, arguments: list[str], program: str) -> None:
     except Exception as error:
         if command != "doctor" or not_imported(error) is None:
             raise
+        from jaxdp.doctor import bare
+
         bare.show("--json" in arguments)
         sys.exit(EXIT_FAILURE)
 

@@ -116,16 +116,14 @@ def profiled(step, count: int) -> dict[str, float]:
 
 
 def traced(folder: Path) -> dict[str, float]:
-    """Seconds by name of instruction in the newest trace of JAX's profiler in a folder, {} where there is none.
+    """Seconds by name of instruction in the newest trace of JAX's profiler in a folder, which is to have one.
 
     On a GPU the streams of the first device are read, on a CPU all threads: where several work at a time, their seconds add up.
     """
     import jax
 
-    traces = sorted(folder.rglob("*.xplane.pb"))
-    if not traces:
-        return {}
-    profile, seconds = jax.profiler.ProfileData.from_file(str(traces[-1])), defaultdict(float)
+    newest = max(folder.rglob("*.xplane.pb"))
+    profile, seconds = jax.profiler.ProfileData.from_file(str(newest)), defaultdict(float)
     devices = sorted(plane.name for plane in profile.planes if plane.name.startswith("/device:GPU"))
     for plane in profile.planes:
         if devices and plane.name != devices[0]:

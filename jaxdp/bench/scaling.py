@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from jaxdp.bench.provenance import VIRTUAL, provenance
-from jaxdp.bench.stepper import Stepper, check_strategy, described, stepper
+from jaxdp.bench.stepper import Stepper, check_strategy, described, with_and_without
 from jaxdp.config import Config, ConfigError
-from jaxdp.parallel import allreduce, measure
+from jaxdp.parallel import measure
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
 MODES = ("strong", "weak")
@@ -45,10 +45,7 @@ def _waiting(stepper: Stepper, repeats: int) -> list[float]:
 
 def _measured(config: Config, mesh, global_batch: int, repeats: int) -> dict:
     began = time.perf_counter()
-    steppers = {
-        "with": stepper(config, mesh, global_batch, config.reduce.strategy),
-        "without": stepper(config, mesh, global_batch, allreduce.local),
-    }
+    steppers = with_and_without(config, mesh, global_batch, config.reduce.strategy)
     compile_seconds = time.perf_counter() - began
     seconds = measure.alternated(steppers, repeats)
     whole = statistics.median(seconds["with"])

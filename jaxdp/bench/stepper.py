@@ -48,6 +48,12 @@ def described(config: Config) -> str:
     return f"{config.model.title}, width {config.model.width}, {size}x{size}, {config.model.dtype}"
 
 
+def with_and_without(config: Config, mesh, global_batch: int, strategy) -> dict[str, Stepper]:
+    """The step with its reductions, and the same one that sends nothing, to be timed in turns."""
+    ways = {"with": strategy, "without": allreduce.local}
+    return {name: stepper(config, mesh, global_batch, way) for name, way in ways.items()}
+
+
 def stepper(config: Config, mesh, global_batch: int, strategy) -> Stepper:
     """A step of the config that combines gradients by `strategy`; with `allreduce.local` it sends nothing at all."""
     per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size

@@ -1,6 +1,5 @@
 """Exposed communication of a finished run, measured apart: its step with the reductions, beside the same step without them."""
 
-import dataclasses
 import json
 import statistics
 from dataclasses import replace
@@ -30,10 +29,17 @@ def measure(run: History, repeats: int = REPEATS, say=lambda text: None) -> Path
             f"{refused}; the run is of {run.told['processes']} processes; leave --communication out, and start "
             "jaxdp bench scaling in as many"
         )
+    from jaxdp import models
     from jaxdp.bench.provenance import provenance
+    from jaxdp.training.console import Quiet
+    from jaxdp.training.strategy import chosen_strategies
 
     plan, devices = _planned(run, refused)
-    rows = [_phase(run, plan, phase, devices, repeats, say) for phase in plan.phases]
+    strategies = chosen_strategies(plan, models.create(run.config.model), run.path, Quiet())
+    rows = []
+    for phase in plan.phases:
+        strategy = strategies.get(phase.shape, run.config.reduce.strategy)
+        rows.append(_phase(run, phase, devices, strategy, repeats, say))
     told = {"provenance": provenance(), "repeats": repeats, "config": json.loads(to_json(run.config)), "phases": rows}
     path = run.path / COMMUNICATION
     write_atomically(path, json.dumps(told, indent=1) + "\n")
@@ -55,23 +61,15 @@ def _planned(run: History, refused: str):
     return plan, devices
 
 
-def _phase(run: History, plan, phase, devices, repeats: int, say) -> dict:
-    from jaxdp import models
-    from jaxdp.bench.stepper import stepper
-    from jaxdp.parallel import allreduce, measure
-    from jaxdp.training.console import Quiet
+def _phase(run: History, phase, devices, strategy: str, repeats: int, say) -> dict:
+    from jaxdp.bench.stepper import with_and_without
+    from jaxdp.parallel import measure
     from jaxdp.training.programs import mesh_of
-    from jaxdp.training.strategy import chosen_strategies
 
-    mesh, own = mesh_of(phase, devices), _config_of(run.config, phase)
-    strategies = chosen_strategies(plan, models.create(run.config.model), run.path, Quiet())
-    strategy = strategies.get(phase.shape, run.config.reduce.strategy)
     row = {"phase": phase.index, "steps": phase.steps, "global_batch": phase.global_batch, "mesh": list(phase.shape)}
     row |= {"strategy": strategy}
     say(f"{run.label}, phase {phase.index}: the step on {phase.vertical}x{phase.horizontal} with and without reductions ...")
-    calls = {
-        name: stepper(own, mesh, phase.global_batch, how) for name, how in (("with", strategy), ("without", allreduce.local))
-    }
+    calls = with_and_without(_config_of(run.config, phase), mesh_of(phase, devices), phase.global_batch, strategy)
     seconds = {name: statistics.median(took) for name, took in measure.alternated(calls, repeats).items()}
     return row | {"step_seconds": seconds["with"], "without_reduction_seconds": seconds["without"]}
 
@@ -79,4 +77,4 @@ def _phase(run: History, plan, phase, devices, repeats: int, say) -> dict:
 def _config_of(config: Config, phase) -> Config:
     """The config with this phase alone, divided among workers as planned."""
     only = replace(config.batch[phase.index], global_batch=phase.global_batch, per_worker_batch=phase.per_worker_batch)
-    return dataclasses.replace(config, batch=(only,))
+    return replace(config, batch=(only,))

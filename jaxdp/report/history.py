@@ -98,8 +98,9 @@ def read(workdir, label: str | None = None) -> History:
     config, records = read_run(path)
     if (path / "result.json").exists():
         text = (path / "result.json").read_text(errors="replace")
-        told = dataclasses.asdict(read_result(path, text)) | {"workdir": str(path)}
-        told |= {name: None for name in ("compilation_seconds",) if name not in json.loads(text)}  # of an earlier release
+        told = dataclasses.asdict(read_result(path, text))
+        if "compilation_seconds" not in json.loads(text):  # of an earlier release
+            told["compilation_seconds"] = None
         return History(path, label or config.name, config, records, "finished", told, "the end")
     from jaxdp.training import seal
     from jaxdp.training.workdir import CHECKPOINTS, in_use

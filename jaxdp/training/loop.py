@@ -114,8 +114,9 @@ class Run:
             about = About(self.config, table, self.datasets.classes)
             patient = self.team.processes == 1
             writers = writers_for(self.workdir, self.config.logging.tensorboard, self.progress.samples, patient, say, about)
+            writers += self.own_writers
             self.profile = profile_of(self.config, self.workdir, self.progress.steps, say)
-        self.log.begin([*writers, *(self.own_writers if writers else ())], self.progress.wall_seconds)
+        self.log.begin(writers, self.progress.wall_seconds)
 
     def _begin(self) -> None:
         """The state before the next step: of the newest sound checkpoint, of the one to go on from, or from the seed."""

@@ -83,7 +83,7 @@ class Profile:
             f"steps {self.first} to {self.last} are traced in {self.folder}; open {where}the directory in TensorBoard with its "
             f"profile plugin (pip install tensorboard-plugin-profile, tensorboard --logdir {self.folder})"
         )
-        if shares := shares_of(self.program.as_text(), kernels.traced(self.folder)):
+        if traces and (shares := shares_of(self.program.as_text(), kernels.traced(self.folder))):
             told = ", ".join(f"{part} {100 * share:.1f} %" for part, share in shares.items())
             self.say(f"of the devices' time in these steps: {told}")
         self.first, self.steps, self.program = None, range(0), None
