@@ -11,6 +11,7 @@ from jaxdp import train
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.bench import scaling
 from jaxdp.bench import step as bench_step
+from jaxdp.bench import stepper as stepping
 from jaxdp.config import Config, ConfigError, Data, Mesh, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, measure
 from jaxdp.parallel.cost_model import allreduce_seconds
@@ -108,14 +109,14 @@ def test_scaling_measures_both_kinds_and_their_ratios(tiny, tmp_path):
 def test_the_step_without_its_reductions_sends_nothing(tiny, norm):
     config = with_batch(tiny, 8, model=dataclasses.replace(tiny.model, norm=norm))
     mesh = make_mesh(2, 2)
-    without = scaling.stepper(config, mesh, 8, allreduce.local).step.as_text()
+    without = stepping.stepper(config, mesh, 8, allreduce.local).step.as_text()
     assert read_schedule(without, 4).collectives == []
-    assert read_schedule(scaling.stepper(config, mesh, 8, "torus").step.as_text(), 4).collectives
+    assert read_schedule(stepping.stepper(config, mesh, 8, "torus").step.as_text(), 4).collectives
 
 
 def test_both_steps_are_those_that_are_timed(tiny, monkeypatch):
     made = []
-    monkeypatch.setattr(scaling, "stepper", lambda config, mesh, batch, strategy: made.append(strategy))
+    monkeypatch.setattr(stepping, "stepper", lambda config, mesh, batch, strategy: made.append(strategy))
     monkeypatch.setattr(measure, "alternated", lambda calls, repeats: {name: [1.0] for name in calls})
     monkeypatch.setattr(scaling, "_waiting", lambda stepper, repeats: [0.0])
     scaling._measured(with_batch(tiny, 8), make_mesh(2, 2), 8, 1)
