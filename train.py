@@ -2,7 +2,7 @@
 
 import sys
 
-from jaxdp.cli import run
+from jaxdp.cli.main import run
 
 if __name__ == "__main__":
     run("train", sys.argv[1:], "train.py")

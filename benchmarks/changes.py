@@ -1,9 +1,9 @@
-"""The step of a recipe with one change each, taking turns with the step as the recipe has it.
+"""The step of a recipe, with one option changed at a time, timed alternately with the unchanged step.
 
     python benchmarks/changes.py [--config digits] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
 
 A change is one or more flags of `jaxdp train`. Writes benchmarks/results/changes_CONFIG.json, or --output, and prints a table.
-On several GPUs, what overlapping saves: `--config imagenet_goyal_8k --batch N -- --reduce.no-overlap`.
+To measure the effect of overlap on several GPUs: `--config imagenet_goyal_8k --batch N -- --reduce.no-overlap`.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import turns
 
-AS_IT_IS = "as it is"
+UNCHANGED = "unchanged"
 CHANGES = (
     "--reduce.bucket-bytes None",
     "--reduce.no-overlap",
@@ -28,17 +28,17 @@ CHANGES = (
 def step_of(recipe: str, flags: list[str], batch: int):
     """(step(count), what was used): the recipe's step on the devices at hand."""
     import jaxdp
-    from jaxdp.parallel import distributed
+    from jaxdp.distributed import runtime
 
     config = jaxdp.load_config(recipe, flags)
-    devices = distributed.start(config.mesh)
+    devices = runtime.start(config.mesh)
     import jax
 
-    from jaxdp.bench.stepper import stepper
+    from jaxdp.bench.step_runner import build_step
     from jaxdp.parallel.mesh import choose_shape, make_mesh
 
     mesh = make_mesh(*choose_shape(config.mesh, len(devices)), devices)
-    one = stepper(config, mesh, batch, config.reduce.strategy)
+    one = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
 
     def step(count):
         for _ in range(count):
@@ -52,9 +52,9 @@ def table(record: dict) -> str:
     rows, batch = record["rows"], record["batch"]
     lines = ["| change | step | slowest to fastest round | images/s | speed |", "|---" * 5 + "|"]
     for name, row in rows.items():
-        flags = name if name == AS_IT_IS else f"`{name}`"
+        flags = name if name == UNCHANGED else f"`{name}`"
         spread = f"{1e3 * row['slowest']:.0f} to {1e3 * row['fastest']:.0f} ms"
-        speed = f"{turns.ratio(row, rows[AS_IT_IS]):.2f}"
+        speed = f"{turns.ratio(row, rows[UNCHANGED]):.2f}"
         lines.append(
             f"| {flags} | {1e3 * row['step_seconds']:.0f} ms | {spread} | {batch / row['step_seconds']:.0f} | {speed} |"
         )
@@ -65,27 +65,27 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", default=CHANGES)
     parser.add_argument("--config", default="digits")
-    parser.add_argument("--batch", type=int, default=128, help="images of a step, on all devices")
+    parser.add_argument("--batch", type=int, default=128, help="global batch")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a contender's round")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per round of a contender")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--work", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work is not None:
-        turns.serve(partial(step_of, given.config, given.work.split(), given.batch))
+    args = parser.parse_args()
+    if args.work is not None:
+        turns.serve(partial(step_of, args.config, args.work.split(), args.batch))
         return
-    line = [__file__, "--config", given.config, "--batch", str(given.batch)]
-    makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in given.changes}
-    makers = {AS_IT_IS: partial(turns.Contender, AS_IT_IS, [*line, "--work="])} | makers
-    rows, failed = turns.taken(makers, given.batch, given.rounds, given.seconds)
-    if AS_IT_IS not in rows:
-        raise SystemExit(f"nothing to compare with: {failed[AS_IT_IS]}")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # from here on this process only asks where it is
-    from jaxdp.bench.provenance import provenance
+    line = [__file__, "--config", args.config, "--batch", str(args.batch)]
+    makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in args.changes}
+    makers = {UNCHANGED: partial(turns.Contender, UNCHANGED, [*line, "--work="])} | makers
+    rows, failed = turns.time_alternately(makers, args.batch, args.rounds, args.seconds)
+    if UNCHANGED not in rows:
+        raise SystemExit(f"nothing to compare with: {failed[UNCHANGED]}")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads the versions
+    from jaxdp.bench.environment import provenance
 
-    told = {"config": given.config, "batch": given.batch, "rounds": given.rounds, "rows": rows, "failed": failed}
-    record = {"provenance": provenance(), **told}
-    out = given.output or turns.ROOT / f"benchmarks/results/changes_{Path(given.config).stem}.json"
+    record = {"provenance": provenance(), "config": args.config, "batch": args.batch, "rounds": args.rounds}
+    record |= {"rows": rows, "failed": failed}
+    out = args.output or turns.ROOT / f"benchmarks/results/changes_{Path(args.config).stem}.json"
     out.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
 

@@ -1,11 +1,11 @@
-"""Runs that are killed again and again, and what is left of the difference: nothing.
+"""Kills training runs at random points and compares their results with those of an uninterrupted run.
 
     python benchmarks/chaos.py [--runs 50] [--seed 0]
 
-Every run is the same small training, killed (SIGKILL) or asked to stop (SIGTERM) one to five times, each time in a stage drawn
-at random (starting, compiling, stepping, evaluating, saving) and a random moment later, and continued by the same command to
-its end. The digests of its last parameters, its log without timing and its accuracy are compared with those of a run left
-alone. Writes benchmarks/results/chaos.json and prints the table of kill points.
+Every run is the same small training. It is killed (SIGKILL) or asked to stop (SIGTERM) one to five times, each time a random
+time after a random stage (starting, compiling, stepping, evaluating, saving) begins, and resumed by the same command until it
+finishes. Its last parameters, its log without times and its accuracy must equal those of an uninterrupted run. Writes
+benchmarks/results/chaos.json and prints the table of kill points.
 """
 
 import argparse
@@ -20,10 +20,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
+from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.training import seal
-from jaxdp.training.metrics import TIMING, read_log
+from jaxdp.loggers.writers import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
 TRAINING = [
@@ -53,7 +53,7 @@ def start(workdir: Path) -> subprocess.Popen:
 
 
 def last_record(log: Path) -> dict | None:
-    """The last whole line of a log that another process writes."""
+    """The last complete line of a log that another process writes."""
     if not log.exists():
         return None
     with open(log, "rb") as file:
@@ -64,8 +64,8 @@ def last_record(log: Path) -> dict | None:
 
 
 def stage(workdir: Path) -> str:
-    """Where a run is, as far as its files tell."""
-    if "compiling ..." in (said := workdir.with_suffix(".out").read_text()) or "going on from" in said:
+    """The stage of a run, judged by its files."""
+    if "compiling ..." in (output := workdir.with_suffix(".out").read_text()) or "resuming from" in output:
         last = last_record(workdir / "metrics.jsonl")
         if any((workdir / "checkpoints").glob("saving-*")):
             return "saving"
@@ -77,43 +77,48 @@ def stage(workdir: Path) -> str:
     return "starting"
 
 
-def interrupted(workdir: Path, draw: random.Random) -> dict:
-    """One session, killed in a stage drawn at random; what was done to it. A session that ends before is left its end."""
-    wanted, number, delay = draw.choice(STAGES), draw.choice(SIGNALS), draw.random() ** 2 * 0.5
+def interrupt_session(workdir: Path, draw: random.Random) -> dict:
+    """Start a session and kill it in a random stage; returns the stage, the signal and the exit code.
+
+    The session may finish before.
+    """
+    chosen, number, delay = draw.choice(STAGES), draw.choice(SIGNALS), draw.random() ** 2 * 0.5
     process = start(workdir)
-    while process.poll() is None and stage(workdir) != wanted:
+    while process.poll() is None and stage(workdir) != chosen:
         time.sleep(0.002)
     time.sleep(delay)
-    found = stage(workdir)
+    killed_in = stage(workdir)
     process.send_signal(number)
     code = process.wait()
     allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (EXIT_STOPPED, 0, -signal.SIGTERM)}[number]
-    assert code in allowed, (code, wanted, found, workdir.with_suffix(".out").read_text())
-    return {"stage": found, "signal": number.name, "exit": code}
+    assert code in allowed, (code, chosen, killed_in, workdir.with_suffix(".out").read_text())
+    return {"stage": killed_in, "signal": number.name, "exit": code}
 
 
-def to_the_end(workdir: Path) -> dict:
-    """The last session of a run; everything that it leaves and that does not depend on time."""
+def train_to_the_end(workdir: Path) -> dict:
+    """Run the last session; returns what the run leaves that does not depend on time."""
     process = start(workdir)
     assert process.wait() == 0, workdir.with_suffix(".out").read_text()
     result = json.loads((workdir / "result.json").read_text())
     log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
-    last = seal.newest_good(workdir / "checkpoints")
+    last = latest_valid(workdir / "checkpoints")
     return {"arrays": last.arrays, "log": log, "accuracy": result["accuracy"], "loss": result["loss"], "steps": result["steps"]}
 
 
-def run(folder: Path, number: int, seed: int, kills: int | None = None) -> tuple[list[dict], dict]:
-    """(what was done to a run, what it left)."""
+def interrupted_run(folder: Path, number: int, *, seed: int, kills: int | None = None) -> tuple[list[dict], dict]:
+    """(the interruptions of a run, its outcome)."""
     draw = random.Random(f"{seed} {number}")
     workdir = folder / f"run-{number}"
-    done = [interrupted(workdir, draw) for _ in range(kills or draw.randint(1, 5))]
-    return done, to_the_end(workdir)
+    interruptions = [interrupt_session(workdir, draw) for _ in range(kills or draw.randint(1, 5))]
+    return interruptions, train_to_the_end(workdir)
 
 
 def table(record: dict) -> str:
-    """Kill points by stage and signal, and how many runs ended like the one left alone."""
+    """Kill points by stage and signal, and how many runs equal the uninterrupted one."""
     lines = ["| killed while | SIGKILL | SIGTERM |", "|---|---|---|"]
-    points = Counter((one["stage"], one["signal"]) for done in record["interruptions"] for one in done if one["exit"] != 0)
+    points = Counter(
+        (kill["stage"], kill["signal"]) for kills in record["interruptions"] for kill in kills if kill["exit"] != 0
+    )
     for name in STAGES:
         lines.append(f"| {name} | {points[name, 'SIGKILL']} | {points[name, 'SIGTERM']} |")
     total = sum(points.values())
@@ -121,7 +126,7 @@ def table(record: dict) -> str:
         [
             *lines,
             "",
-            f"{total} interruptions of {record['runs']} runs; {record['equal']} ended bit by bit like the one left alone.",
+            f"{total} interruptions of {record['runs']} runs; {record['equal']} runs equal the uninterrupted one bit by bit.",
         ]
     )
 
@@ -134,22 +139,22 @@ def main():
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
-        alone = to_the_end(folder / "alone")
+        uninterrupted = train_to_the_end(folder / "uninterrupted")
         interruptions, different = [], []
         for number in range(arguments.runs):
-            done, left = run(folder, number, arguments.seed)
-            interruptions.append(done)
-            if left != alone:
+            kills, outcome = interrupted_run(folder, number, seed=arguments.seed)
+            interruptions.append(kills)
+            if outcome != uninterrupted:
                 different.append(number)
-            points = ", ".join(f"{one['signal']} {one['stage']}" for one in done)
-            print(f"run {number}: {points}: {'DIFFERS' if left != alone else 'equal'}", flush=True)
+            points = ", ".join(f"{kill['signal']} {kill['stage']}" for kill in kills)
+            print(f"run {number}: {points}: {'DIFFERS' if outcome != uninterrupted else 'equal'}", flush=True)
     record = {
         "provenance": provenance(("jax", "orbax-checkpoint", "numpy")),
         "seed": arguments.seed,
         "runs": arguments.runs,
         "equal": arguments.runs - len(different),
         "different": different,
-        "steps": alone["steps"],
+        "steps": uninterrupted["steps"],
         "interruptions": interruptions,
     }
     (ROOT / "benchmarks/results/chaos.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What XLA makes of each strategy on GPUs that are not there: ResNet-50 in bfloat16, compiled for H200s.
+"""XLA's compiled step for each strategy: ResNet-50 in bfloat16, compiled for H200 GPUs.
 
     python benchmarks/compiled.py      (needs the extra cuda13, no GPU)
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
 
 ROOT = Path(__file__).parent.parent
 TODAY = ["--model.dtype", "bfloat16", "--loss-scale.name", "none", "--reduce.wire-dtype", "bfloat16"]

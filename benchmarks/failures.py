@@ -1,9 +1,9 @@
-"""One process of a run fails; how long until all others have ended, with which code, and whether they name it.
+"""Measures how long the other processes of a run take to exit after one has failed, and whether they name it.
 
     python benchmarks/failures.py [--times 3] [--processes 2]
 
-Each failure comes in each phase in which it can: killed (SIGKILL), stopped (SIGSTOP), raising (its data set does), a full disk
-(under the working directory: as root), and one that never comes. The victim is drawn at random, rank 0 among them. Writes
+Failures: killed (SIGKILL), stopped (SIGSTOP), raising (in its data set), a full disk (mounted at the working directory, needs
+root), and missing (never started). Each is tried in every stage where it is possible, on a random rank. Writes
 benchmarks/results/failures.json and prints a table.
 """
 
@@ -33,7 +33,7 @@ GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-ep
 
 
 class Raising:
-    """Synthetic images that come to a bad end."""
+    """Synthetic images; reading one raises after `ends_at` images."""
 
     def __init__(self, examples: int, ends_at: float):
         self.examples, self.ends_at, self.read = examples, ends_at, 0
@@ -49,7 +49,7 @@ class Raising:
 
 
 def raising_process(workdir: str, ends_at: float) -> None:
-    """A process of a run whose data set raises after so many images."""
+    """Train as one process of a run whose data set raises after so many images."""
     import tyro
 
     import jaxdp
@@ -57,7 +57,7 @@ def raising_process(workdir: str, ends_at: float) -> None:
     from jaxdp.recipes import load_config
 
     config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
-    config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be read all at once
+    config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be decoded at the start
     jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
 
 
@@ -67,7 +67,7 @@ def environment(rank: int, processes: int, port: int) -> dict:
 
 
 def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subprocess.Popen | None]:
-    """The processes of a run; None for one that is missing."""
+    """Start the processes of a run; None in place of a missing one."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -80,15 +80,14 @@ def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subproc
         if kind == "raising":
             ends_at = 600 if rank == victim else float("inf")
             command = [sys.executable, "-u", __file__, "--raising", str(workdir), str(ends_at)]
-        out = said_by(workdir, rank)
-        with open(out, "w") as to:
-            places = environment(rank, processes, port)
-            running.append(subprocess.Popen(command, cwd=ROOT, env=places, stdout=to, stderr=subprocess.STDOUT))
+        with open(output_file(workdir, rank), "w") as output:
+            variables = environment(rank, processes, port)
+            running.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT))
     return running
 
 
-def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Random) -> dict:
-    """One failure: what was done, and what the others did."""
+def trial(kind: str, chosen: str, *, processes: int, folder: Path, draw: random.Random) -> dict:
+    """Cause one failure in the chosen stage; returns what happened to the other processes."""
     victim = draw.randrange(1 if kind == "missing" else 0, processes)
     workdir = folder / "run"
     if kind == "full disk":
@@ -98,11 +97,11 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
     try:
         running = start(kind, victim, processes, workdir)
         began = time.monotonic()
-        while kind not in ("missing", "raising") and not (stage(workdir) == wanted and _far_enough(workdir, wanted)):
-            assert time.monotonic() - began < 300, "the run did not come so far"
+        while kind not in ("missing", "raising") and not (stage(workdir) == chosen and _has_begun(workdir, chosen)):
+            assert time.monotonic() - began < 300, "the run did not reach this stage"
             time.sleep(0.002)
-        time.sleep(draw.random() * (1.0 if wanted in ("starting", "compiling") else 0.02))
-        found = stage(workdir)
+        time.sleep(draw.random() * (1.0 if chosen in ("starting", "compiling") else 0.02))
+        failed_in = stage(workdir)
         if kind == "killed":
             running[victim].send_signal(signal.SIGKILL)
         elif kind == "stopped":
@@ -110,23 +109,23 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
         elif kind == "full disk":
             _fill(workdir)
         elif kind == "raising":
-            while "as planned" not in _said(workdir, victim):
-                assert time.monotonic() - began < 300, _said(workdir, victim)
+            while "as planned" not in _output(workdir, victim):
+                assert time.monotonic() - began < 300, _output(workdir, victim)
                 time.sleep(0.01)
-            found = "stepping"
+            failed_in = "stepping"
         failed = time.monotonic()
         others = [rank for rank in range(processes) if rank != victim]
         for rank in others:
-            with_limit = max(1.0, failed + 2 * LIMIT_SECONDS - time.monotonic())
+            timeout = max(1.0, failed + 2 * LIMIT_SECONDS - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running[rank].wait(with_limit)
+                running[rank].wait(timeout)
         seconds = time.monotonic() - failed
         codes = [running[rank].poll() for rank in others]
-        last = [[line for line in _said(workdir, rank).splitlines() if line.startswith("jaxdp:")][-1:] for rank in others]
-        sign = str(victim) if wanted == "starting" else f"rank {victim} "  # the missing are listed by their numbers
-        if kind == "full disk":  # on which all of them write
-            sign = "No space left on device"
-        named = [bool(lines) and sign in lines[0] for lines in last]
+        last = [[line for line in _output(workdir, rank).splitlines() if line.startswith("jaxdp:")][-1:] for rank in others]
+        text = str(victim) if chosen == "starting" else f"rank {victim} "  # missing ranks are listed by their numbers
+        if kind == "full disk":  # fails on all ranks
+            text = "No space left on device"
+        named = [bool(lines) and text in lines[0] for lines in last]
         for process in running:
             if process is not None:
                 process.kill()
@@ -137,7 +136,7 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
     ended = None not in codes and 0 not in codes
     return {
         "failure": kind,
-        "stage": found,
+        "stage": failed_in,
         "victim": victim,
         "seconds": round(seconds, 2),
         "codes": codes,
@@ -147,9 +146,10 @@ def one(kind: str, wanted: str, processes: int, folder: Path, draw: random.Rando
     }
 
 
-def _far_enough(workdir: Path, wanted: str) -> bool:
+def _has_begun(workdir: Path, chosen: str) -> bool:
+    """Whether a run has logged some steps, where the chosen stage comes after them."""
     log = workdir / "metrics.jsonl"
-    return wanted in ("starting", "compiling") or (log.exists() and log.read_bytes().count(b"\n") > 3)
+    return chosen in ("starting", "compiling") or (log.exists() and log.read_bytes().count(b"\n") > 3)
 
 
 def _fill(disk: Path) -> None:
@@ -158,16 +158,16 @@ def _fill(disk: Path) -> None:
             file.write(b"0" * 512)
 
 
-def said_by(workdir: Path, rank: int) -> Path:
+def output_file(workdir: Path, rank: int) -> Path:
     return workdir.with_suffix(".out" if rank == 0 else f".{rank}.out")
 
 
-def _said(workdir: Path, rank: int) -> str:
-    return said_by(workdir, rank).read_text()
+def _output(workdir: Path, rank: int) -> str:
+    return output_file(workdir, rank).read_text()
 
 
 def table(record: dict) -> str:
-    """By failure and stage: seconds to the last exit of the others, and in how many of the times all was right."""
+    """By failure and stage: seconds until the last process exits, and in how many trials all processes name the failure."""
     lines = ["| failure | while | seconds to the last exit | most | ended and named |", "|---|---|---|---|---|"]
     cases = {}
     for row in record["rows"]:
@@ -181,14 +181,14 @@ def table(record: dict) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--times", type=int, default=3, help="of each case")
+    parser.add_argument("--times", type=int, default=3, help="trials of each case")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--only", nargs="+", help="the failures to try; what was measured of the others stays")
+    parser.add_argument("--only", nargs="+", help="failures to try; recorded results of others are kept")
     parser.add_argument("--raising", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.raising:
         return raising_process(arguments.raising[0], float(arguments.raising[1]))
-    from jaxdp.bench.provenance import provenance
+    from jaxdp.bench.environment import provenance
 
     path = ROOT / "benchmarks/results/failures.json"
     kept = json.loads(path.read_text())["rows"] if arguments.only and path.exists() else []
@@ -196,12 +196,12 @@ def main():
     draw = random.Random(0)
     cache = tempfile.mkdtemp()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
-    for kind, wanted in CASES:
+    for kind, chosen in CASES:
         for _ in range(arguments.times):
             if arguments.only and kind not in arguments.only:
                 continue
             with tempfile.TemporaryDirectory() as made:
-                rows.append(one(kind, wanted, arguments.processes, Path(made), draw))
+                rows.append(trial(kind, chosen, processes=arguments.processes, folder=Path(made), draw=draw))
             print(json.dumps(rows[-1]), flush=True)
             record = {"provenance": provenance(("jax", "numpy")), "processes": arguments.processes, "rows": rows}
             path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,18 +1,18 @@
-"""What there is to measure on one GPU, in calls of under ten minutes each, in the order in which each tells what is next.
+"""Measurements on one GPU, in calls of less than ten minutes each, in the recommended order.
 
     python benchmarks/gpu.py position | pytorch | changes | batches | best | start | run   (with a GPU; extra peers)
 
-- position: our step, and where its time goes by kind of kernel against the measured ceilings
-- pytorch: PyTorch's modes, to know its best
-- changes: our step with one change each, taking turns with the step as it is: kept if over 1 % and outside the spread; the
-  price of `--compile.deterministic` is among them
-- batches: our step at other batch sizes
-- best: ours and the two modes of PyTorch that `pytorch` found best, at three batch sizes, taking turns
-- start: how long a command takes to its first step, without and with compiled programs in the cache
+- position: the step of jaxdp, and its time by kind of kernel against the measured limits
+- pytorch: PyTorch's modes
+- changes: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than 1 % and
+  more than the spread. Includes the cost of `--compile.deterministic`
+- batches: the step with other batch sizes
+- best: jaxdp and the two best modes of PyTorch (from `pytorch`), at three batch sizes, alternately
+- start: time to the first step, with and without cached programs
 - run: the default training run
 
-Each writes gpu_NAME.json (run: the run's own result) into benchmarks/results, or the directory --results, case by case, and
-prints a short table last. Programs that JAX compiles are kept for the next call (JAX_COMPILATION_CACHE_DIR).
+Each writes gpu_NAME.json (run: the result of the run) to benchmarks/results or --results, case by case, and prints a table.
+Compiled programs are stored for the next call (JAX_COMPILATION_CACHE_DIR).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from step_vs_pytorch import VARIANTS
 
-from jaxdp.parallel import compilation
+from jaxdp.xla import options
 
 ROOT = Path(__file__).parent.parent
 STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--model.dtype", "bfloat16"]
@@ -45,7 +45,7 @@ COMPARED = {
 def started(words) -> None:
     """One command of this checkout; its failure ends the call."""
     print(f"$ python {' '.join(words)}", file=sys.stderr, flush=True)
-    there = {"JAX_COMPILATION_CACHE_DIR": str(compilation.cache_directory("auto"))} | os.environ | {"PYTHONPATH": str(ROOT)}
+    there = {"JAX_COMPILATION_CACHE_DIR": str(options.cache_directory("auto"))} | os.environ | {"PYTHONPATH": str(ROOT)}
     if code := subprocess.run([sys.executable, *words], cwd=ROOT, env=there, check=False).returncode:
         sys.exit(code)
 
@@ -64,22 +64,22 @@ def main():
     parser.add_argument("call", choices=("position", *COMPARED, "start", "run"))
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, in place of the call's own")
-    given = parser.parse_args()
-    out = given.results.absolute() / f"gpu_{given.call}.json"
+    args = parser.parse_args()
+    out = args.results.absolute() / f"gpu_{args.call}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    if given.call in ("position", "start"):
-        more = ["--kernels", "--no-starts"] if given.call == "position" else ["--repeats", "1"]
+    if args.call in ("position", "start"):
+        more = ["--kernels", "--no-starts"] if args.call == "position" else ["--repeats", "1"]
         with tempfile.TemporaryDirectory() as folder:
             started([*STEP, *more, "--output", folder])
             shutil.copy(Path(folder) / "step.json", out)
-    elif given.call == "run":
+    elif args.call == "run":
         with tempfile.TemporaryDirectory() as folder:
             started(["train.py", "--workdir", folder])
             shutil.copy(Path(folder) / "result.json", out)
     else:
-        cases = ["--cases", *given.cases] if given.cases else []
-        only = ["--only", "jaxdp", *pytorchs_best(out.parent)] if given.call == "best" else []
-        started([*SIDE_BY_SIDE, *only, *COMPARED[given.call], *cases, "--output", str(out)])
+        cases = ["--cases", *args.cases] if args.cases else []
+        only = ["--only", "jaxdp", *pytorchs_best(out.parent)] if args.call == "best" else []
+        started([*SIDE_BY_SIDE, *only, *COMPARED[args.call], *cases, "--output", str(out)])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What a training step moves on a GPU that is not there, by stage and kind of kernel: ResNet-50 in bfloat16.
+"""Bytes moved by a training step on a GPU, by stage and kind of kernel: ResNet-50 in bfloat16, compiled without the GPU.
 
     python benchmarks/gpu_bytes.py [--batch 256] [--chip h200] [--cases own autodiff]     (needs the extra cuda13, no GPU)
 
-For every kernel of the compiled step the bytes of its operands and results, and the FLOP of the convolutions. No kernel is
-faster than its bytes at the memory's bandwidth, nor than its FLOP at the matrix units' rate: the sum of the larger ones is the
-floor, by the figures that the maker gives for the chip. Writes benchmarks/results/gpu_bytes.json and prints a table a case.
+For every kernel of the compiled step: the bytes of its operands and results, and the FLOP of convolutions. No kernel is faster
+than its bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the
+step, with the published figures of the GPU. Writes benchmarks/results/gpu_bytes.json and prints a table per case.
 """
 
 import argparse
@@ -17,11 +17,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jaxdp
-from jaxdp import aot
-from jaxdp.bench import kernels
-from jaxdp.bench.provenance import provenance
-from jaxdp.bench.step import published
-from jaxdp.parallel.chips import CHIPS
+from jaxdp.analysis import aot
+from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.bench.environment import provenance
+from jaxdp.bench.step import published_ceilings
+from jaxdp.xla import kernels
 
 ROOT = Path(__file__).parent.parent
 CASES = {"own": [], "autodiff": ["--model.gradients", "autodiff"]}
@@ -32,18 +32,18 @@ def measured(case: str, flags, batch: int, chip: str) -> dict:
     words = ["--model.dtype", "bfloat16", "--reduce.strategy", "psum", "--compile.cache", "off", *flags]
     words += ["--batch.0.global-batch", str(batch), "--batch.0.per-worker-batch", str(batch)]
     plan = jaxdp.plan(jaxdp.load_config("imagenet_goyal_256", words), devices=1)
-    compiled = aot.compile_for(plan, 0, chip, 1, 1)
-    limits = published(CHIPS[chip].name, "bfloat16", 1)
-    found, table = kernels.of_step(compiled.text, batch), defaultdict(float)
+    compiled = aot.compile_for(plan, 0, gpu=chip, hosts=1, gpus_per_host=1)
+    limits = published_ceilings(GPU_TARGETS[chip].name, "bfloat16", 1)
+    found, table = kernels.kernels_of_step(compiled.text, batch), defaultdict(float)
     for one in found:
         side = next((name for limit, name in sorted(SIDES.items()) if 0 < one.side <= limit + 3), "rest")
         table[side, one.kind] += one.bytes
-    rows = kernels.by_kind(found, None, limits)
+    rows = kernels.summarize_by_kind(found, None, limits)
     moved, flop, least = (sum(row[what] for row in rows) for what in ("bytes", "flop", "least_seconds"))
     return {
         "case": case,
         "flags": flags,
-        "chip": CHIPS[chip].name,
+        "gpu": GPU_TARGETS[chip].name,
         "batch": batch,
         "kernels": len(found),
         "megabytes_an_image": {f"{side} {kind}": part / batch / 1e6 for (side, kind), part in table.items()},
@@ -69,11 +69,11 @@ def shown(result: dict):
     )
     for name in ("map", *kernels.KINDS, "all"):
         table.add_column(name, justify="right")
-    told = result["megabytes_an_image"]
+    megabytes = result["megabytes_an_image"]
     for side in [*SIDES.values(), "rest"]:
-        values = [told.get(f"{side} {kind}", 0.0) for kind in kernels.KINDS]
+        values = [megabytes.get(f"{side} {kind}", 0.0) for kind in kernels.KINDS]
         table.add_row(side, *(f"{value:.1f}" if value else "" for value in values), f"{sum(values):.1f}")
-    sums = [sum(value for name, value in told.items() if name.endswith(f" {kind}")) for kind in kernels.KINDS]
+    sums = [sum(value for name, value in megabytes.items() if name.endswith(f" {kind}")) for kind in kernels.KINDS]
     table.add_row("all", *(f"{value:.1f}" for value in sums), f"{result['all_megabytes_an_image']:.1f}")
     return table
 
@@ -83,8 +83,8 @@ def main():
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--chip", default="h200")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
-    given = parser.parse_args()
-    results = [measured(case, CASES[case], given.batch, given.chip) for case in given.cases]
+    args = parser.parse_args()
+    results = [measured(case, CASES[case], args.batch, args.chip) for case in args.cases]
     out = ROOT / "benchmarks/results/gpu_bytes.json"
     out.write_text(json.dumps({"provenance": provenance(), "results": results}, indent=1) + "\n")
     from rich.console import Console

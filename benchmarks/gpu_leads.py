@@ -1,10 +1,10 @@
-"""Ways to write the step that a GPU might run faster, each compiled for one that is not there, beside the step as it is.
+"""Alternative forms of the training step, each compiled for a GPU and compared with the current step.
 
     python benchmarks/gpu_leads.py [--leads NAME ...]     (needs the extra cuda13, no GPU)
 
-What compilation can settle is the number of kernels and their bytes (see gpu_bytes.py): a lead that has as many of both can
-only gain by faster kernels, which a GPU alone can tell. The leads are patches of this script, not part of jaxdp.
-Writes benchmarks/results/gpu_leads.json and prints a table.
+Compilation gives the number of kernels and their bytes (see gpu_bytes.py). A form with the same number of both can only gain by
+faster kernels, which needs a GPU to measure. The forms are patches in this script, not part of jaxdp. Writes
+benchmarks/results/gpu_leads.json and prints a table.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.bench.provenance import provenance
-from jaxdp.models import convolution, normalization, resnet
+from jaxdp.bench.environment import provenance
+from jaxdp.models import batch_norm, convolution, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
 
@@ -43,9 +43,9 @@ def stem_space_to_depth():
     """The 7x7 convolution with stride 2 of 3 channels as one of 4x4 without stride of 12, padded to 16."""
     plain = resnet.convolve
 
-    def convolve(images, kernel, stride=1, form="direct"):
+    def convolve(images, kernel, stride=1, *, method="direct"):
         if kernel.shape[0] != 7:
-            return plain(images, kernel, stride, form)
+            return plain(images, kernel, stride, method=method)
         batch, height, width, channels = images.shape
         cells = images.reshape(batch, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
         cells = cells.reshape(batch, height // 2, width // 2, 4 * channels)
@@ -74,31 +74,33 @@ def moments_in_one_reduction():
 
 
 def backward_sums_in_one_reduction():
-    def backward(axes, form, saved, gradient):
+    def backward(fusion, saved, gradient):
         terms, y, has_shortcut = saved
-        kept = terms[0].value() > 0 if y is None else y > 0
+        kept = terms[0].output() > 0 if y is None else y > 0
         passed = jnp.where(kept, gradient.astype(jnp.float32 if y is None else gradient.dtype), 0)
         wide = passed.astype(jnp.float32)
         total, *products = sums(wide, *(wide * term.x.astype(jnp.float32) for term in terms))
         if y is not None:
             passed, total, products = lax.optimization_barrier((passed, total, products))
         each = zip(terms, products, strict=True)
-        found = tuple(normalization._for_term(axes, term, passed, total, product) for term, product in each)
+        found = tuple(
+            batch_norm._term_gradient(term, passed, total=total, product=product, axes=fusion.axes) for term, product in each
+        )
         return found, passed if has_shortcut else None
 
-    normalization.trained_relu_of_sum.defvjp(normalization._forward, backward)
+    batch_norm.fused_bn_relu.defvjp(batch_norm._forward, backward)
 
 
 def no_excess_precision():
     os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
 
-def as_it_is():
+def unchanged():
     pass
 
 
 LEADS = {
-    "as it is": as_it_is,
+    "unchanged": unchanged,
     "weights in cuDNN's order": weights_in_cudnns_order,
     "stem space to depth": stem_space_to_depth,
     "moments in one reduction": moments_in_one_reduction,
@@ -115,10 +117,10 @@ def measured(lead: str) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     # A process for each: XLA reads its flags once, and a patch stays.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as one_by_one:
-        results = list(one_by_one.map(measured, given.leads))
+        results = list(one_by_one.map(measured, args.leads))
     record = {"provenance": provenance(), "results": results}
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     for one in results:

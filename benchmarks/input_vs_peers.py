@@ -1,11 +1,11 @@
-"""jaxdp's loader beside PyTorch's DataLoader and Grain, on the same JPEGs in the same run.
+"""Throughput of jaxdp's loader, PyTorch's DataLoader and Grain on the same JPEGs.
 
     pip install -e '.[peers]' && python benchmarks/input_vs_peers.py [--repeats 5]
 
-JPEGs of 400x350 to random crops of 224x224, mirrored half of the time, in batches of 64 uint8 images. Each peer runs with its
-usual decoder (Pillow, as in torchvision's transforms) and with ours, a worker for each core: processes for PyTorch, threads for
-Grain, whose worker processes need a program started by absl. Rounds alternate; starting
-workers and the first batches are left out. Writes benchmarks/results/input_vs_peers.json and prints a table.
+JPEGs of 400x350 pixels to random crops of 224x224, mirrored half of the time, in batches of 64 uint8 images. Each peer runs
+with its usual decoder (Pillow, as in torchvision's transforms) and with jaxdp's, with one worker per core: processes for
+PyTorch, threads for Grain, whose worker processes need a program started by absl. Rounds alternate; starting the workers and
+the first batches are excluded. Writes benchmarks/results/input_vs_peers.json and prints a table.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from jaxdp.bench.environment import provenance
 from jaxdp.bench.input import make_images
-from jaxdp.bench.provenance import provenance
 from jaxdp.config import Augment
-from jaxdp.data.decode import Scratch, decode, random_for, random_resized_crop
-from jaxdp.data.feed import Ahead
-from jaxdp.data.folder import ImageFolder
+from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
+from jaxdp.data.image_folder import ImageFolder
 from jaxdp.data.loader import Loader, default_threads
+from jaxdp.data.prefetch import Prefetcher
 
 ROOT = Path(__file__).parent.parent
 SIZE, BATCH, FILES, WARM_UP, COUNTED = 224, 64, 256, 4, 16
@@ -34,7 +34,7 @@ SCRATCH = Scratch()
 
 def ours(data: bytes, position: int) -> np.ndarray:
     out = np.empty((SIZE, SIZE, 3), np.uint8)
-    random_resized_crop(decode(data, SCRATCH), out, Augment(), random_for(0, position))
+    random_resized_crop(decode(data, SCRATCH), out, ranges=Augment(), random=random_numbers(0, position))
     return out
 
 
@@ -42,7 +42,7 @@ class Bytes:
     """The files over and over, as (bytes, label)."""
 
     def __init__(self, folder, length):
-        self.source, self.length = ImageFolder(folder), length
+        self.source, self.length = ImageFolder.open(folder), length
 
     def __len__(self):
         return self.length
@@ -67,10 +67,10 @@ def usual_pillow(data, position) -> np.ndarray:
     """Pillow for decoding, crop and resize, as torchvision's transforms have it."""
     from jaxdp.data.decode import random_crop_box
 
-    random = random_for(0, position)
+    random = random_numbers(0, position)
     with Image.open(io.BytesIO(data)) as image:
         image = image.convert("RGB")
-        top, left, height, width = random_crop_box(image.height, image.width, 0.08, random)
+        top, left, height, width = random_crop_box(image.height, image.width, min_area=0.08, random=random)
         box = (left, top, left + width, top + height)
         image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
         return np.asarray(image if random[0] < 0.5 else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
@@ -78,11 +78,11 @@ def usual_pillow(data, position) -> np.ndarray:
 
 def jaxdp_batches(folder, workers):
     def shape(pixels, out, position):
-        random_resized_crop(pixels, out, Augment(), random_for(0, position))
+        random_resized_crop(pixels, out, ranges=Augment(), random=random_numbers(0, position))
 
-    loader = Loader(ImageFolder(folder), shape, SIZE, 2, workers)
+    loader = Loader(ImageFolder.open(folder), transform=shape, size=SIZE, classes=2, threads=workers)
     positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
-    ahead = Ahead(lambda positions: loader.batch(positions % len(loader), positions), positions)
+    ahead = Prefetcher(lambda positions: loader.batch(positions % len(loader), positions), positions)
     while (batch := ahead.next()) is not None:
         yield batch
     ahead.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import jaxdp
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
 from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
 
 ROOT = Path(__file__).parent.parent
@@ -129,25 +129,23 @@ def seen(rows) -> str:
 def page(made, rows, rates) -> str:
     return f"""# Large batches on the digits
 
-Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds. Every
-column has what the columns before it have; LARS takes the place of SGD with its scaled rate. Batch-size control starts with a
-quarter of the batch for the first half of the run (not at {SMALLEST}). A narrow ResNet-18 (8 channels in its first stage), not
-ResNet-50: this shows the mechanisms on a small problem, not ImageNet's figures. At the largest batch a run has hardly more
-steps than epochs, and batch-size control has more of them than the other columns: part of what it gains.
+Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds, of a
+ResNet-18 with 8 channels in its first stage. Each column adds a technique to the previous one; LARS replaces SGD. Batch-size
+control uses a quarter of the batch in the first half of the run (not at {SMALLEST}). At the largest batch a run has hardly more
+steps than epochs; part of the gain of batch-size control comes from its additional steps.
 
 {table(rows)}
 
-## What was seen
+## Effects
 
 {seen(rows)}
 
-Not every technique helps everywhere: a column that lowers the one before it is shown as it came out. The rate of SGD was
-chosen at the smallest batch alone, for the linear scaling rule to carry up; that of LARS at every batch; both with one seed.
-Part of what LARS gains at the largest batch is that.
+The learning rate of SGD was tuned at the smallest batch and scaled linearly; that of LARS was tuned at every batch, which
+explains part of its gain at the largest. Both were tuned with one seed.
 
 ![Accuracy against the global batch](large_batch.png)
 
-Rates, chosen on a split of the training digits: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
+Learning rates, tuned on a split of the training digits: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
 {", ".join(f"{rate:g} at {batch}" for batch, rate in rates["lars"].items())}. Made by `benchmarks/large_batch.py` on
 {made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX {made["versions"]["jax"]}.
 """

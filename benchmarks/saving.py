@@ -1,9 +1,9 @@
-"""What saving costs a run of ResNet-50: how long it holds it up, and how much slower the steps beside it are.
+"""Cost of checkpoints for a run of ResNet-50: how long a save blocks the loop, and how much it slows the steps.
 
     python benchmarks/saving.py [--pairs 12]
 
-The default recipe's step on four virtual devices. A window of steps with one save in it alternates with a window without, in
-one process; each goes first in half of the pairs. What a save costs is the difference, and slower is that cost in a minute.
+The step of the default recipe on four virtual devices. A window of steps with one save alternates with a window without, in one
+process; each comes first in half of the pairs. The cost of a save is the difference; "slowdown" is that cost once a minute.
 Writes benchmarks/results/saving.json and prints a table.
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import jax
 
 from jaxdp import load_config
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
+from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
-from jaxdp.data import feed
-from jaxdp.training.checkpoint import Checkpoints
-from jaxdp.training.prepared import Prepared
-from jaxdp.training.programs import Programs
+from jaxdp.data import prefetch
+from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import create_state
+from jaxdp.training.step_compiler import StepCompiler
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,16 +33,23 @@ def main():
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
     arguments = parser.parse_args()
-    prepared = Prepared.of(load_config("digits"))
+    prepared = RunSetup.create(load_config("digits"))
     from jaxdp import models
 
     config, plan = prepared.config, prepared.plan
     model = models.create(config.model)
-    programs = Programs(plan, model, (prepared.datasets.mean, prepared.datasets.std), len(prepared.datasets.evaluation))
+    programs = StepCompiler(
+        plan,
+        model,
+        pixel_stats=(prepared.datasets.mean, prepared.datasets.std),
+        evaluation_examples=len(prepared.datasets.evaluation),
+    )
     phase = plan.phases[0]
     mesh = programs.mesh(phase)
     state, step = create_state(config, model, mesh), programs.prepare_train(phase).result()
-    batch = feed.put(feed.train_batch(prepared.datasets.train, 0, 0, phase.global_batch), mesh)
+    batch = prefetch.to_global(
+        prefetch.train_batch(prepared.datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
+    )
     rates = programs.hyperparameters(phase, 0)
 
     def window(checkpoints, number):
@@ -64,7 +71,7 @@ def main():
         return seconds / steps, blocked
 
     with tempfile.TemporaryDirectory() as made:
-        checkpoints = Checkpoints(Path(made), Checkpoint(), print)
+        checkpoints = CheckpointManager(Path(made), Checkpoint(), print)
         checkpoints.save(state, 1, {})
         checkpoints.wait()
         rows = []
@@ -91,15 +98,15 @@ def main():
 
 
 def table(record: dict) -> str:
-    """Bytes, seconds for which a save holds the run up, and how much slower steps are with a save a minute."""
+    """Markdown table: bytes, seconds that a save blocks the loop, and its cost."""
     medians, costs = record["medians"], sorted(row["save_costs_seconds"] for row in record["rows"])
     low, high = costs[len(costs) // 4], costs[-1 - len(costs) // 4]
     return (
-        "| checkpoint | held up | step | a save costs | slower with a save a minute |\n|---|---|---|---|---|\n"
+        "| checkpoint | loop blocked | step | cost of a save | slowdown with one save a minute |\n|---|---|---|---|---|\n"
         f"| {record['bytes'] / 1e6:.0f} MB | {1e3 * medians['blocked_seconds']:.0f} ms "
         f"| {1e3 * medians['step_seconds_without']:.0f} ms | {medians['save_costs_seconds']:.2f} s ({low:.2f} to {high:.2f}) "
         f"| {100 * medians['slower']:.1f} % |\n\nMedians of {len(record['rows'])} pairs of windows of "
-        f"{record['window_seconds']:g} s, alternated; in brackets the middle half. ResNet-50, four virtual devices."
+        f"{record['window_seconds']:g} s, alternating; in parentheses the middle half. ResNet-50, four virtual devices."
     )
 
 

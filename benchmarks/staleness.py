@@ -1,12 +1,12 @@
-"""Why synchronous: accuracy on the digits when gradients are computed on parameters that are tau updates old.
+"""Accuracy on the digits when gradients are computed from parameters that are tau updates old.
 
     python benchmarks/staleness.py [--seeds 0 1 2] [--page]
 
 Asynchronous SGD with a parameter server (Downpour; Dean et al., NIPS 2012), simulated deterministically in one process: tau + 1
-workers push in turn, so that every gradient is that of the parameters as they were tau updates ago. Beside it synchronous runs
-of as many workers: with the same images an update, shared and normalised together (the computation of tau = 0, whatever their
-number), and with as many images on each worker, the rate scaled linearly with the batch. A narrow ResNet-18 (8 channels in its
-first stage). Writes benchmarks/results/staleness.json, docs/staleness.md and docs/staleness.png.
+workers push in turn, so every gradient belongs to the parameters of tau updates earlier. For comparison, synchronous runs with
+the same number of workers: with the same images per update, normalized together (equal to tau = 0 for any number of workers),
+and with as many images on each worker and a linearly scaled rate. A narrow ResNet-18 (8 channels in its first stage). Writes
+benchmarks/results/staleness.json, docs/staleness.md and docs/staleness.png.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import numpy as np
 import optax
 
 from jaxdp import models
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
 from jaxdp.config import Config, Data, Mesh, Model, Optimizer, Phase, Schedule
-from jaxdp.data import feed
+from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
-from jaxdp.optim import build
-from jaxdp.parallel import distributed
+from jaxdp.distributed import runtime
+from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
@@ -38,8 +38,8 @@ EPOCHS, WARM_UP, BATCH, MOMENTUM = 8.0, 2.0, 32, 0.9
 TAUS = (0, 1, 3, 7, 15)
 RATES = (0.4, 0.2, 0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125)
 KINDS = {
-    "asynchronous": "asynchronous, the rate of tau = 0",
-    "tuned": "asynchronous, its best rate",
+    "asynchronous": "asynchronous, rate tuned for tau = 0",
+    "tuned": "asynchronous, best rate",
     "synchronous": f"synchronous, {BATCH} images on each worker",
 }
 
@@ -61,8 +61,8 @@ def config_for(rate: float, workers: int = 1, seed: int = 0, tuning=False) -> Co
     )
 
 
-def pushed_in_turn(state, gradient, update, steps, tau: int):
-    """The state after all steps, the gradient of each taken at the parameters as they were `tau` updates before it."""
+def train_with_stale_gradients(state, gradient, update, steps, tau: int):
+    """The state after all steps; each gradient is computed from the parameters of `tau` updates earlier."""
     seen = deque([state.params], maxlen=tau + 1)
     for step in steps:
         state = update(state, gradient(seen[0], state, step), step)
@@ -71,72 +71,79 @@ def pushed_in_turn(state, gradient, update, steps, tau: int):
 
 
 class Trainer:
-    """The digits, the network and its compiled parts; batches and network are the same for every run."""
+    """The digits, the network and its compiled functions, shared by all runs."""
 
     def __init__(self, config: Config):
         self.model, self.mesh = models.create(config.model), make_mesh(1, 1)
         self.datasets = open_datasets(config)
         self.pixels = (self.datasets.mean, self.datasets.std)
-        self.evaluation = make_evaluation_step(config, self.model, self.pixels, self.mesh)
-        self.gradient = jax.jit(partial(local_gradient, config, self.model, self.pixels))
+        self.evaluation = make_evaluation_step(config, self.model, self.mesh, pixel_stats=self.pixels)
+        self.gradient = jax.jit(partial(local_gradient, config, self.model, pixel_stats=self.pixels, scale=1.0))
         self.update = jax.jit(partial(self._update, config))
         self.synchronous = {}
 
     @staticmethod
     def _update(config, state, gradient, moments, rate):
-        updates, opt_state = build(config.optimizer, rate, MOMENTUM).update(gradient, state.opt_state, state.params)
+        updates, opt_state = build_optimizer(config.optimizer, rate, MOMENTUM).update(gradient, state.opt_state, state.params)
         statistics = update_statistics(state.batch_stats, moments, config.model.norm_momentum)
         return state._replace(params=optax.apply_updates(state.params, updates), batch_stats=statistics, opt_state=opt_state)
 
     def accuracy(self, state) -> float:
-        """0 for parameters that are no longer finite: their answers are no digit at all."""
+        """Held-out accuracy; 0 if parameters are not finite."""
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params)):
             return 0.0
-        told = evaluate(self.evaluation, *state.evaluated, self.datasets.evaluation, (360, 360), self.mesh)
-        return told["eval_accuracy"]
+        metrics = evaluate(self.evaluation, *state.evaluated, source=self.datasets.evaluation, batch=(360, 360), mesh=self.mesh)
+        return metrics["eval_accuracy"]
 
-    def asynchronous(self, config: Config, tau: int) -> float:
+    def asynchronous_accuracy(self, config: Config, tau: int) -> float:
         """Update t takes the gradient of the parameters after update t - tau, or of the first ones while t < tau."""
-        plan = make_plan(config, len(self.datasets.train), 1)
+        plan = make_plan(config, examples=len(self.datasets.train), devices=1)
 
         def gradient(params, state, samples):
-            batch = feed.train_batch(self.datasets.train, config.seed, samples, BATCH)
-            return self.gradient(params, state.batch_stats, 1.0, batch)
+            batch = prefetch.train_batch(self.datasets.train, seed=config.seed, first_sample=samples, global_batch=BATCH)
+            return self.gradient(params, batch_stats=state.batch_stats, batch=batch)
 
         def update(state, pushed, samples):
             return self.update(state, pushed[0], pushed[1]["moments"], np.float32(plan.learning_rate(samples)))
 
         state = create_state(config, self.model, self.mesh)
-        return self.accuracy(pushed_in_turn(state, gradient, update, range(0, plan.total_samples, BATCH), tau))
+        return self.accuracy(train_with_stale_gradients(state, gradient, update, range(0, plan.total_samples, BATCH), tau))
 
-    def together(self, config: Config, workers: int) -> float:
+    def synchronous_accuracy(self, config: Config, workers: int) -> float:
         """One update for the mean of all workers' gradients."""
-        plan = make_plan(config, len(self.datasets.train), 1)
+        plan = make_plan(config, examples=len(self.datasets.train), devices=1)
         (phase,) = plan.phases
         if workers not in self.synchronous:
-            self.synchronous[workers] = make_train_step(config, self.model, self.pixels, self.mesh, phase.accumulation)
+            self.synchronous[workers] = make_train_step(
+                config, self.model, self.mesh, pixel_stats=self.pixels, accumulation=phase.accumulation
+            )
         state = create_state(config, self.model, self.mesh)
         for samples in range(0, plan.total_samples, phase.global_batch):
-            batch = feed.put(feed.train_batch(self.datasets.train, config.seed, samples, phase.global_batch), self.mesh)
+            batch = prefetch.to_global(
+                prefetch.train_batch(
+                    self.datasets.train, seed=config.seed, first_sample=samples, global_batch=phase.global_batch
+                ),
+                self.mesh,
+            )
             hyperparameters = {"learning_rate": np.float32(plan.learning_rate(samples)), "momentum": np.float32(MOMENTUM)}
             hyperparameters["seed"] = np.uint32(config.seed)
             state, _ = self.synchronous[workers](state, batch, hyperparameters)
         return self.accuracy(state)
 
 
-def measured(seeds) -> dict:
+def measure(seeds) -> dict:
     tuner, trainer = Trainer(config_for(0.1, tuning=True)), Trainer(config_for(0.1))
     best = {}
     for tau in TAUS:
-        scores = {rate: tuner.asynchronous(config_for(rate, tuning=True), tau) for rate in RATES}
+        scores = {rate: tuner.asynchronous_accuracy(config_for(rate, tuning=True), tau) for rate in RATES}
         best[tau] = max(scores, key=scores.get)
         print("tau", tau, "rates", scores, flush=True)
     rows = []
     for tau in TAUS:
         runs = {
-            "asynchronous": [trainer.asynchronous(config_for(best[0], seed=seed), tau) for seed in seeds],
-            "tuned": [trainer.asynchronous(config_for(best[tau], seed=seed), tau) for seed in seeds],
-            "synchronous": [trainer.together(config_for(best[0], tau + 1, seed), tau + 1) for seed in seeds],
+            "asynchronous": [trainer.asynchronous_accuracy(config_for(best[0], seed=seed), tau) for seed in seeds],
+            "tuned": [trainer.asynchronous_accuracy(config_for(best[tau], seed=seed), tau) for seed in seeds],
+            "synchronous": [trainer.synchronous_accuracy(config_for(best[0], tau + 1, seed), tau + 1) for seed in seeds],
         }
         rows += [{"tau": tau, "kind": kind, "accuracies": scores} for kind, scores in runs.items()]
         print(tau, runs, flush=True)
@@ -183,45 +190,40 @@ def page(record) -> str:
     made, last = record["provenance"], TAUS[-1]
     held, tuned, together = (mean(scores_of(record, last, kind)) for kind in KINDS)
     start = mean(scores_of(record, 0, "asynchronous"))
-    return f"""# Why synchronous
+    return f"""# Asynchronous SGD
 
-Asynchronous SGD with a parameter server never waits: a worker fetches parameters, computes a gradient, pushes it, and the
-others have changed the parameters meanwhile. With N workers that push in turn every gradient is tau = N - 1 updates old. Here
-that is simulated deterministically on the digits, {BATCH} images a gradient, SGD with momentum {MOMENTUM:g}, {EPOCHS:g} epochs.
-Beside it two synchronous runs of N workers. One shares the {BATCH} images of an update among them and normalises over all of
-them (`--model.norm synchronised`): that is the computation of tau = 0 whatever N, as the tests of the step hold to rounding,
-so it was not run again. The other has {BATCH} images on each, one update for all, the rate scaled linearly and warmed up over
-{WARM_UP:g} epochs. A narrow ResNet-18 (8 channels in its first stage): the mechanism on a small problem, not ImageNet's
-figures.
+In asynchronous SGD with a parameter server, workers never wait: each fetches parameters, computes a gradient and pushes it,
+while others update the parameters. With N workers that push in turn, every gradient is tau = N - 1 updates old. This
+deterministic simulation shows the cost in accuracy: digits, {BATCH} images per gradient, SGD with momentum {MOMENTUM:g},
+{EPOCHS:g} epochs, a narrow ResNet-18. The absolute figures are those of this small problem.
 
-Held-out accuracy in %, mean and standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run whose parameters
-ceased to be finite counts as 0:
+Synchronous training with the same images per update, normalized together, equals tau = 0 for any N. The last column has {BATCH}
+images on each worker, with the rate scaled linearly and warmed up over {WARM_UP:g} epochs. Held-out accuracy in %, mean and
+standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run with non-finite parameters counts as 0:
 
 {table(record)}
 
 ![Accuracy against staleness](staleness.png)
 
-At tau = {last} the asynchronous run has {held:.1f} % with the rate that is best without staleness and {tuned:.1f} % with its
-own best, chosen from {len(RATES)} rates down to {RATES[-1]:g} on a split of the training digits. Synchronously, with as many
-images an update and normalised together, {last + 1} workers have the {start:.1f} % of tau = 0. With {BATCH} images on each
-of them they have
-{together:.1f} %: {last + 1} times fewer updates are too few for so small a data set, which is the problem of
-[large batches](large_batch.md) and not of waiting. What waiting costs is what `jaxdp bench scaling` measures.
+At tau = {last} the asynchronous run reaches {held:.1f} % with the rate tuned for tau = 0, and {tuned:.1f} % with the best of
+{len(RATES)} rates, chosen on a split of the training digits. Synchronous training reaches {start:.1f} % with the same images
+per update, and {together:.1f} % with {last + 1} times as many: too few updates, a problem of [large batches](large_batch.md).
+`jaxdp bench scaling` measures the time spent waiting.
 
-Made by `benchmarks/staleness.py` on {made["cores"]} cores of an {made["processor"]}, Python {made["python"]},
-JAX {made["versions"]["jax"]}.
+Made by `benchmarks/staleness.py` on {made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX
+{made["versions"]["jax"]}.
 """
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--page", action="store_true", help="only write the page and the picture again from the results")
+    parser.add_argument("--page", action="store_true", help="only write the page and the plot from the results")
     arguments = parser.parse_args()
     results = ROOT / "benchmarks/results/staleness.json"
     if not arguments.page:
-        distributed.start(Mesh(cpu_devices=1))
-        results.write_text(json.dumps(measured(arguments.seeds), indent=1) + "\n")
+        runtime.start(Mesh(cpu_devices=1))
+        results.write_text(json.dumps(measure(arguments.seeds), indent=1) + "\n")
     record = json.loads(results.read_text())
     draw(record, ROOT / "docs/staleness.png")
     (ROOT / "docs/staleness.md").write_text(page(record))

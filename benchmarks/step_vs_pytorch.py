@@ -1,17 +1,15 @@
-"""jaxdp's training step beside PyTorch's and a plain Flax one: the same ResNet-50, images, batch, precision and optimiser.
+"""The training step of jaxdp, PyTorch and plain Flax: the same ResNet-50, images, batch, precision and optimizer.
 
     pip install -e '.[peers]' && python benchmarks/step_vs_pytorch.py [--rounds 5] [--only NAME ...] [--cases SIZE:STEM:BATCH]
 
-Every contender runs in a process of its own and keeps its compiled step; rounds of several steps take turns, one process
-working at a time, after a warm-up. The work is a whole step: uint8 images [B, H, W, 3] on the device, normalised, forward,
-label-smoothed loss, backward, SGD with momentum and weight decay. On a CPU in float32; on a GPU in bfloat16 (PyTorch by
-autocast) with float32 weights.
+Every contender is a process that keeps its compiled step. Rounds of several steps alternate, one process at a time, after a
+warm-up. A step is complete: uint8 images [B, H, W, 3] on the device, normalization, forward pass, label-smoothed loss, backward
+pass, SGD with momentum and weight decay. On a CPU in float32; on a GPU in bfloat16 (PyTorch by autocast) with float32 weights.
 
-- jaxdp: our step; jaxdp:NAME: with one change, of VARIANTS
-- jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, as most JAX code has it, without any switch of ours
-- torch: channels_last; torch-compile: torch.compile; on a GPU torch-reduce and torch-max too (reduce-overhead, max-autotune)
-- torch:kept, torch-compile:kept, on a CPU: in a process that keeps freed memory, as ours does; not counted in PyTorch's
-  best, which is as it is installed
+- jaxdp: the step of jaxdp; jaxdp:NAME: with one change, of VARIANTS
+- jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, without jaxdp's options
+- torch: channels_last; torch-compile: torch.compile; on a GPU also torch-reduce and torch-max (reduce-overhead, max-autotune)
+- torch:kept, torch-compile:kept (on a CPU): with malloc trimming disabled, as jaxdp has it; not counted in PyTorch's best
 
 Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the ratio to PyTorch's best.
 """
@@ -27,8 +25,8 @@ from pathlib import Path
 
 import turns
 
-from jaxdp.parallel import memory
-from jaxdp.parallel.distributed import nvidia_gpu_present
+from jaxdp.distributed import host_memory
+from jaxdp.distributed.runtime import nvidia_gpu_present
 
 RESULTS = turns.ROOT / "benchmarks/results/step_vs_pytorch.json"
 CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-5, 120.0, 58.0
@@ -56,13 +54,14 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     """(step(count), what was used): jaxdp's own step on one device. changes: fields by group."""
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
-    from jaxdp.parallel import compilation, distributed
+    from jaxdp.distributed import runtime
+    from jaxdp.xla import options
 
     one_device = MeshConfig(cpu_devices=1, **changes.get("mesh", {}))
-    devices = distributed.start(one_device)[:1]
+    devices = runtime.start(one_device)[:1]
     import jax
 
-    from jaxdp.bench.stepper import stepper
+    from jaxdp.bench.step_runner import build_step
     from jaxdp.parallel.mesh import make_mesh
 
     gpu = devices[0].platform != "cpu"
@@ -77,14 +76,14 @@ def ours(size: int, stem: str, batch: int, changes: dict):
     )
     changed = {group: dataclasses.replace(getattr(config, group), **fields) for group, fields in changes.items()}
     config = dataclasses.replace(config, **changed)
-    one = stepper(config, make_mesh(1, 1, devices), batch, "psum")
+    one = build_step(config, make_mesh(1, 1, devices), global_batch=batch, strategy="psum")
 
     def step(count):
         for _ in range(count):
             _, metrics = one()
         jax.block_until_ready(metrics)
 
-    used = compilation.options(config.compile, devices[0].platform)
+    used = options.compiler_options(config.compile, devices[0].platform)
     return step, {"jax": jax.__version__, "device": devices[0].device_kind, "changes": changes, "xla_options": used}
 
 
@@ -219,7 +218,7 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
 
 def kept(*case):
     """PyTorch in a process that keeps freed memory."""
-    memory.keep_freed()
+    host_memory.keep_freed()
     return pytorch(*case)
 
 
@@ -242,7 +241,7 @@ def measured(case: str, names, rounds: int, seconds_a_round: float) -> dict:
     for name in names:
         flags, _ = VARIANTS.get(name.partition(":")[2], ("", {}))
         makers[name] = partial(turns.Contender, name, [__file__, "--work", name, case], flags)
-    rows, failed = turns.taken(makers, batch, rounds, seconds_a_round)
+    rows, failed = turns.time_alternately(makers, batch, rounds, seconds_a_round)
     compare(rows)
     return {"case": case, "rounds": rounds, "rows": rows, "failed": failed}
 
@@ -282,14 +281,14 @@ def main():
     parser.add_argument("--cases", nargs="*", help="SIZE:STEM:BATCH, stem small or imagenet")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        name, case = given.work
+    args = parser.parse_args()
+    if args.work:
+        name, case = args.work
         size, stem, batch = case.split(":")
         turns.serve(lambda: MAKERS[name](int(size), stem, int(batch)))
         return
     gpu = nvidia_gpu_present()
-    names, cases = given.only or (GPU_NAMES if gpu else CPU_NAMES), given.cases or (GPU_CASES if gpu else CPU_CASES)
+    names, cases = args.only or (GPU_NAMES if gpu else CPU_NAMES), args.cases or (GPU_CASES if gpu else CPU_CASES)
     if unknown := set(names) - set(MAKERS):
         parser.error(f"--only: {', '.join(sorted(unknown))}: not known; give some of {', '.join(MAKERS)}")
     if wrong := [case for case in cases if not re.fullmatch(r"\d+:(small|imagenet):\d+", case)]:
@@ -297,12 +296,12 @@ def main():
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process, which only asks where it is
     from rich.console import Console
 
-    from jaxdp.bench.provenance import provenance
+    from jaxdp.bench.environment import provenance
 
     record = {"provenance": provenance(), "cases": []}
     for case in cases:
-        record["cases"].append(measured(case, names, given.rounds, given.seconds))
-        given.output.write_text(json.dumps(record, indent=1) + "\n")  # a later case may be cut off
+        record["cases"].append(measured(case, names, args.rounds, args.seconds))
+        args.output.write_text(json.dumps(record, indent=1) + "\n")  # a later case may be cut off
     Console(width=140).print(table(record))
 
 

@@ -1,4 +1,4 @@
-"""Write the tables of measurements in README and docs from benchmarks/results/; with --check, fail if they are not up to date.
+"""Write the tables of README.md and docs/measurements.md from benchmarks/results/; with --check, fail if they are out of date.
 
 python benchmarks/tables.py [--check]
 """
@@ -8,10 +8,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+import audit
 import changes
 import chaos
+import collectives
+import digits_seeds
 import failures
+import hangs
 import network
+import other_devices
 import saving
 import turns
 
@@ -21,20 +26,35 @@ RESULTS = ROOT / "benchmarks/results"
 
 def digits() -> str:
     measured = json.loads((RESULTS / "digits_seeds.json").read_text())
-    made = measured["provenance"]
-    rows = [
-        f"| {r['seed']} | {r['cache']} | {100 * r['accuracy']:.2f} % | {r['wall_seconds']:.0f} s | "
-        f"{r['seconds_to_first_step']:.0f} s | {r['images_per_second']:.0f} |"
-        for r in measured["runs"]
-    ]
+    runs = [row for row in measured["runs"] if row["as"] == "default"]
+    codes = list(dict.fromkeys(row["code"] for row in runs))
+    named = {digits_seeds.NATIVE: "this processor"}
+    groups = {f"XLA's code for {named.get(code, code)}": [row for row in runs if row["code"] == code] for code in codes}
+    groups |= {
+        f"{kind}, XLA's code for this processor": [row for row in measured["runs"] if row["as"] == kind]
+        for kind in dict.fromkeys(row["as"] for row in measured["runs"] if row["as"] != "default")
+    }
+    lines = ["| | runs | worst | median | best |", "|---" * 5 + "|"]
+    for name, rows in groups.items():
+        spread = digits_seeds.spread(rows)
+        lines.append(
+            f"| {name} | {spread['runs']} | " + " | ".join(f"{spread[key]:.2f} %" for key in ("worst", "median", "best")) + " |"
+        )
+    timed = [row for row in measured["timed"] if row["recipe"] == "now"]
+    if timed:
+        lines += ["", "| program cache | whole command | first step | images/s in training |", "|---|---|---|---|"]
+    for row in timed:
+        whole, first = (f"{row[key]:.0f} s" for key in ("wall_seconds", "seconds_to_first_step"))
+        lines.append(f"| {row['cache']} | {whole} | {first} | {row['images_per_second']:.0f} |")
+    made = measured["runs"][0]["provenance"]
+    ending = f"JAX {made['versions']['jax']}" + "; durations with all cores, compilation included" * bool(timed)
+    split = "The recipe was chosen on the split: 1,149 of the 1,437 training images to train, the other 288 to evaluate."
     return "\n".join(
         [
-            "| seed | cache of programs | held-out accuracy | whole command | to first step | images/s in training |",
-            "|---|---|---|---|---|---|",
-            *rows,
+            *lines,
             "",
-            f"Measured by `benchmarks/digits_seeds.py` on {made['cores']} cores of an {made['processor']}, "
-            f"Python {made['python']}, JAX {made['versions']['jax']}; compilation included.",
+            "Held-out accuracy of runs with seeds from 0 to 9, by `benchmarks/digits_seeds.py`, on an "
+            f"{made['processor']}, Python {made['python']}, {ending}. {split}",
         ]
     )
 
@@ -59,8 +79,8 @@ def allreduce() -> str:
         [
             *lines,
             "",
-            f"Medians of {record['repeats']}; gradient: ResNet-50's {gradient['bytes']:,} bytes in the messages of a run. "
-            f"Eight virtual devices on {made_on(record)}: memory traffic, no network.",
+            f"Medians of {record['repeats']}; gradient: the {gradient['bytes']:,} bytes of ResNet-50 in the messages of a run. "
+            f"Eight virtual devices on {made_on(record)}: memory traffic without a network.",
         ]
     )
 
@@ -68,7 +88,7 @@ def allreduce() -> str:
 def scaling() -> str:
     record = json.loads((RESULTS / "scaling_cifar10_cpu.json").read_text())
     lines = [
-        "| | devices | images a step | step | images/s | speed-up | efficiency | exposed communication | waiting |",
+        "| scaling | devices | global batch | step | images/s | speed-up | efficiency | exposed communication | waiting |",
         "|---" * 9 + "|",
     ]
     for row in record["rows"]:
@@ -83,28 +103,31 @@ def scaling() -> str:
             *lines,
             "",
             f"{record['model']}, {record['strategy']}; medians of {record['repeats']} on {made_on(record)}. "
-            "The devices are parts of two cores, so more of them compute no faster: correctness, not network speed.",
+            "The devices share two cores, so more devices do not compute faster: a check of correctness, not of network speed.",
         ]
     )
 
 
 def compiled() -> str:
     results = json.loads((RESULTS / "compiled.json").read_text())
-    lines = ["| strategy | GPUs | messages | bytes covered | kernels | GB moved | memory a GPU |", "|---" * 7 + "|"]
-    for told in results:
-        total = {key: sum(one[key] for one in told["collectives"]) for key in ("count", "operand_bytes", "covered_bytes")}
+    lines = ["| strategy | GPUs | messages | bytes covered | kernels | GB moved | memory per GPU |", "|---" * 7 + "|"]
+    for step in results:
+        total = {
+            key: sum(collective[key] for collective in step["collectives"])
+            for key in ("count", "operand_bytes", "covered_bytes")
+        }
         lines.append(
-            f"| {told['name']} | {told['hosts']}x{told['gpus_per_host']} | {total['count']} "
-            f"| {100 * total['covered_bytes'] / total['operand_bytes']:.0f} % | {told['kernels']:,} "
-            f"| {told['kernel_bytes'] / 1e9:.1f} | {told['memory_bytes'] / 1e9:.1f} GB |"
+            f"| {step['name']} | {step['hosts']}x{step['gpus_per_host']} | {total['count']} "
+            f"| {100 * total['covered_bytes'] / total['operand_bytes']:.0f} % | {step['kernels']:,} "
+            f"| {step['kernel_bytes'] / 1e9:.1f} | {step['memory_bytes'] / 1e9:.1f} GB |"
         )
-    with_what = f"compiled by `benchmarks/compiled.py` with JAX {results[0]['jax']}; nothing was run."
-    return "\n".join([*lines, "", f"ResNet-50 in bfloat16, 256 images a GPU, {with_what}"])
+    source = f"compiled by `benchmarks/compiled.py` with JAX {results[0]['jax']}; nothing was run."
+    return "\n".join([*lines, "", f"ResNet-50 in bfloat16, 256 images per GPU, {source}"])
 
 
 def input_vs_peers() -> str:
     record = json.loads((RESULTS / "input_vs_peers.json").read_text())
-    lines = ["| loader | images/s | a core | jaxdp is |", "|---|---|---|---|"]
+    lines = ["| loader | images/s | per core | speed of jaxdp |", "|---|---|---|---|"]
     for name, rate in record["medians"].items():
         ratio = record["medians"]["jaxdp"] / rate
         lines.append(f"| {name} | {rate:,.0f} | {rate / record['workers']:,.0f} | {ratio:.2f} x |")
@@ -113,7 +136,7 @@ def input_vs_peers() -> str:
         [
             *lines,
             "",
-            f"Medians of {len(record['rates']['jaxdp'])} rounds, alternated, {record['workers']} workers each, by "
+            f"Medians of {len(record['rates']['jaxdp'])} alternating rounds with {record['workers']} workers, by "
             f"`benchmarks/input_vs_peers.py` on {made_on(record)}, PyTorch {versions['torch']}, Grain {versions['grain']}.",
         ]
     )
@@ -121,17 +144,17 @@ def input_vs_peers() -> str:
 
 def input_stages() -> str:
     record = json.loads((RESULTS / "input_cpu.json").read_text())
-    lines = ["| stage | threads | images/s | a thread |", "|---|---|---|---|"]
+    lines = ["| stage | threads | images/s | per thread |", "|---|---|---|---|"]
     for row in record["rows"]:
         rate, threads = row["images_per_second"], row["threads"]
         lines.append(f"| {row['stage']} | {threads} | {rate:,.0f} | {rate / threads:,.0f} |")
     made = f"JPEGs of {record['file_bytes'] / 1e3:.0f} KB, batches of {record['batch']}; medians of {record['repeats']}"
-    made += f"; the samples of a step in ImageNet's epoch 40 are found in {1e3 * record['seek_seconds']:.0f} ms"
+    made += f"; looking up the samples of a step in epoch 40 of ImageNet takes {1e3 * record['seek_seconds']:.0f} ms"
     return "\n".join([*lines, "", f"{made}; by `jaxdp bench input` on {made_on(record)}."])
 
 
 def of(table, script: str, part: str | None = None, result: str | None = None):
-    """The table that a script makes of its own measurement, or of a part of it. result: its name, if not the script's."""
+    """The table that a script makes of its results, or of a part of them. result: file name, if not that of the script."""
 
     def made() -> str:
         record = json.loads((RESULTS / f"{result or Path(script).stem}.json").read_text())
@@ -140,15 +163,31 @@ def of(table, script: str, part: str | None = None, result: str | None = None):
     return made
 
 
-NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "Flax as usual", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
-NAMES |= {"jaxdp:given-back": "jaxdp, memory given back"}
+def exact() -> str:
+    records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("collectives_*.json"))]
+    largest = {}
+    for row in (row for record in records for row in record["rows"]):
+        largest[row["layout"]] = max(row["bytes"], largest.get(row["layout"], 0))
+    sizes = ", ".join(f"{size / 1e6:.0f} MB on {layout}" for layout, size in largest.items())
+    caption = f"Wrong calls, by processes x devices per process; messages from 64 KB to {sizes}."
+    lines = [collectives.counts_table(records), "", caption]
+    lines += ["", collectives.speed_table(records[0]), ""]
+    lines += ["Time of the whole torus relative to the form in use (median over layouts and meshes)."]
+    return "\n".join([*lines, "", f"By `benchmarks/collectives.py` on {'; '.join(map(made_on, records))}."])
+
+
+NAMES = {"jaxdp": "jaxdp", "jaxdp-linen": "plain Flax", "torch": "PyTorch", "torch-compile": "PyTorch, compiled"}
+NAMES |= {"jaxdp:given-back": "jaxdp, malloc trimming"}
 NAMES |= {"torch-reduce": "PyTorch, reduce-overhead", "torch-max": "PyTorch, max-autotune"}
-NAMES |= {"torch:kept": "PyTorch, memory kept", "torch-compile:kept": "PyTorch, compiled, memory kept"}
+NAMES |= {"torch:kept": "PyTorch, no malloc trimming", "torch-compile:kept": "PyTorch, compiled, no malloc trimming"}
 
 
 def step() -> str:
     record = json.loads((RESULTS / "step_vs_pytorch.json").read_text())
-    lines = ["| images | stem | batch | | images/s | slowest to fastest round | to PyTorch |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| images | stem | batch | step | images/s | slowest to fastest round | relative to PyTorch |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one in record["cases"]:
         size, stem, batch = one["case"].split(":")
         for name, row in one["rows"].items():
@@ -163,7 +202,15 @@ def step() -> str:
 
 def speed() -> str:
     record = json.loads((RESULTS / "step_vs_pytorch.json").read_text())
-    columns = "images", "stem", "batch", "images/s", "to PyTorch", "to PyTorch told to keep its memory", "to Flax as usual"
+    columns = (
+        "images",
+        "stem",
+        "batch",
+        "images/s",
+        "relative to PyTorch",
+        "to PyTorch without malloc trimming",
+        "to plain Flax",
+    )
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for one in record["cases"]:
         size, stem, batch = one["case"].split(":")
@@ -172,14 +219,14 @@ def speed() -> str:
         ratios = ours["to_pytorchs_best"], kept, turns.ratio(ours, one["rows"]["jaxdp-linen"])
         cells = f"{size}x{size}", stem, batch, f"{ours['images_per_second']:.1f}", *(f"{ratio:.2f}" for ratio in ratios)
         lines.append(f"| {' | '.join(cells)} |")
-    made = "float32; ratios of speeds in rounds compared in pairs, the better of PyTorch's modes; on "
-    made += f"{made_on(record)}. No GPU was at hand."
+    made = "float32; medians of the ratios of paired rounds, to the faster of PyTorch's modes; on "
+    made += f"{made_on(record)}. No GPU was available."
     return "\n".join([*lines, "", made])
 
 
 def start() -> str:
     record = json.loads((RESULTS / "step_cpu.json").read_text())
-    lines = ["| cache of programs | to the first step | whole command |", "|---|---|---|"]
+    lines = ["| program cache | first step | whole command |", "|---|---|---|"]
     for name, row in record["first_steps"].items():
         lines.append(f"| {name} | {row['to_first_step']:.1f} s | {row['whole_command']:.1f} s |")
     return "\n".join([*lines, "", f"By `jaxdp bench step` on {made_on(record)}."])
@@ -187,12 +234,12 @@ def start() -> str:
 
 def gpu() -> str:
     record = json.loads((RESULTS / "gpu_bytes.json").read_text())
-    kinds = ("convolution", "its input gradient", "its weight gradient", "forward", "backward", "rest")
-    lines = ["| gradients | " + " | ".join(kinds) + " | all | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
+    kinds = ("convolution", "input gradient", "weight gradient", "forward", "backward", "rest")
+    lines = ["| gradients | " + " | ".join(kinds) + " | total | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
     for one in record["results"]:
-        told = one["megabytes_an_image"]
-        sums = [sum(value for name, value in told.items() if name.split(" ", 1)[-1] == kind) for kind in kinds]
-        sums[-1] = told["rest rest"]
+        megabytes = one["megabytes_an_image"]
+        sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[-1] == kind) for kind in kinds]
+        sums[-1] = megabytes["rest rest"]
         cells = " | ".join(f"{value:.1f}" for value in sums)
         lines.append(
             f"| {one['case']} | {cells} | {one['all_megabytes_an_image']:.1f} | {one['floor_images_per_second']:,.0f} |"
@@ -202,8 +249,8 @@ def gpu() -> str:
         [
             *lines,
             "",
-            f"At most: if every kernel ran at the {limits['bytes_per_second'] / 1e12:.1f} TB/s and "
-            f"{limits['flops'] / 1e12:.0f} TFLOP/s that the maker gives. Compiled with JAX {made}; nothing was run.",
+            f"Upper bound: every kernel at the published {limits['bytes_per_second'] / 1e12:.1f} TB/s and "
+            f"{limits['flops'] / 1e12:.0f} TFLOP/s. Compiled with JAX {made}; nothing was run.",
         ]
     )
 
@@ -218,35 +265,48 @@ def one_device() -> str:
     for name, flag in flags.items():
         ratios = (one["rows"][f"jaxdp:{name}"]["to_jaxdp"] for one in record["cases"])
         lines.append(f"| `{flag}` | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    made = f"Speed as a ratio to the step as it is; medians of {record['cases'][0]['rounds']} rounds compared in pairs, by"
+    made = f"Speed relative to the unchanged step; medians of {record['cases'][0]['rounds']} paired rounds, by"
     return "\n".join([*lines, "", f"{made} `benchmarks/step_vs_pytorch.py --only` on {made_on(record)}."])
 
 
 def leads() -> str:
     record = json.loads((RESULTS / "gpu_leads.json").read_text())
-    lines = ["| step | kernels | MB an image |", "|---|---|---|"]
+    lines = ["| step | kernels | MB per image |", "|---|---|---|"]
     lines += [f"| {one['case']} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} |" for one in record["results"]]
     made = record["provenance"]["versions"]["jax"]
     return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
 
 
 TABLES = {
-    "docs/performance.md": {"step": step, "gpu": gpu, "start": start}
-    | {"changes": of(changes.table, "changes.py", result="changes_digits"), "leads": leads, "one_device": one_device},
-    "docs/resuming.md": {"chaos": of(chaos.table, "chaos.py"), "saving": of(saving.table, "saving.py")},
-    "docs/clusters.md": {
+    "README.md": {"digits": digits},
+    "docs/measurements.md": {
+        "step": step,
+        "speed": speed,
+        "one_device": one_device,
+        "changes": of(changes.table, "changes.py", result="changes_digits"),
+        "gpu": gpu,
+        "leads": leads,
+        "start": start,
+        "allreduce": allreduce,
+        "scaling": scaling,
+        "compiled": compiled,
+        "network": of(network.bytes_table, "cluster/network.py", "bytes"),
+        "exact": exact,
+        "audit": of(audit.table, "audit.py"),
+        "stages": input_stages,
+        "input": input_vs_peers,
+        "devices": of(other_devices.table, "other_devices.py"),
+        "chaos": of(chaos.table, "chaos.py"),
+        "saving": of(saving.table, "saving.py"),
         "failures": of(failures.table, "failures.py"),
+        "hangs": of(hangs.table, "hangs.py"),
         "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
     },
-    "README.md": {"digits": digits, "speed": speed},
-    "docs/aggregation.md": {"allreduce": allreduce, "scaling": scaling, "compiled": compiled}
-    | {"network": of(network.bytes_table, "cluster/network.py", "bytes")},
-    "docs/data.md": {"stages": input_stages, "input": input_vs_peers},
 }
 
 
 def filled(text: str, tables: dict) -> str:
-    """A page with the part between each pair of markers replaced."""
+    """The text of a page with the part between each pair of markers replaced."""
     for name, table in tables.items():
         begin, end = f"<!-- {name}: made by benchmarks/tables.py -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
@@ -265,7 +325,7 @@ def main():
         if "--check" not in sys.argv[1:]:
             path.write_text(new)
     if "--check" in sys.argv[1:] and stale:
-        sys.exit(f"{', '.join(stale)}: differs from benchmarks/results; run python benchmarks/tables.py")
+        sys.exit(f"{', '.join(stale)}: out of date; run python benchmarks/tables.py")
 
 
 if __name__ == "__main__":

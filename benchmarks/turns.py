@@ -1,4 +1,4 @@
-"""Steps of several processes timed in turns, one process working at a time, so that what a machine does meanwhile meets all."""
+"""Alternating timing of steps in several processes, one process at a time, so that other load affects all of them."""
 
 import json
 import os
@@ -11,25 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-ASKED_FOR = dict(os.environ)  # before the process that compares says where it runs itself
+ENVIRONMENT = dict(os.environ)  # before the comparing process sets its own platform
 WARM_UP = 3
-START_SECONDS, STEP_SECONDS = 400.0, 120.0  # after which a contender is given up
+START_SECONDS, STEP_SECONDS = 400.0, 120.0  # timeouts of a contender
 
 
 def serve(make) -> None:
-    """A contender's process: warm up, then for every line on stdin take so many steps and print the seconds.
+    """Main function of a contender's process: warm up, then run the number of steps of each stdin line and print the seconds.
 
-    make() -> (step(count), what is to be told of it).
+    make() -> (step(count), facts to report).
     """
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is not an answer
+    os.dup2(2, 1)  # libraries print to stdout too
     began = time.perf_counter()
-    step, told = make()
+    step, facts = make()
     step(1)
     first = time.perf_counter() - began
     step(WARM_UP)
-    told |= {"seconds_to_first_step": first, "xla_flags": os.environ.get("XLA_FLAGS", "")}
-    print(json.dumps(told), file=answers, flush=True)
+    facts |= {"seconds_to_first_step": first, "xla_flags": os.environ.get("XLA_FLAGS", "")}
+    print(json.dumps(facts), file=answers, flush=True)
     for line in sys.stdin:
         began = time.perf_counter()
         step(int(line))
@@ -37,34 +37,34 @@ def serve(make) -> None:
 
 
 class Contender:
-    """A process that serves. words: of its command, after Python's name; flags: of XLA, beside those there are.
+    """A process that runs `serve`. words: arguments of its Python command. flags: additional XLA flags.
 
-    Raises RuntimeError where it ends, or does not answer in time.
+    Raises RuntimeError if it exits or does not answer in time.
     """
 
     def __init__(self, name: str, words: list[str], flags: str = ""):
         self.name, self.seconds = name, []
-        flags = f"{ASKED_FOR.get('XLA_FLAGS', '')} {flags}".strip()
-        environment = ASKED_FOR | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
+        flags = f"{ENVIRONMENT.get('XLA_FLAGS', '')} {flags}".strip()
+        environment = ENVIRONMENT | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
         self.process = subprocess.Popen(
             [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
         )
-        self.told = self._answer(START_SECONDS)
+        self.facts = self._answer(START_SECONDS)
 
-    def _answer(self, patience: float):
-        there, _, _ = select.select([self.process.stdout], [], [], patience)
-        line = self.process.stdout.readline() if there else ""
+    def _answer(self, timeout: float):
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout)
+        line = self.process.stdout.readline() if ready else ""
         try:
             return json.loads(line)
         except ValueError:
-            if line or not there:
+            if line or not ready:
                 self.process.kill()
             self.close()
-        why = f"ended with {self.process.returncode}" if there else f"did not answer within {patience:.0f} s"
+        why = f"ended with {self.process.returncode}" if ready else f"did not answer within {timeout:.0f} s"
         raise RuntimeError(f"{self.name} {f'answered {line!r}' if line else why}")
 
     def steps(self, count: int) -> float:
-        with suppress(BrokenPipeError):  # it has ended, as its answer will tell
+        with suppress(BrokenPipeError):  # it has exited; reading the answer reports that
             self.process.stdin.write(f"{count}\n")
             self.process.stdin.flush()
         return self._answer(STEP_SECONDS * count)
@@ -72,7 +72,7 @@ class Contender:
     def close(self) -> None:
         try:
             self.process.communicate(timeout=STEP_SECONDS)
-        except (subprocess.TimeoutExpired, ValueError):  # it hangs; or its pipes are closed, as it has ended
+        except (subprocess.TimeoutExpired, ValueError):  # it hangs, or has exited and closed its pipes
             self.process.kill()
             self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -80,11 +80,11 @@ class Contender:
                 pipe.close()
 
 
-def taken(makers: dict, batch: int, rounds: int, seconds_a_round: float) -> tuple[dict, dict]:
-    """({name: row}, {name: error of one that has failed}). makers: by name, each returns a Contender of `batch` images."""
+def time_alternately(makers: dict, batch: int, rounds: int, seconds_a_round: float) -> tuple[dict, dict]:
+    """({name: row}, {name: error} of failed ones). makers: name -> function that makes a Contender of `batch` images."""
     contenders, counts, failed = {}, {}, {}
 
-    def tried(name, call):
+    def attempt(name, call):
         try:
             return call()
         except RuntimeError as error:
@@ -94,20 +94,20 @@ def taken(makers: dict, batch: int, rounds: int, seconds_a_round: float) -> tupl
     try:
         for name, make in makers.items():
             print(f"{name} starts ...", file=sys.stderr, flush=True)
-            if one := tried(name, make):
+            if one := attempt(name, make):
                 contenders[name] = one
         for name, one in [*contenders.items()]:
-            if seconds := tried(name, lambda one=one: one.steps(1)):
+            if seconds := attempt(name, lambda one=one: one.steps(1)):
                 counts[name] = max(1, round(seconds_a_round / seconds))
         for _ in range(rounds):
             for name, one in [*contenders.items()]:
-                if seconds := tried(name, lambda name=name, one=one: one.steps(counts[name])):
+                if seconds := attempt(name, lambda name=name, one=one: one.steps(counts[name])):
                     one.seconds.append(seconds / counts[name])
     finally:
         for one in contenders.values():
             one.close()
     rows = {
-        one.name: one.told
+        one.name: one.facts
         | {
             "steps_a_round": counts[one.name],
             "step_seconds": statistics.median(one.seconds),
@@ -122,5 +122,7 @@ def taken(makers: dict, batch: int, rounds: int, seconds_a_round: float) -> tupl
 
 
 def ratio(row: dict, base: dict) -> float:
-    """How many times as fast as `base`: the median over the rounds, neighbours in time being compared."""
-    return statistics.median(there / here for here, there in zip(row["seconds"], base["seconds"], strict=True))
+    """Speed relative to `base`: the median over paired rounds."""
+    return statistics.median(
+        base_seconds / seconds for seconds, base_seconds in zip(row["seconds"], base["seconds"], strict=True)
+    )

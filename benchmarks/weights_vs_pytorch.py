@@ -1,8 +1,8 @@
-"""How far the logits of PyTorch's ResNet and ours are apart when one has the other's weights, at every depth, both ways.
+"""Difference of the logits of PyTorch's ResNet and jaxdp's with the same weights, for every depth, in both directions.
 
     python benchmarks/weights_vs_pytorch.py
 
-Random weights and random statistics of batch normalisation, float32, evaluation. Needs the extra `peers`. Writes
+Random weights and random batch normalization statistics, float32, evaluation mode. Needs the extra `peers`. Writes
 benchmarks/results/weights_vs_pytorch.json and prints its table.
 """
 
@@ -16,10 +16,10 @@ import torch
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-import torch_layout
+from helpers import torch_layout
 
 from jaxdp import models
-from jaxdp.bench.provenance import PACKAGES, provenance
+from jaxdp.bench.environment import PACKAGES, provenance
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 
@@ -42,8 +42,8 @@ def of_depth(depth: int, folder: Path) -> dict:
         save_file(held, folder / "weights.safetensors")
         ours = weights.read(folder / "weights.safetensors")
         if way == "out":
-            told = to_torch(weights.named(ours.params, ours.batch_stats), steps=1)
-            peer.load_state_dict({name: torch.from_numpy(value) for name, value in told.items()}, strict=True)
+            tensors = to_torch(weights.named_tensors(ours.params, ours.batch_stats), steps=1)
+            peer.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()}, strict=True)
         here, _ = models.create(ours.model).apply(ours.params, ours.batch_stats, images, train=False)
         with torch.no_grad():
             there = peer(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()

@@ -4,7 +4,7 @@
     jaxdp plan --config cifar10_resnet50 --devices 4
 
 Source: no single paper; He et al. (arXiv 1512.03385, section 4.2) for the augmentation, Goyal et al. (arXiv 1706.02677) for the
-scaling of the rate. Everything else is our choice, and every field is a flag.
+scaling of the learning rate. Everything else is our choice.
 """
 
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule

@@ -1,15 +1,15 @@
-"""A ResNet-50 that others have trained on ImageNet, fine-tuned on a folder of images.
+"""A ResNet-50 with ImageNet weights, fine-tuned on a folder of images.
 
     python train.py --config finetune --data.source folder --data.directory D --model.classes N --finetune.weights FILE
 
-D/train/CLASS/ and D/val/CLASS/ hold the images of N classes; FILE is of torchvision, timm or jaxdp, in safetensors. Without
-these flags it learns the handwritten digits from random weights, for rehearsals.
+D/train/CLASS/ and D/val/CLASS/ contain the images of N classes; FILE is a safetensors file of torchvision, timm or jaxdp.
+Without these flags the recipe trains on the handwritten digits from random weights, as a rehearsal.
 
-Source: none; every value is a usual choice of ours and not tuned:
+Source: none; the values are common choices, not tuned:
 
-    rates          0.01 for a batch of 64, ten times that for the new classifier: `--finetune.head-multiplier 10`
-    frozen         nothing; `--finetune.weights FILE --finetune.frozen-stages 2` keeps the first layers of FILE
-    augmentation   random resized crop of a quarter of the image or more, and mirroring
+    rates          0.01 for a batch of 64; ten times that for the new classifier: `--finetune.head-multiplier 10`
+    frozen         nothing; to freeze the first layers: `--finetune.weights FILE --finetune.frozen-stages 2`
+    augmentation   random resized crop of a quarter of the image or more, and flip
 """
 
 from jaxdp.config import Augment, Config, Data, Finetune, Model, Optimizer, Phase, Schedule

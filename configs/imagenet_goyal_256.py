@@ -1,18 +1,17 @@
-"""Goyal et al.: ResNet-50 on ImageNet with 256 images a step, SGD with the linear scaling rule and gradual warm-up.
+"""Goyal et al.: ResNet-50 on ImageNet with 256 images per step, SGD with the linear scaling rule and gradual warm-up.
 
     python train.py --config imagenet_goyal_256
     jaxdp plan --config imagenet_goyal_256 --devices 8
 
 Source: Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677, sections 2 and 5.1.
-Published: 76.40 % (23.60 +- 0.12 % error) top-1, 8 P100 GPUs; no time was looked up for this batch.
-Our choices, where the source is silent, and the flags for the other reading:
+Published: 76.40 % (23.60 +- 0.12 % error) top-1, 8 P100 GPUs; the time for this batch was not recorded here.
+Our choices where the source is silent, and flags for alternatives:
 
-    network        v1.5 (stride on the 3x3 convolution), as their code has it
-    precision      float32, as published in 2017; `--model.dtype bfloat16` for today's choice
-    weight decay   not on batch normalisation, as published, and not on the last layer's bias either
-    statistics     moving averages with a decay of 0.9 a step: `--model.norm-momentum`
-    augmentation   random resized crop of 8 to 100 % and mirroring, without their colour changes, of the
-                   images as they are stored
+    network        v1.5 (stride on the 3x3 convolution), as in their code
+    precision      float32, as published; today's choice: `--model.dtype bfloat16`
+    weight decay   not on batch normalization, as published, nor on the bias of the last layer
+    statistics     moving averages with a decay of 0.9 per step: `--model.norm-momentum`
+    augmentation   random resized crop of 8 to 100 % of the stored image, and flip, without their color changes
 """
 
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule

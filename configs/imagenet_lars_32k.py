@@ -4,16 +4,16 @@
     jaxdp plan --config imagenet_lars_32k --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.40 % top-1, 1,024 V100 GPUs on a 32x32 torus; no time is told for this run.
-Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
+Published: 75.40 % top-1 in 505 s, 1,024 V100 GPUs on a 32x32 torus.
+Our choices where the source is silent or contradicts itself, and flags for alternatives:
 
-    schedule       only "as You et al."; here 0.2 up to 29 over 5 epochs, then 29 (1 - epoch / 90)^2, momentum 0.9. Without the
-                   drop at the end of the warm-up: `--schedule.name polynomial`; from 0: `--schedule.start 0`
-    precision      float16 with loss scaling, as published; the kind of scaling is not told: dynamic. `--model.dtype bfloat16
-                   --loss-scale.name none --reduce.wire-dtype bfloat16` for today's choice
+    schedule       given as "You et al." only; here 0.2 to 29 over 5 epochs, then 29 (1 - epoch / 90)^2, momentum 0.9. Without
+                   the drop at the end of the warm-up: `--schedule.name polynomial`; from 0: `--schedule.start 0`
+    precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
+                   `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
-    weight decay   not told; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
-    augmentation   ranges not told; the public ImageNet values of the first author's library, stored images of 320 pixels:
+    weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
+    augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`
 """
 

@@ -4,18 +4,18 @@
     jaxdp plan --config imagenet_sony_exp1 --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.03 % top-1, 2,176 V100 GPUs on a 34x64 torus. The abstract's 224 s (version 1) does not say of which run.
-Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
+Published: 75.03 % top-1 in 224 s, 2,176 V100 GPUs on a 34x64 torus, with a previous version of their software.
+Our choices where the source is silent or contradicts itself, and flags for alternatives:
 
-    momentum       0.9 at 32,768 and the noise scale kept from there on; the formula as printed gives less momentum for larger
-                   batches: `--optimizer.momentum-rule as_printed`, or `constant`
-    warm-up        34 epochs; 12 in the commit that the paper cites: `--schedule.warmup-epochs 12`. The end is 1e-4:
-                   `--schedule.end 0`
-    precision      float16 with loss scaling, as published; the kind of scaling is not told: dynamic. `--model.dtype bfloat16
-                   --loss-scale.name none --reduce.wire-dtype bfloat16` for today's choice
+    momentum       0.9 in every phase, as section 3.2 states for configuration A. The rule of configuration B:
+                   `--optimizer.momentum-rule noise_scale`, or as printed: `--optimizer.momentum-rule as_printed`
+    warm-up        34 epochs; 12 in the commit that the paper cites: `--schedule.warmup-epochs 12`. The
+                   final rate is 1e-4; for 0: `--schedule.end 0`
+    precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
+                   `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
-    weight decay   not told; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
-    augmentation   ranges not told; the public ImageNet values of the first author's library, stored images of 320 pixels:
+    weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
+    augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`
 """
 
@@ -32,7 +32,7 @@ def config() -> Config:
             Phase(global_batch=2176 * 16, per_worker_batch=16, until_epoch=30.0),
             Phase(global_batch=2176 * 32, per_worker_batch=32),
         ),
-        optimizer=Optimizer(name="lars", momentum=0.9, momentum_rule="noise_scale", weight_decay=1e-4, label_smoothing=0.0),
+        optimizer=Optimizer(name="lars", momentum=0.9, momentum_rule="constant", weight_decay=1e-4, label_smoothing=0.0),
         schedule=Schedule(name="sony_a", learning_rate=34.0, warmup_epochs=34.0, start=1e-5, end=1e-4, power=2.0),
         loss_scale=LossScale(name="dynamic"),
         reduce=Reduce(strategy="torus", wire_dtype="float16"),

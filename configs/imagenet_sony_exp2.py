@@ -4,16 +4,17 @@
     jaxdp plan --config imagenet_sony_exp2 --devices 8
 
 Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash", arXiv 1811.05233v2, Tables 3 to 5.
-Published: 75.29 % top-1, 3,456 V100 GPUs on a 48x72 torus. The abstract's 122 s (version 2) does not say of which run.
-Our choices, where the source is silent or contradicts itself, and the flags for the other reading:
+Published: 75.29 % top-1 in 122 s, 3,456 V100 GPUs on a 48x72 torus.
+Our choices where the source is silent or contradicts itself, and flags for alternatives:
 
-    momentum       0.9 at 32,768 and the noise scale kept from there on; the formula as printed gives less momentum for larger
-                   batches: `--optimizer.momentum-rule as_printed`, or `constant`
-    precision      float16 with loss scaling, as published; the kind of scaling is not told: dynamic. `--model.dtype bfloat16
-                   --loss-scale.name none --reduce.wire-dtype bfloat16` for today's choice
+    momentum       computed from the batch in configuration B. 0.9 at 32,768 and a constant noise scale for larger batches. The
+                   printed formula gives less momentum for larger batches: `--optimizer.momentum-rule as_printed`. 0.9
+                   throughout: `--optimizer.momentum-rule constant`
+    precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
+                   `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
-    weight decay   not told; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
-    augmentation   ranges not told; the public ImageNet values of the first author's library, stored images of 320 pixels:
+    weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
+    augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`
 """
 

@@ -1,49 +1,58 @@
 """jaxdp: synchronous data-parallel training of image classifiers on a two-dimensional device mesh, in JAX.
 
-The public names are imported when first used, so that `import jaxdp` starts neither JAX nor a device.
+Public names are imported on first use: `import jaxdp` imports neither JAX nor any other package.
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxdp import report
+    from jaxdp.config import Config
+    from jaxdp.planning import Plan
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_MODULE_OF = {
     "Config": "jaxdp.config",
     "ConfigError": "jaxdp.errors",
     "load_config": "jaxdp.recipes",
-    "TrainingError": "jaxdp.training.guard",
+    "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",
-    "evaluate": "jaxdp.training.restored",
-    "predict": "jaxdp.training.predicting",
-    "Predictions": "jaxdp.training.predicting",
+    "evaluate": "jaxdp.inference.evaluate",
+    "predict": "jaxdp.inference.predict",
+    "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.training.first_gradient",
     "register_model": "jaxdp.registry",
     "register_strategy": "jaxdp.registry",
     "train": "jaxdp.training.session",
-    "Stopped": "jaxdp.training.stop",
+    "Stopped": "jaxdp.distributed.preemption",
 }
-__all__ = [*_WHERE, "plan", "report"]
+__all__ = [*_MODULE_OF, "plan", "report"]
 
 
-def __getattr__(name):
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     if name == "report":
         return importlib.import_module("jaxdp.report")
     raise AttributeError(f"module 'jaxdp' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def plan(config, devices=None, hosts=1):
-    """The `jaxdp.planning.Plan` of a config on `devices` devices of `hosts` hosts, by default those of this machine."""
+def plan(config: "Config", devices: int | None = None, hosts: int = 1) -> "Plan":
+    """The `jaxdp.planning.Plan` of a config on `devices` devices of `hosts` hosts (default: the devices of this machine).
+
+    Raises ConfigError for an invalid config, or one that cannot run on these devices.
+    """
     from jaxdp.data.sources import training_examples
-    from jaxdp.parallel.distributed import start
+    from jaxdp.distributed.runtime import start
     from jaxdp.planning import make_plan
     from jaxdp.validation import validate
 
     config = validate(config)
     devices = len(start(config.mesh)) if devices is None else devices
-    return make_plan(config, training_examples(config), devices, hosts)
+    return make_plan(config, examples=training_examples(config), devices=devices, hosts=hosts)

@@ -1,5 +1,5 @@
 """`python -m jaxdp` is `jaxdp`."""
 
-from jaxdp.cli import main
+from jaxdp.cli.main import main
 
 main()

@@ -1,15 +1,19 @@
-"""What every part needs to tell a person, and a launcher, of an error."""
+"""Exceptions, exit codes, and helpers that turn values and errors into one printable line."""
 
+import difflib
+import sys
 import traceback
+from collections.abc import Iterable
+from functools import partial
 
-EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # exit codes: stopped is asked to stop, with all saved
+EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal, with a checkpoint saved
 
 
 class OneLine:
-    """Mixin of exceptions whose message says all: a notebook and the command line show it without the traceback.
+    """Mixin for exceptions whose message is sufficient: notebooks and the command line print it without a traceback.
 
-    exit_code: of a command that ends with it. The method is IPython's protocol for exceptions that render themselves; elsewhere
-    nobody calls it.
+    exit_code: exit code of a command that fails with the exception. `_render_traceback_` is IPython's hook for exceptions that
+    render themselves.
     """
 
     exit_code = EXIT_FAILURE
@@ -18,25 +22,88 @@ class OneLine:
         return [f"{type(self).__name__}: {self}"]
 
 
+class _NoValue:
+    """Type of NO_VALUE."""
+
+    def __repr__(self) -> str:
+        return "NO_VALUE"
+
+    def __reduce__(self) -> str:
+        return "NO_VALUE"
+
+
+NO_VALUE = _NoValue()
+
+
 class ConfigError(OneLine, ValueError):
-    """The configuration cannot be run: one line with the field, the value, what is allowed and what to do."""
+    """An invalid configuration, formatted in one line as `FIELD=VALUE: REASON; HINT`.
+
+    field: config field, flag or file that is invalid. value: its value; NO_VALUE if the error is not about a value.
+    reason: why the value is invalid. hint: how to fix it; "" for none.
+    """
 
     exit_code = EXIT_CONFIG
 
+    def __init__(self, field: str, value: object = NO_VALUE, *, reason: str, hint: str = "") -> None:
+        self.field, self.value, self.reason, self.hint = field, value, reason, hint
+        name = field if value is NO_VALUE else f"{field}={value!r}"
+        super().__init__(f"{name}: {reason}" + (f"; {hint}" if hint else ""))
+
+    def __reduce__(self) -> tuple:
+        return partial(type(self), reason=self.reason, hint=self.hint), (self.field, self.value)
+
+
+class TrainingError(OneLine, RuntimeError):
+    """A failure during a run, in one line: what happened, at which step, and how to fix it."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most similar to `word`, or None if none is similar."""
+    return next(iter(difflib.get_close_matches(word, choices, 1)), None)
+
+
+def suggest(word: str, choices: Iterable[object]) -> str:
+    """A hint for a misspelled word: the most similar choice, if any, and all choices."""
+    names = [str(choice) for choice in choices]
+    near = nearest(word, names)
+    return (f"did you mean {near}? " if near else "") + f"choose from {', '.join(names)}"
+
+
+def one_of(field: str, value: str, choices: Iterable[object]) -> ConfigError:
+    """The error for a value that must be one of `choices`."""
+    return ConfigError(field, value, reason="invalid choice", hint=suggest(value, choices))
+
 
 def first_line(error: BaseException, otherwise: str | None = None) -> str:
-    """The first line of an error's message; where it has none, `otherwise` or the error's name."""
+    """The first line of an error's message; if it is empty, `otherwise` or the error's type."""
     return (str(error).splitlines() or [otherwise or type(error).__name__])[0]
 
 
+def printable(text: object, limit: int = 200) -> str:
+    """Untrusted text (host names, file names, messages) as one line of at most `limit` characters that is safe to print.
+
+    Control characters, line breaks, invisible format characters such as bidirectional overrides, and undecodable bytes
+    (surrogates) become backslash escapes. Longer text is truncated and ends in "...".
+    """
+    text = str(text)
+    shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: limit + 1])
+    return shown if len(shown) <= limit else f"{shown[: max(0, limit - 3)]}..."[:limit]
+
+
+def printable_lines(text: object) -> str:
+    """`printable` for messages that quote untrusted text: keeps line breaks and does not truncate."""
+    return "\n".join(printable(line, sys.maxsize - 1) for line in str(text).split("\n"))
+
+
 def not_imported(error: BaseException) -> str | None:
-    """The package that is missing, or whose own import has raised an error; None where the error is of another kind."""
+    """The package that is missing or that failed while being imported; None for any other error."""
     missing = [error.name] if isinstance(error, ImportError) and error.name else []
-    packages = [name.split(".")[0] for name in missing + _begun(error)]
+    packages = [name.split(".")[0] for name in missing + _modules_being_imported(error)]
     return next((name for name in packages if name != "jaxdp"), None)
 
 
-def _begun(error: BaseException) -> list[str]:
-    """The modules whose import had begun where an error was raised, the innermost first."""
+def _modules_being_imported(error: BaseException) -> list[str]:
+    """The modules that were being imported when the error was raised, innermost first."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return [frame.f_globals["__name__"] for frame in reversed(frames) if frame.f_code.co_name == "<module>"]
+    modules = (frame.f_globals.get("__name__") for frame in reversed(frames) if frame.f_code.co_name == "<module>")
+    return [name for name in modules if name]

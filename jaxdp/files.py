@@ -1,49 +1,118 @@
-"""Files that a command writes where its user says: looked at before the work, and whole or not there after it."""
+"""Reading of regular local files, and atomic writes, at paths given by the user."""
 
+import errno
 import os
+import re
 import secrets
+import stat
 from pathlib import Path
+from typing import IO
 
-from jaxdp.config import ConfigError
+from jaxdp.errors import ConfigError
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+LARGEST = 2**30  # largest file to read, in bytes: a sparse file may claim any size
 
 
-def check_output(output, overwrite: bool, field: str = "--output") -> Path:
-    """The path of a file that may be written. Raises ConfigError, naming `field`, where it may not.
+class NotRegularError(OSError):
+    """A pipe, device, socket or directory in place of a file: reading it could block or never end."""
 
-    A pipe or a device needs no `overwrite`: it is written into.
+
+def check_local(path: object, field: str) -> None:
+    """Raise ConfigError, naming `field`, for a URL, which would otherwise become a local directory such as `gs:`."""
+    if URL.match(str(path).lstrip()):
+        raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
+
+
+def open_regular(path: str | Path, mode: str = "rb") -> IO[bytes]:
+    """Open a regular file for reading ("rb") or for unbuffered appending ("ab", created if missing); follows links.
+
+    Raises NotRegularError for anything but a regular file, without opening it, and OSError like `open`.
+    """
+    try:
+        _check_regular(os.stat(path), path)
+    except FileNotFoundError:
+        if mode == "rb":
+            raise
+    flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        _check_regular(os.fstat(descriptor), path)  # the file may have been replaced
+        return open(descriptor, mode, buffering=-1 if mode == "rb" else 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise NotRegularError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: str | Path, most: int = LARGEST) -> bytes:
+    """The content of a regular file. Raises NotRegularError, and OSError if it is larger than `most` bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read()
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a regular UTF-8 file. Raises OSError, and UnicodeDecodeError, which is a ValueError."""
+    return read_regular(path).decode("utf-8")
+
+
+def check_output(output: str | Path, overwrite: bool, field: str = "--output") -> Path:
+    """The path of a file that can be written. Raises ConfigError, naming `field`, if it cannot, or if it exists.
+
+    overwrite: accept an existing file; pipes and devices are always accepted.
     """
     if not str(output):
-        raise ConfigError(f"{field}: '' is not allowed; give a file")
-    output, refused = Path(output), f"{field}: {str(output)!r} is not allowed"
-    if output.is_dir():
-        raise ConfigError(f"{refused}; it is a directory; give a file")
-    if output.is_file() and not overwrite:
-        raise ConfigError(f"{refused}; it is there already; give another file, or --overwrite")
-    if output.exists() and not output.is_file():
-        return output
-    folder = output.resolve().parent
-    there = next(one for one in (folder, *folder.parents) if one.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{refused}; {str(there)!r} is no folder that can be written to; give a file in another one")
-    return output
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """The file has its old content or the new one at every moment, and its folder is made where it is missing.
-
-    A link stays one, and the file that it names is written; a pipe or a device is written into. Raises OSError with the name.
-    """
+        raise ConfigError(field, "", reason="must be a file")
+    check_local(output, field)
+    path = Path(output)
+    if path.is_dir():
+        raise ConfigError(field, str(path), reason="is a directory")
+    if path.is_file() and not overwrite:
+        raise ConfigError(field, str(path), reason="file exists", hint="use another file, or --overwrite")
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = path.resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # no file of the user's
+        return path
+    folder = Path(os.path.realpath(path)).parent  # Path.resolve raises RuntimeError for a loop of links
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise ConfigError(field, str(path), reason=f"{str(existing)!r} is not a writable directory")
+    return path
+
+
+def write_atomically(path: Path, data: bytes | str, *, sync: bool = False) -> None:
+    """Replace a file: at every moment it holds either the old or the new content. Text is encoded as UTF-8.
+
+    sync: also flush the content to the disk. Raises OSError with the file's name.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")  # no existing file can have this name
     try:
         with open(temporary, "xb") as file:
-            file.write(data)
+            file.write(data.encode() if isinstance(data, str) else data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file named by the user: a regular file atomically, a pipe or device directly. Missing folders are created.
+
+    A symbolic link stays and its target is replaced. Raises OSError with the file's name.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)

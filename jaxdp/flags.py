@@ -1,18 +1,22 @@
-"""The command line against the flags that there are: what is wrong in one line, with the nearest flag or what may be given."""
+"""Parsing of command lines with tyro, preceded by a check that reports the first error in one line with the nearest flag."""
 
 import dataclasses
-import difflib
 import inspect
+import re
 import shutil
 import textwrap
+from collections.abc import Iterable
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, nearest, one_of
+from jaxdp.files import check_local
 
-NARROWEST, WIDEST = 40, 100  # columns of running text
-NUMBERS = {int: "a whole number", float: "a number"}
-ELSEWHERE = {  # what other trainers call a flag, where it is not the end of its name here
+Options = TypeVar("Options")
+ADDRESS = "--coordinator"  # not a path
+NARROWEST, WIDEST = 40, 100  # columns of wrapped text
+NUMBERS = {int: "an integer", float: "a number"}
+ALIASES = {  # names of flags in other trainers
     "lr": "--schedule.learning-rate",
     "warmup": "--schedule.warmup-epochs",
     "batch": "--batch.0.global-batch",
@@ -30,85 +34,96 @@ ELSEWHERE = {  # what other trainers call a flag, where it is not the end of its
 }
 
 
-def nearest(word: str, known) -> str | None:
-    """The one of `known` that is most like a word, if any is."""
-    return next(iter(difflib.get_close_matches(word, known, 1)), None)
-
-
-def one_of(what: str, word: str, known) -> ConfigError:
-    """The error for a word that must be one of those known."""
-    known = [str(one) for one in known]
-    near = nearest(word, known)
-    hint = f"did you mean {near}? " if near else ""
-    return ConfigError(f"{what}: {word!r} is not allowed; {hint}give {', '.join(known)}")
-
-
-def rows(told: dict[str, str]) -> str:
-    """Names and what they are, folded to the terminal's width."""
+def rows(texts: dict[str, str]) -> str:
+    """Names with their descriptions, wrapped to the width of the terminal."""
     width, indent = _width(), 14 * " "
-    folded = (indent + f"\n{indent}".join(_folded(what, width - len(indent))) for what in told.values())
-    return "\n".join(f"  {name:<11} {what.lstrip()}" for name, what in zip(told, folded, strict=True))
+    wrapped = (indent + f"\n{indent}".join(_wrap(text, width - len(indent))) for text in texts.values())
+    return "\n".join(f"  {name:<11} {text.lstrip()}" for name, text in zip(texts, wrapped, strict=True))
 
 
-def asks_for_help(arguments) -> bool:
+def asks_for_help(arguments: Iterable[str]) -> bool:
+    """Whether a command line contains -h or --help."""
     return bool({"-h", "--help"} & set(arguments))
 
 
-def parse(kind: type, arguments, program: str, default=None):
-    """The dataclass `kind` filled from a command line. default: a value of it, where its own defaults are not meant.
+def flag_value(arguments: list[str], flag: str) -> str | None:
+    """The value of a flag on an unparsed command line, the last if it is repeated; None if it is absent or has no value."""
+    value = None
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=False):
+        name, equals, after = word.partition("=")
+        if name.replace("_", "-") == flag.replace("_", "-"):
+            value = after if equals else None if _is_flag(following) else following
+    return value
 
-    Raises ConfigError for a flag that is not known, which names the nearest, for a value that is missing, and for one that is
-    no number or none of the choices. `--help` is printed, and exits.
+
+def flag_for(field: str, value: object) -> str:
+    """A config field and its value as a command-line flag."""
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        section, _, last = name.rpartition(".")
+        return f"--{section}.{last if value else f'no-{last}'}"
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join([f"--{name}", *map(str, values)])
+
+
+def parse(options: type[Options], arguments: Iterable[str], program: str, *, default: Options | None = None) -> Options:
+    """An instance of the dataclass `options` from a command line. default: values of omitted flags.
+
+    Raises ConfigError for an unknown flag, a missing value, or a value of the wrong type. `--help` prints help and exits.
     """
     import tyro
 
-    if not asks_for_help(arguments):
-        check(Flags.of(kind, default), list(arguments), program)
-    given = {} if default is None else {"default": default}
-    return tyro.cli(kind, args=arguments, prog=program, description=description(kind), **given)
+    arguments = list(arguments)
+    if check(Flags.of(options, default), arguments, program):
+        arguments = ["--help"]
+    omitted = tyro.MISSING_NONPROP if default is None else default
+    return tyro.cli(options, args=arguments, prog=program, description=description(options), default=omitted)
 
 
-def description(kind: type) -> str:
-    """The docstring of a command as wide as the terminal, with its examples, which tyro would leave out.
+def description(options: type) -> str:
+    """The docstring of an options class, wrapped to the width of the terminal, including the examples that tyro omits.
 
-    Indented, since tyro joins lines that begin with a letter.
+    Text is indented because tyro joins lines that start with a letter.
     """
-    text, _, examples = inspect.getdoc(kind).partition("\n\nExamples:\n")
+    text, _, examples = (inspect.getdoc(options) or "").partition("\n\nExamples:\n")
     width = _width()
-    filled = ("\n".join(_folded(part, width - 2)) for part in text.split("\n\n"))
-    shown = textwrap.indent("\n\n".join(filled), "  ")
-    folded = [(" \\\n" + 6 * " ").join(_folded(line, width - 8)) for line in examples.splitlines()]
-    return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in folded)]) if examples else shown
+    paragraphs = ("\n".join(_wrap(paragraph, width - 2)) for paragraph in text.split("\n\n"))
+    shown = textwrap.indent("\n\n".join(paragraphs), "  ")
+    wrapped = [(" \\\n" + 6 * " ").join(_wrap(line, width - 8)) for line in examples.splitlines()]
+    return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in wrapped)]) if examples else shown
 
 
 def _width() -> int:
     return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
 
 
-def _folded(text: str, width: int) -> list[str]:
-    """The lines of a text, broken between words alone, so that commands and flags can be copied."""
+def _wrap(text: str, width: int) -> list[str]:
+    """Lines of a text, broken only at spaces so that commands and flags can be copied."""
     return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 @dataclasses.dataclass
 class Flag:
-    """words: what a value may be: {type or choice}; several: any number of values; switch: none at all."""
+    """A flag or positional argument. types: types and literal choices of its value. repeated: takes any number of values.
+    switch: takes none."""
 
     name: str
-    words: tuple
-    several: bool = False
+    types: tuple
+    repeated: bool = False
     switch: bool = False
     required: bool = False
 
     @property
     def choices(self) -> list[str]:
-        return [str(one) for one in self.words if not isinstance(one, type)]
+        return [str(choice) for choice in self.types if not isinstance(choice, type)]
 
     def check(self, value: str) -> None:
-        """Raise ConfigError for a value that this flag cannot have. Ranges are for the configuration to check."""
-        if str in self.words or value in self.choices or (NoneType in self.words and value == "None"):
+        """Raise ConfigError for a value of the wrong type. Ranges are checked with the config."""
+        if self.name != ADDRESS:
+            check_local(value, self.name)  # no flag takes a URL, and most would create a local directory of that name
+        if str in self.types or value in self.choices or (NoneType in self.types and value == "None"):
             return
-        for kind in NUMBERS.keys() & set(self.words):
+        for kind in NUMBERS.keys() & set(self.types):
             try:
                 kind(value)
                 return
@@ -116,59 +131,58 @@ class Flag:
                 pass
         if self.choices:
             raise one_of(self.name, value, self.choices)
-        raise ConfigError(f"{self.name}: {value!r} is not allowed; give {self.in_words}")
+        raise ConfigError(self.name, value, reason=f"expected {self.expected}")
 
     @property
-    def in_words(self) -> str:
-        """What may stand behind it."""
-        kinds = [NUMBERS[one] for one in self.words if one in NUMBERS]
-        nothing = ["None"] * (NoneType in self.words and bool(kinds))
-        return " or ".join([", ".join(self.choices)] * bool(self.choices) + kinds + nothing) or "one"
+    def expected(self) -> str:
+        """What the flag's value must be."""
+        numbers = [NUMBERS[kind] for kind in self.types if kind in NUMBERS]
+        none = ["None"] * (NoneType in self.types and bool(numbers))
+        return " or ".join([", ".join(self.choices)] * bool(self.choices) + numbers + none) or "a value"
 
 
 class Flags:
-    """The flags of a command: by name, and those that stand without one."""
+    """The flags of a command by name, and its positional arguments."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.named: dict[str, Flag] = {}
         self.positional: list[Flag] = []
 
     @classmethod
-    def of(cls, kind: type, default=None) -> "Flags":
-        found = cls()
-        found._add(kind, default, "")
-        return found
+    def of(cls, options: type, default: Any = None) -> "Flags":
+        """The flags that tyro derives from a dataclass. default: values, which decide the number of phases, for example."""
+        flags = cls()
+        flags._add(options, default, "")
+        return flags
 
-    def _add(self, kind: type, value, prefix: str) -> None:
+    def _add(self, options: Any, value: Any, prefix: str) -> None:
         import tyro
 
-        for field in dataclasses.fields(kind):
-            held, required = _default(field, value)
-            annotation, marks = field.type, ()
-            if get_origin(annotation) is Annotated:
-                annotation, *marks = get_args(annotation)
+        for field in dataclasses.fields(options):
+            default, required = _default(field, value)
+            annotation, marks = _without_marks(field.type)
             name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")
             inner = f"{prefix}{name}." if name else prefix
             if dataclasses.is_dataclass(annotation):
-                self._add(annotation, held, inner)
-            elif isinstance(held, tuple) and held and dataclasses.is_dataclass(held[0]):
-                for index, one in enumerate(held):
-                    self._add(type(one), one, f"{inner}{index}.")
+                self._add(annotation, default, inner)
+            elif isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
+                for index, item in enumerate(default):
+                    self._add(type(item), item, f"{inner}{index}.")
             elif annotation is bool:
-                both = tyro.conf.FlagCreatePairsOff not in marks
-                for spelled in (name, f"no-{name}")[: 1 + both]:
-                    self.named[f"--{prefix}{spelled}"] = Flag(f"--{prefix}{spelled}", (), switch=True)
+                negatable = tyro.conf.FlagCreatePairsOff not in marks
+                for spelling in (name, f"no-{name}")[: 1 + negatable]:
+                    self.named[f"--{prefix}{spelling}"] = Flag(f"--{prefix}{spelling}", (), switch=True)
             else:
-                words, several = _words(annotation)
-                flag = Flag(f"--{prefix}{name}", words, several, required=required and not several)
+                types, repeated = _value_types(annotation)
+                flag = Flag(f"--{prefix}{name}", types, repeated, required=required and not repeated)
                 if tyro.conf.Positional in marks:
                     self.positional.append(dataclasses.replace(flag, name=name.upper()))
                 else:
                     self.named[flag.name] = flag
 
 
-def _default(field, value) -> tuple[Any, bool]:
-    """(what a field holds unless it is given, whether it must be given)."""
+def _default(field: dataclasses.Field, value: Any) -> tuple[Any, bool]:
+    """(default value of a field, whether it is required)."""
     if value is not None:
         return getattr(value, field.name), False
     if field.default is not dataclasses.MISSING:
@@ -178,33 +192,43 @@ def _default(field, value) -> tuple[Any, bool]:
     return None, True
 
 
-def _words(annotation) -> tuple[tuple, bool]:
-    """(types and choices that a value may be, whether there may be several)."""
-    origin, inside = get_origin(annotation), get_args(annotation)
+def _without_marks(annotation: Any) -> tuple[Any, list]:
+    """(type, metadata) of an annotation that may be Annotated."""
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return inner, marks
+    return annotation, []
+
+
+def _value_types(annotation: Any) -> tuple[tuple, bool]:
+    """(types and literal choices of a value, whether any number of values is allowed)."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _words(inside[0])
+        return _value_types(arguments[0])
     if origin in (Union, UnionType):
-        parts = [_words(one) for one in inside]
-        return tuple(word for words, _ in parts for word in words), any(several for _, several in parts)
+        parts = [_value_types(part) for part in arguments]
+        return tuple(kind for kinds, _ in parts for kind in kinds), any(repeated for _, repeated in parts)
     if origin is Literal:
-        return inside, False
+        return arguments, False
     if origin is tuple:
-        return _words(inside[0])[0], True
+        return _value_types(arguments[0])[0], True
     return (annotation,), False
 
 
-def check(flags: Flags, arguments: list[str], program: str) -> None:
-    """Raise ConfigError, one line, for the first thing that cannot be parsed."""
-    seen, places, rest = set(), iter(flags.positional), list(arguments)
-    place = next(places, None)
+def check(flags: Flags, arguments: list[str], program: str) -> bool:
+    """Raise ConfigError for the first word that cannot be parsed. Returns True if --help precedes it."""
+    seen, positional, rest = set(), iter(flags.positional), list(arguments)
+    argument = next(positional, None)
     while rest:
         word = rest.pop(0)
+        if asks_for_help([word]):
+            return True
         if not _is_flag(word):
-            if place is None:
-                raise ConfigError(f"{word!r} is not allowed there: no flag takes it; `{program} --help` lists them")
-            place.check(word)
-            seen.add(place.name)
-            place = place if place.several else next(places, None)
+            if argument is None:
+                raise ConfigError(repr(word), reason="unexpected argument", hint=f"`{program} --help` lists all flags")
+            argument.check(word)
+            seen.add(argument.name)
+            argument = argument if argument.repeated else next(positional, None)
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
@@ -214,34 +238,36 @@ def check(flags: Flags, arguments: list[str], program: str) -> None:
         seen.add(name)
         if flag.switch:
             if equals:
-                raise ConfigError(f"{name}: {value!r} is not allowed; it takes no value; give {name} alone, or leave it out")
+                raise ConfigError(name, value, reason="takes no value")
             continue
         values = [value] if equals else []
-        while not equals and rest and not _is_flag(rest[0]) and (flag.several or not values):
+        while not equals and rest and not _is_flag(rest[0]) and (flag.repeated or not values):
             values.append(rest.pop(0))
-        if not values and not flag.several:
-            raise ConfigError(f"{name}: its value is missing; give {flag.in_words}")
-        for one in values:
-            flag.check(one)
+        if not values and not flag.repeated:
+            raise ConfigError(name, reason="missing value", hint=f"expected {flag.expected}")
+        for value in values:
+            flag.check(value)
     for flag in (*flags.named.values(), *flags.positional):
         if flag.required and flag.name not in seen:
-            raise ConfigError(f"{flag.name}: is missing; `{program} --help` says what to give")
+            raise ConfigError(flag.name, reason="required", hint=f"see `{program} --help`")
+    return False
 
 
 def _is_flag(word: str) -> bool:
-    """A word that begins as a flag does, and is no negative number."""
-    return word.startswith("--") or (len(word) > 1 and word[0] == "-" and not word[1].isdigit() and word[1] != ".")
+    """Whether a word starts like a flag and is not a negative number."""
+    return re.match(r"--|-[^\d.]", word) is not None
 
 
 def _unknown(name: str, flags: Flags, program: str) -> ConfigError:
-    """The nearest by the whole name, or by the last part alone: --depth for --model.depth."""
-    last = {one.rpartition(".")[2].removeprefix("--"): one for one in reversed(flags.named)}
+    """The error for an unknown flag, with the most similar one by its whole name or its last part (--depth: --model.depth)."""
+    by_last_part = {flag.rpartition(".")[2].removeprefix("--"): flag for flag in reversed(flags.named)}
     word = name.removeprefix("--")
-    meant = ELSEWHERE.get(word)
+    alias = ALIASES.get(word)
     near = (
-        last.get(word)
-        or (meant if meant in flags.named else None)
+        by_last_part.get(word)
+        or (alias if alias in flags.named else None)
         or nearest(name, [*flags.named, "--help"])
-        or last.get(nearest(word, last))
+        or by_last_part.get(nearest(word, by_last_part) or "")
     )
-    return ConfigError(f"{name}: unknown flag; " + (f"did you mean {near}?" if near else f"`{program} --help` lists all"))
+    hint = f"did you mean {near}?" if near else f"`{program} --help` lists all flags"
+    return ConfigError(name, reason="unknown flag", hint=hint)

@@ -1,4 +1,4 @@
-"""Recipes: runs by name or by file, with flags laid over them."""
+"""Recipes: configurations by name or file, with command-line flags applied."""
 
 import contextlib
 import dataclasses
@@ -6,110 +6,120 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import jaxdp.config
-from jaxdp.config import Config, ConfigError
-from jaxdp.errors import first_line
-from jaxdp.flags import nearest, parse
-from jaxdp.validation import from_json, validate
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError, first_line, suggest
+from jaxdp.files import check_local, read_text
+from jaxdp.flags import flag_value, parse
+from jaxdp.validation import from_json, reset_ignored_fields, validate
 
 
 def config_directories() -> list[Path]:
-    """Where a recipe's name is looked up: ./configs, a checkout's configs, an installed package's."""
+    """Directories that are searched for a recipe's name: ./configs, then configs of the checkout or of the package."""
     package = Path(__file__).parent
     return [Path("configs"), package.parent / "configs", package / "configs"]
 
 
 def apply_flags(config: Config, flags: list[str], program: str = "jaxdp") -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
-    return parse(type(config), flags, program, config)
+    return parse(type(config), flags, program, default=config)
 
 
 def find_config(name_or_path: str) -> Path:
+    """The file of a recipe. Raises ConfigError if there is none."""
+    check_local(name_or_path, "--config")
     path = Path(name_or_path)
     if path.suffix in (".py", ".json"):
         if path.is_file():
             return path
-        raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such file")
-    known = {}
+        raise ConfigError("--config", name_or_path, reason="file not found")
+    known: dict[str, Path] = {}
     for directory in config_directories():
         for file in sorted(directory.glob("*.py")):
             known.setdefault(file.stem, file)
     if name_or_path in known:
         return known[name_or_path]
-    near = nearest(name_or_path, known)
-    hint = f"did you mean {near}?" if near else f"known are {', '.join(sorted(known))}, or a .py or .json file"
-    raise ConfigError(f"--config: {name_or_path!r} is not allowed; there is no such recipe; {hint}")
+    hint = f"{suggest(name_or_path, sorted(known))}, or use the path of a .py or .json file"
+    raise ConfigError("--config", name_or_path, reason="unknown recipe", hint=hint)
 
 
-def load_config(path_or_name: str, overrides=()) -> Config:
-    """A recipe by its name in configs/, or by the path of a .py file with `config()` or of a saved .json.
+def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The validated config of a recipe: a name in configs/, or the path of a .py file with `config()` or of a saved .json file.
 
-    overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"].
+    overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
+    optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
-    path = find_config(str(path_or_name))
+    path, flags = find_config(str(path_or_name)), list(overrides)
     try:
-        if path.suffix == ".json":
-            config = _read_json(path)
-        else:
-            config = validate(_run_recipe(path))
-        if overrides:
-            config = validate(apply_flags(config, list(overrides)))
+        config = _read_json(path) if path.suffix == ".json" else validate(_run_recipe(path))
+        if flags:
+            config = validate(apply_flags(reset_ignored_fields(config, flags), flags))
     except OSError as error:
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; {error.strerror}") from None
+        raise ConfigError("--config", str(path), reason=error.strerror or "cannot be read") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; it is no text in UTF-8") from None
+        raise ConfigError("--config", str(path), reason="not UTF-8 text") from None
     return config
 
 
+def load_recipe(arguments: list[str], default: str) -> Config:
+    """The recipe that --config names on a command line, to which the other flags can be applied."""
+    config = load_config(flag_value(arguments, "--config") or default)  # the parser reports a missing value
+    return reset_ignored_fields(config, arguments)
+
+
 def register_from(recipe: str | None) -> None:
-    """Run a recipe's file for what it registers; None: there is none. Raises ConfigError for one that does not run."""
+    """Run a recipe's file for the models and strategies that it registers; None: do nothing. Raises ConfigError if it fails."""
     if recipe is not None:
         load_config(recipe)
 
 
 def _read_json(path: Path) -> Config:
     try:
-        return validate(from_json(path.read_text()))
+        return validate(from_json(read_text(path)))
     except ConfigError as error:
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; {error}") from None
+        raise ConfigError("--config", str(path), reason=str(error)) from None
 
 
 def _run_recipe(path: Path) -> Config:
     spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    sys.modules[spec.name] = module  # where dataclasses and the like look their module up
+    sys.modules[spec.name] = module  # dataclasses, for example, look their module up there
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout may be one JSON document
             spec.loader.exec_module(module)
             if not callable(getattr(module, "config", None)):
-                raise ConfigError(f"--config: {str(path)!r} is not allowed; a recipe defines config() -> jaxdp.Config")
+                raise ConfigError("--config", str(path), reason="a recipe must define config() -> jaxdp.Config")
             return module.config()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {first_line(error)}{_meant(error)}"
-        raise ConfigError(f"--config: {str(path)!r} is not allowed; it does not run{_where(path, error)}: {reason}") from error
+        message, hint = first_line(error), _field_hint(error)
+        if hint:
+            message = message.partition(". Did you mean")[0]  # Python's hint, since 3.13
+        reason = f"failed{_line_of(path, error)}: {type(error).__name__}: {message}"
+        raise ConfigError("--config", str(path), reason=reason, hint=hint) from error
     finally:
         sys.dont_write_bytecode = writes
         del sys.modules[spec.name]
 
 
-def _where(path: Path, error: BaseException) -> str:
-    """The line of the recipe at which an error came up, the innermost."""
+def _line_of(path: Path, error: BaseException) -> str:
+    """The innermost line of the recipe in an error's traceback."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     return f" (line {lines[-1]})" if lines else ""
 
 
-def _meant(error: BaseException) -> str:
-    """The nearest field, where a part of a Config was given one that it does not have."""
-    found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    part = found and getattr(jaxdp.config, found[1], None)
-    if not dataclasses.is_dataclass(part):
+def _field_hint(error: BaseException) -> str:
+    """A hint for an unknown field of a section of Config; "" for other errors."""
+    match = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    section = match and getattr(jaxdp.config, match[1], None)
+    if not match or not isinstance(section, type) or not dataclasses.is_dataclass(section):
         return ""
-    known = [field.name for field in dataclasses.fields(part)]
-    near = nearest(found[2], known)
-    return f"; did you mean {near}?" if near else f"; known are {', '.join(known)}"
+    return suggest(match[2], [field.name for field in dataclasses.fields(section)])

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp import ConfigError, cli, load_config
-from jaxdp.commands.bench import BENCHES
+from jaxdp import ConfigError, load_config
+from jaxdp.cli import main
+from jaxdp.cli.bench import BENCHES
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = [[name] for name in cli.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
+COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
 
 QUICK = (["bench"], ["data", "prepare"], ["evaluate"], ["launch"])
 
 
 def failing(capsys, *arguments) -> str:
     with pytest.raises(SystemExit) as stopped:
-        cli.main(list(arguments))
+        main.main(list(arguments))
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
     return err.removeprefix("jaxdp: ").rstrip("\n")
@@ -34,45 +35,49 @@ def failing(capsys, *arguments) -> str:
         ("train --batch-size 8", "--batch-size: unknown flag; did you mean --batch.0.global-batch?"),
         ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay?"),
         ("export --lr 0.1", "--lr: unknown flag; did you mean --help?"),
-        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help` lists all"),
+        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help` lists all flags"),
         ("plan --depth 18", "--depth: unknown flag; did you mean --model.depth?"),
         ("plan --logging.no-tensorboar", "--logging.no-tensorboar: unknown flag; did you mean --logging.no-tensorboard?"),
         ("train --batch.2.global-batch 3", "--batch.2.global-batch: unknown flag; did you mean --batch.1.global-batch?"),
         ("checkpoints --workdr a", "--workdr: unknown flag; did you mean --workdir?"),
         ("bench step --kernel", "--kernel: unknown flag; did you mean --kernels?"),
         ("doctor --verfy", "--verfy: unknown flag; did you mean --verify?"),
-        ("report --qqqq", "--qqqq: unknown flag; `jaxdp report --help` lists all"),
+        ("report --qqqq", "--qqqq: unknown flag; `jaxdp report --help` lists all flags"),
         (
             "train --reduce.strategy tours",
-            "reduce.strategy: 'tours' is not allowed; did you mean torus? give psum, ring, hierarchical, torus, "
+            "reduce.strategy='tours': unknown name; did you mean torus? choose from psum, ring, hierarchical, torus, "
             "parameter_server, auto, "
-            "or make one of your own known in this process first: jaxdp.register_strategy('tours', ...), in Python or in the "
-            "recipe's file, which --config names",
+            "or register it with jaxdp.register_strategy('tours', ...) in Python or in the recipe given by --config",
         ),
-        ("train --model.depth 20", "--model.depth: '20' is not allowed; give 18, 34, 50, 101, 152"),
-        ("train --model.depth=20", "--model.depth: '20' is not allowed; give 18, 34, 50, 101, 152"),
-        ("train --seed", "--seed: its value is missing; give a whole number"),
-        ("train --seed --json", "--seed: its value is missing; give a whole number"),
-        ("train --seed 1.5", "--seed: '1.5' is not allowed; give a whole number"),
-        ("train --epochs many", "--epochs: 'many' is not allowed; give a number"),
-        ("train --batch.0.per-worker-batch no", "--batch.0.per-worker-batch: 'no' is not allowed; give a whole number or None"),
-        ("bench allreduce --sizes 1 x", "--sizes: 'x' is not allowed; give a whole number"),
+        ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
+        ("train --model.depth=20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
+        ("train --seed", "--seed: missing value; expected an integer"),
+        ("train --seed --json", "--seed: missing value; expected an integer"),
+        ("train --seed 1.5", "--seed='1.5': expected an integer"),
+        ("train --epochs many", "--epochs='many': expected a number"),
+        ("train --batch.0.per-worker-batch no", "--batch.0.per-worker-batch='no': expected an integer or None"),
+        ("bench allreduce --sizes 1 x", "--sizes='x': expected an integer"),
         (
             "bench allreduce --dtypes float32 bfloat61",
-            "--dtypes: 'bfloat61' is not allowed; did you mean bfloat16? give float32, bfloat16, float16",
+            "--dtypes='bfloat61': invalid choice; did you mean bfloat16? choose from float32, bfloat16, float16",
         ),
-        ("train --config", "--config: its value is missing; give one"),
-        ("train extra", "'extra' is not allowed there: no flag takes it; `jaxdp train --help` lists them"),
-        ("plan --json=yes", "--json: 'yes' is not allowed; it takes no value; give --json alone, or leave it out"),
-        ("export --workdir a", "--output: is missing; `jaxdp export --help` says what to give"),
-        ("launch", "--processes: is missing; `jaxdp launch --help` says what to give"),
-        ("data prepare", "NAME: is missing; `jaxdp data prepare --help` says what to give"),
-        ("bench scalng", "bench: 'scalng' is not allowed; did you mean scaling? give allreduce, input, scaling, step"),
-        ("data prpare", "data: 'prpare' is not allowed; did you mean prepare? give prepare"),
-        ("train --config imagenet_goyal_8", "there is no such recipe; did you mean imagenet_goyal_8k?"),
+        ("train --config", "--config: missing value; expected a value"),
+        ("train extra", "'extra': unexpected argument; `jaxdp train --help` lists all flags"),
+        ("plan --json=yes", "--json='yes': takes no value"),
+        ("export --workdir a", "--output: required; see `jaxdp export --help`"),
+        ("train --epochs --help", "--epochs: missing value; expected a number"),
+        ("train --config --help", "--config: missing value; expected a value"),
+        ("evaluate --workdir -h", "--workdir: missing value; expected a value"),
+        ("launch --processes --help", "--processes: missing value; expected an integer"),
+        ("plan --epochs many --help", "--epochs='many': expected a number"),
+        ("launch", "--processes: required; see `jaxdp launch --help`"),
+        ("data prepare", "NAME: required; see `jaxdp data prepare --help`"),
+        ("bench scalng", "bench='scalng': invalid choice; did you mean scaling? choose from allreduce, input, scaling, step"),
+        ("data prpare", "data='prpare': invalid choice; did you mean prepare? choose from prepare"),
+        ("train --config imagenet_goyal_8", "or use the path of a .py or .json file"),
     ],
 )
-def test_what_cannot_be_parsed_is_one_line_that_names_the_nearest(capsys, arguments, message):
+def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message):
     assert failing(capsys, *arguments.split()).endswith(message)
 
 
@@ -84,11 +89,11 @@ def test_what_cannot_be_parsed_is_one_line_that_names_the_nearest(capsys, argume
         ["--optimizer.weight-decay", "1e-5", "--schedule.end", "-0.0", "--loss-scale.name", "none"],
     ],
 )
-def test_what_can_be_given_is_taken(flags):
+def test_load_config_with_valid_flags_succeeds(flags):
     assert load_config("digits", flags).name == "digits"
 
 
-def test_a_wrong_override_from_python_is_a_config_error():
+def test_load_config_with_an_unknown_flag_raises_config_error():
     with pytest.raises(ConfigError, match=r"^--model.dept: unknown flag; did you mean --model.depth\?$"):
         load_config("digits", ["--model.dept", "18"])
 
@@ -96,11 +101,11 @@ def test_a_wrong_override_from_python_is_a_config_error():
 @pytest.mark.parametrize(
     "command", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow, id=" ".join(one)) for one in COMMANDS]
 )
-def test_help_at_every_level_has_examples_within_80_columns(capsys, monkeypatch, tmp_path, command):
+def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatch, tmp_path, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.suppress(SystemExit):
-        cli.main([*command, "--help"])
+        main.main([*command, "--help"])
     out, err = capsys.readouterr()
     assert err == ""
     assert "Example" in out
@@ -110,10 +115,10 @@ def test_help_at_every_level_has_examples_within_80_columns(capsys, monkeypatch,
     assert max(len(line) for line in out.splitlines() if not line.startswith("usage:")) <= 80  # which is tyro's own
 
 
-def test_examples_are_broken_between_words_alone(capsys, monkeypatch):
+def test_help_breaks_examples_only_at_spaces(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        cli.main(["plan", "--help"])
+        main.main(["plan", "--help"])
     out = capsys.readouterr().out
     examples = out.partition("Examples:")[2].partition("╭")[0].replace("\\\n", "").split()
     for flag in ("--compile-for", "--gpus-per-host", "--network"):
@@ -122,24 +127,24 @@ def test_examples_are_broken_between_words_alone(capsys, monkeypatch):
 
 @pytest.mark.parametrize("columns", ["5", "20"])
 @pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"]])
-def test_help_is_there_in_the_narrowest_terminal(capsys, monkeypatch, arguments, columns):
+def test_help_in_a_very_narrow_terminal_is_printed(capsys, monkeypatch, arguments, columns):
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit) as stopped:
-        cli.main(arguments)
+        main.main(arguments)
     assert stopped.value.code == 0
     assert "jaxdp" in capsys.readouterr().out
 
 
-def test_the_first_help_has_examples_within_80_columns(capsys):
+def test_main_help_has_examples_within_80_columns(capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["--help"])
+        main.main(["--help"])
     out = capsys.readouterr().out
     assert stopped.value.code == 0
     assert "Examples:\n  jaxdp train --config digits" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_dumb_terminal_and_one_without_unicode_get_help_in_ascii():
+def test_help_in_a_terminal_without_unicode_is_ascii():
     environment = os.environ | {"TERM": "dumb", "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
     command = [sys.executable, "-m", "jaxdp", "launch", "--help"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
@@ -148,6 +153,6 @@ def test_a_dumb_terminal_and_one_without_unicode_get_help_in_ascii():
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["train", "--version"]])
-def test_the_version_is_told(capsys, arguments):
-    cli.main(arguments)
+def test_version_flag_prints_the_version(capsys, arguments):
+    main.main(arguments)
     assert capsys.readouterr().out == "jaxdp 0.1.0\n"

@@ -1,4 +1,4 @@
-"""What the code base promises about itself."""
+"""Rules of the code base."""
 
 import ast
 import re
@@ -6,97 +6,82 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jaxdp.cli import COMMANDS
-
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
-# Each may import those before it, never those after.
-LAYERS = [
-    {"errors"},
-    {"commands", "config", "parallel.alone", "parallel.memory", "parallel.stragglers"},
-    {"files", "flags"},
-    {"registry"},
-    {"validation", "parallel.cluster", "parallel.compilation", "parallel.team_server", "launch", "training.stop"},
-    {"parallel.team"},
-    {"recipes"},
-    {"arguments"},
-    {"schedules", "losses", "parallel.mesh", "parallel.distributed", "models.convolution", "models.normalization", "optim.lars"}
-    | {"parallel.buckets", "parallel.chips", "parallel.hlo", "parallel.wire"}
-    | {
-        "data.order",
-        "data.groups",
-        "data.augment",
-        "training.picture",
-        "training.tensorboard",
-        "training.loss_scale",
-        "training.watchdog",
-        "training.digest",
-    },
-    {"data.decode"},
-    {"data.folder", "data.prepared", "data.loader"},
-    {"models.resnet", "models.own", "parallel.allreduce", "parallel.cost_model", "optim.build", "data.sources"}
-    | {"training.metrics", "training.console"},
-    {"training.workdir", "training.result", "training.notebook"},
-    {"models", "optim", "data.feed", "planning", "parallel.measure", "parallel.overlap", "bench.provenance"}
-    | {"models.torch_weights"},
-    {"training.state", "training.guard", "training.agreement", "prediction", "bench.ceilings", "bench.kernels"}
-    | {"models.weights"},
-    {"training.step", "training.evaluation", "training.strategy", "training.prepared", "training.seal", "training.remarks"}
-    | {"training.finetuning", "training.profile", "bench.allreduce", "bench.input"},
-    {"training.checkpoint", "training.programs", "training.log", "bench.stepper"},
-    {"bench.scaling", "bench.step"},
-    {"training.loop", "training.restored", "training.first_gradient", "report.reached", "aot"},
-    {"report.history"},
-    {"report.communication"},
-    {"report.curves"},
-    {"report.classes"},
-    {"report.tables"},
-    {"report.page"},
-    {"report"},
-    {"training.session", "training.predicting", "doctor.finding"},
-    {"doctor.packages"},
-    {"doctor.bare", "doctor.software", "doctor.machine", "doctor.network", "doctor.images", "doctor.probe"},
-    {"doctor.checks", "doctor.proof"},
-    {"doctor.gradients"},
-    {"doctor.resuming"},
-    {"doctor.verify"},
-    {f"commands.{name}" for name in COMMANDS},
-    {"cli"},
-    {"__main__"},
+# Folders of jaxdp/, lowest first; the modules beside them are named in BASE, or here. Each imports from lines above its own.
+FOLDERS = [
+    "base",
+    "xla optim",
+    "distributed parallel",
+    "models data",
+    "planning",
+    "plan_summary",
+    "checkpoint loggers",
+    "training",
+    "inference analysis",
+    "bench",
+    "report doctor",
+    "cli",
+    "__main__",
 ]
+BASE = {
+    "choices",
+    "config",
+    "errors",
+    "files",
+    "flags",
+    "losses",
+    "recipes",
+    "registry",
+    "schedules",
+    "strategies",
+    "validation",
+}
+MAY_CALL_THE_PUBLIC_FUNCTIONS = {"doctor", "cli"}  # by `import jaxdp`
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def folder_of(module: str) -> str:
+    """`parallel` of jaxdp.parallel.mesh; "" of jaxdp itself."""
+    _, _, name = module.partition(".")
+    top = name.split(".")[0]
+    return "base" if top in BASE else top
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of jaxdp that a file imports at its top level, and private ones of JAX anywhere."""
+    """Every module that a file imports, inside functions too."""
     names = set()
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        found = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
+            beside = node.module == "jaxdp"
+            names |= {f"jaxdp.{alias.name}" for alias in node.names} if beside else {node.module}
         elif isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        top = node in tree.body
-        names |= {name for name in found if name.startswith("jax._src") or (top and name.startswith("jaxdp."))}
-    return names
+            names |= {alias.name for alias in node.names}
+    return names - {"jaxdp.__version__"}
 
 
-def test_imports_point_one_way():
-    level = {name: height for height, names in enumerate(LAYERS) for name in names}
-    empty = {"", "bench", "data", "doctor", "parallel", "training"}
-    for path in PACKAGE.rglob("*.py"):
-        name = module_name(path)
-        if name in empty:
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_imports_between_folders_point_one_way():
+    level = {name: height for height, names in enumerate(FOLDERS) for name in names.split()}
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        here = folder_of(module_of(path))
+        if not here:  # jaxdp/__init__.py imports the public functions when they are first used
             continue
-        assert name in level, f"{name} has no layer: give it one in LAYERS"
-        for other in imported(path):
-            other = other.removeprefix("jaxdp.")
-            if other in level and other != name:
-                assert level[other] < level[name], f"{name} imports {other}"
+        for module in imported(path):
+            there = folder_of(module)
+            if module == "jaxdp" and here not in MAY_CALL_THE_PUBLIC_FUNCTIONS:
+                wrong.append(f"{path} imports jaxdp")
+            if module.startswith("jaxdp.") and there != here and level[there] >= level[here]:
+                wrong.append(f"{path} imports {module}")
+    assert not wrong
+
+
+def test_every_folder_says_what_belongs_there():
+    for path in PACKAGE.rglob("*/__init__.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_nothing_private_of_jax_is_imported():
@@ -121,3 +106,18 @@ def test_every_public_name_is_there():
 
     for name in jaxdp.__all__:
         assert getattr(jaxdp, name).__doc__, name
+
+
+def test_no_time_is_taken_from_a_clock_that_can_be_set():
+    """Intervals, deadlines and what is newest: of a monotonic clock, or of numbers."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found = re.search(r"\btime\.(time|time_ns|ctime)\(|\bdatetime\b|\bst_[mc]time\b", path.read_text())
+        assert found is None, f"{path}: {found}"
+
+
+def test_the_readme_can_be_read_in_two_minutes():
+    assert len((PACKAGE.parent / "README.md").read_text().split()) <= 900
+
+
+def test_the_package_ships_its_types():
+    assert (PACKAGE / "py.typed").exists()

@@ -6,12 +6,12 @@ import pytest
 from jaxdp.losses import cross_entropy, rank_of_label
 
 
-def test_uniform_logits_give_the_logarithm_of_the_classes():
+def test_cross_entropy_of_uniform_logits_is_the_logarithm_of_the_classes():
     loss = cross_entropy(jnp.zeros((1, 1000)), jnp.array([3]), 0.1)
     assert float(loss[0]) == pytest.approx(6.907755278982137, rel=1e-6)
 
 
-def test_the_smallest_smoothed_loss_is_the_entropy_of_the_target():
+def test_cross_entropy_at_the_smoothed_target_is_its_entropy():
     logits = np.log(np.full((1, 1000), 0.0001))
     logits[0, 5] = np.log(0.9001)
     loss = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.array([5]), 0.1)
@@ -19,7 +19,7 @@ def test_the_smallest_smoothed_loss_is_the_entropy_of_the_target():
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-def test_equals_numpy_in_float64_and_optax(smoothing):
+def test_cross_entropy_equals_numpy_in_float64_and_optax(smoothing):
     random = np.random.default_rng(0)
     logits, labels = random.normal(size=(32, 11)) * 5, random.integers(0, 11, 32)
     target = (1 - smoothing) * np.eye(11)[labels] + smoothing / 11
@@ -31,16 +31,16 @@ def test_equals_numpy_in_float64_and_optax(smoothing):
     np.testing.assert_allclose(ours, peer, rtol=1e-5)
 
 
-def test_half_precision_logits_give_a_float32_loss():
+def test_cross_entropy_of_bfloat16_logits_is_float32():
     assert cross_entropy(jnp.zeros((2, 3), jnp.bfloat16), jnp.array([0, 1])).dtype == jnp.float32
 
 
-def test_rank_counts_classes_above_the_label_and_ties_against_the_model():
+def test_rank_of_label_counts_ties_and_nan_against_the_model():
     logits = jnp.array([[3.0, 1.0, 2.0], [1.0, 1.0, 1.0], [0.0, 5.0, 5.0], [jnp.nan, jnp.nan, jnp.nan]])
     assert rank_of_label(logits, jnp.array([0, 1, 2, 0])).tolist() == [0, 2, 1, 2]
 
 
-def test_rank_equals_sklearns_top_k():
+def test_rank_of_label_equals_sklearns_top_k():
     from sklearn.metrics import top_k_accuracy_score
 
     random = np.random.default_rng(1)

@@ -1,11 +1,11 @@
-"""Several hosts on this one Linux machine: network namespaces joined by links of a chosen rate, which can be cut.
+"""Virtual hosts on one Linux machine: network namespaces connected by links with a chosen rate, which can be cut.
 
     with Hosts(2, rate="100mbit") as hosts:
         server = hosts.popen(0, [sys.executable, "server.py"])
         client = hosts.popen(1, [sys.executable, "client.py", hosts.name(0)])
 
-A host has its own name, loopback and network interface, and the names of all hosts resolve on it. Files, processors, memory and
-the clock are the machine's. Needs root and Debian's package iproute2.
+Each host has its own name, loopback and network interface, and resolves the names of all hosts. They share the machine's files,
+processors, memory and clock. Needs root and Debian's package iproute2.
 """
 
 import contextlib
@@ -19,11 +19,9 @@ import time
 from pathlib import Path
 
 PREFIX = "jaxdp-h"
-SWITCH = f"{PREFIX}-switch"  # a namespace too, so that neither the machine's routes nor its firewall has a part in it
+SWITCH = f"{PREFIX}-switch"  # a namespace too, so that the machine's routes and firewall have no effect
 HOSTS_FILE = Path("/run/jaxdp-hosts")
-BURST = (
-    "256kb"  # what a link that was idle passes at once: 20 ms at 100mbit, and enough to keep 10gbit busy between timer ticks
-)
+BURST = "256kb"  # that an idle link passes at once: 20 ms at 100mbit, and enough for 10gbit between timer ticks
 QUEUE = "50ms"
 
 
@@ -39,9 +37,9 @@ def _run(*command: str) -> str:
 
 
 class Hosts:
-    """`number` hosts, numbered from 0, while the context lasts. Its end kills what still runs on them.
+    """Context manager for `number` hosts, numbered from 0. Leaving it kills the processes that still run on them.
 
-    rate: of each link, in each of its directions, as `tc` writes it ("100mbit", "1gbit"); None for no limit.
+    rate: limit of each link, in each direction, in the notation of `tc` ("100mbit", "1gbit"); None for no limit.
     """
 
     def __init__(self, number: int, rate: str | None = None):
@@ -50,14 +48,14 @@ class Hosts:
     def __enter__(self):
         missing = [tool for tool in ("ip", "tc", "nsenter", "unshare") if not shutil.which(tool)]
         if missing:
-            raise HostsError(f"there is no {missing[0]}; install Debian's packages iproute2 and util-linux")
+            raise HostsError(f"{missing[0]} not found; install Debian's packages iproute2 and util-linux")
         if os.geteuid() != 0:
-            raise HostsError("network namespaces need root; run as root")
+            raise HostsError("network namespaces require root; run as root")
         self._lock = socket.socket(socket.AF_UNIX)
         try:
-            self._lock.bind("\0jaxdp-hosts")  # an abstract name, which goes with its process
+            self._lock.bind("\0jaxdp-hosts")  # an abstract name, which disappears with its process
         except OSError:
-            raise HostsError("another process on this machine has its hosts up; end it first") from None
+            raise HostsError("another process on this machine uses its hosts; end it first") from None
         try:
             self._remove()
             self._make()
@@ -90,7 +88,7 @@ class Hosts:
             self.rate(self._first_rate)
 
     def _remove(self):
-        """Removes these hosts, or those that a killed process has left."""
+        """Remove these hosts, or those left behind by a process that was killed."""
         names = [path.name for path in Path("/run/netns").glob(f"{PREFIX}*")]
         for name in names:
             while pids := _run("ip", "netns", "pids", name).split():
@@ -103,33 +101,34 @@ class Hosts:
 
     def name(self, host: int) -> str:
         if host not in range(self.number):
-            raise HostsError(f"host {host} is none of the {self.number}")
+            raise HostsError(f"host {host} does not exist; there are {self.number}")
         return f"{PREFIX}{host}"
 
     def address(self, host: int) -> str:
         return f"10.77.0.{host + 1}"
 
     def popen(self, host: int, command: list[str], **options) -> subprocess.Popen:
-        """`command` on the host. Every program before it gives its process over to the next: signals reach the command."""
+        """Start a command on the host. Each wrapper program replaces itself by the next, so signals reach the command."""
         enter = ["nsenter", f"--net=/run/netns/{self.name(host)}", "unshare", "--uts", "--mount"]
-        settle = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
-        return subprocess.Popen([*enter, "sh", "-c", settle, self.name(host), str(HOSTS_FILE), *command], **options)
+        set_up_host = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+        return subprocess.Popen([*enter, "sh", "-c", set_up_host, self.name(host), str(HOSTS_FILE), *command], **options)
 
     def rate(self, rate: str | None, host: int | None = None) -> None:
-        """Limits the link of the host, or all links, in both directions; None lifts the limit."""
+        """Limit the link of a host, or all links, in both directions; None removes the limit."""
         limit = ["tbf", "rate", rate, "burst", BURST, "latency", QUEUE] if rate else ["noqueue"]
         for name in map(self.name, range(self.number) if host is None else [host]):
             _run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *limit)
             _run("tc", "-n", SWITCH, "qdisc", "replace", "dev", name, "root", *limit)
 
     def cut(self, host: int) -> None:
-        """Pulls the host's cable: nothing passes and nobody is told, as its own interface stays up."""
+        """Cut the link of a host silently: packets are lost, and its own interface stays up."""
         _run("ip", "-n", SWITCH, "link", "set", self.name(host), "down")
 
-    def mend(self, host: int) -> None:
+    def reconnect(self, host: int) -> None:
+        """Restore a link that was cut."""
         _run("ip", "-n", SWITCH, "link", "set", self.name(host), "up")
 
     def bytes(self, host: int) -> tuple[int, int]:
-        """(received, sent) by the host so far, with all headers."""
+        """Bytes (received, sent) by the host so far, including all headers."""
         (link,) = json.loads(_run("ip", "-n", self.name(host), "-json", "-statistics", "link", "show", "eth0"))
         return link["stats64"]["rx"]["bytes"], link["stats64"]["tx"]["bytes"]

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# A Slurm of two nodes on this one machine, for trying batch scripts with the real scheduler. As root:
+# Runs Slurm with two nodes on one machine, to test batch scripts with the real scheduler. As root:
 #
-#   slurm.sh start DIR        # the daemons, their state and their logs, all in the new folder DIR
+#   slurm.sh start DIR        # starts the daemons, with state and logs in the new folder DIR
 #   export SLURM_CONF=DIR/slurm.conf
 #   srun -N2 hostname         # and sbatch, squeue, scontrol ...
-#   slurm.sh kill DIR node2   # a node that dies with all that runs on it; "boot DIR node2" brings it back
-#   slurm.sh stop DIR         # ends what was started and what runs in it
+#   slurm.sh kill DIR node2   # kills a node and all its processes; "boot DIR node2" restarts it
+#   slurm.sh stop DIR         # stops the daemons and all jobs
 #
-# Every daemon runs on a "host" of its own: a UTS namespace, for its own name, and a mount namespace with an /etc/hosts in which
-# the names of all hosts resolve to addresses of the loopback. So the machine's own name and /etc/hosts stay as they are.
+# Every daemon runs on a virtual host: a UTS namespace with its own name, and a mount namespace with an /etc/hosts that resolves
+# the names of all hosts to loopback addresses. The machine's own name and /etc/hosts do not change.
 set -euo pipefail
 nodes=(node1 node2)
-port=16817 # of the controller; the nodes have those after it
+port=16817 # of the controller; the nodes use the following ports
 seconds=30 # to wait for the nodes
 
 fail() {
@@ -19,7 +19,7 @@ fail() {
   exit 1
 }
 
-on_host() { # HOST COMMAND...: started in the background on the host, whose namespace's file is made at its first command
+on_host() { # HOST COMMAND...: starts the command in the background on the host; the first command creates the host's namespace
   local host=$1 uts=$dir/$1.uts
   shift
   if mountpoint -q "$uts"; then
@@ -28,7 +28,7 @@ on_host() { # HOST COMMAND...: started in the background on the host, whose name
     touch "$uts"
     set -- unshare --uts="$uts" --mount "${inside[@]}" "$host" "$dir/hosts" "$@"
   fi
-  # Descriptors of the caller would keep a pipe open that it reads to its end.
+  # Inherited descriptors would keep the caller's pipe open.
   setsid "$@" </dev/null >>"$dir/$host.err" 2>&1 &
   for _ in {1..50}; do
     mountpoint -q "$uts" && return
@@ -39,12 +39,12 @@ on_host() { # HOST COMMAND...: started in the background on the host, whose name
 # shellcheck disable=SC2016
 inside=(sh -c 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"' sh)
 
-of_host() { # the ids of a host's processes: those in its namespace, whoever their parent is by now
+of_host() { # the ids of a host's processes, by namespace
   [[ -e $dir/$1.uts ]] || return 0
   find -L /proc/[0-9]*/ns/uts -maxdepth 0 -samefile "$dir/$1.uts" 2>/dev/null | cut -d/ -f3 || true
 }
 
-end_host() { # HOST SIGNAL...: each signal to all of a host's processes, until none is left
+end_host() { # HOST SIGNAL...: sends each signal to all processes of the host until none is left
   local host=$1 pids
   shift
   for signal in "$@" KILL; do
@@ -72,8 +72,8 @@ wait_until_idle() {
     idle && return
     sleep 0.1
   done
-  tail -n 15 "$dir"/*.err >&2 # all that the daemons' own logs have, and what they said before those were open
-  fail "the nodes are not idle after $seconds s; the logs' ends are above"
+  tail -n 15 "$dir"/*.err >&2 # the daemons' logs, and their output from before these were open
+  fail "the nodes are not idle after $seconds s; see the logs above"
 }
 
 configure() {
@@ -106,7 +106,7 @@ SlurmdTimeout=10
 KillWait=5
 CompleteWait=0
 SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2
-# Each node says that it has all of this machine's cores.
+# Each node reports all cores of this machine.
 SlurmdParameters=config_overrides
 CONF
   for place in "${!nodes[@]}"; do
@@ -122,17 +122,17 @@ dir=$(realpath -m "$2")
 export SLURM_CONF=$dir/slurm.conf
 [[ $EUID == 0 ]] || fail "must be run as root"
 for program in slurmctld slurmd munged; do
-  command -v "$program" >/dev/null || fail "there is no $program; install Debian's packages slurm-wlm and munge"
+  command -v "$program" >/dev/null || fail "$program not found; install Debian's packages slurm-wlm and munge"
 done
 
 case $1 in
   start)
-    [[ ! -e $dir/slurm.conf ]] || fail "$dir has been used already; give a new folder"
+    [[ ! -e $dir/slurm.conf ]] || fail "$dir has already been used; choose a new folder"
     mkdir -p "$dir/state" "${nodes[@]/#/$dir/spool-}"
     configure
     trap 'status=$?; ((status == 0)) || "$0" stop "$dir"' EXIT
     (umask 077 && head -c 1024 /dev/urandom >"$dir/munge.key")
-    # --force: the folder may be closed to other users.
+    # --force: other users may have no access to the folder.
     on_host controller munged --foreground --force --key-file="$dir/munge.key" --socket="$dir/munge.socket" \
       --seed-file="$dir/munge.seed" --pid-file="$dir/munged.pid" --log-file="$dir/munged.log"
     for _ in {1..50}; do

@@ -1,0 +1,1 @@
+"""Benchmarks of this machine: all-reduce, input pipeline, training step, scaling."""

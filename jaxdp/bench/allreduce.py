@@ -1,28 +1,34 @@
-"""`jaxdp bench allreduce`: every strategy, message size and dtype on the mesh at hand, and which one to take."""
+"""`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
 import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from rich.table import Table
 
-from jaxdp.bench.provenance import VIRTUAL, provenance
+from jaxdp.analysis import cost_model
+from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
-from jaxdp.parallel import allreduce, cost_model, measure
-from jaxdp.parallel.mesh import unfit
+from jaxdp.parallel import allreduce, timing
+from jaxdp.strategies import STRATEGIES
 
 SIZES = (16_384, 262_144, 4_194_304, 67_108_864)
 DTYPES = ("float32", "bfloat16")
-COLOURS = {"psum": "#000000", "ring": "#D55E00", "hierarchical": "#E69F00", "torus": "#0072B2", "parameter_server": "#CC79A7"}
+COLORS = {"psum": "#000000", "ring": "#D55E00", "hierarchical": "#E69F00", "torus": "#0072B2", "parameter_server": "#CC79A7"}
 
 
-def fit(points: list[tuple[int, float]], strategy: str, vertical: int, horizontal: int) -> dict:
-    """Latency (seconds) and bandwidth (bytes a second) of the model for measured (bytes, seconds), by least squares.
+def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
+    """{"latency" (seconds), "bandwidth" (bytes per second)} of the cost model, by least squares over (bytes, seconds).
 
-    Errors count as shares of the measured times, so that small messages weigh as much as large ones. Neither is negative: one
-    that would be is left out of the fit (0, or None for a bandwidth that cannot be told).
+    Errors are relative to the measured times, so that small messages weigh as much as large ones. A parameter whose best value
+    would be negative is left out of the fit: latency 0, or bandwidth None.
     """
-    (rounds, volume), *_ = cost_model.terms(strategy, vertical, horizontal)
+    (rounds, volume), *_ = cost_model.cost_terms(strategy, *mesh_shape)
     design = np.array([[rounds / seconds, volume * size / seconds] for size, seconds in points])
     columns = [0, 1]
     while columns:
@@ -30,87 +36,126 @@ def fit(points: list[tuple[int, float]], strategy: str, vertical: int, horizonta
         if (values >= 0).all():
             break
         columns.pop(int(np.argmin(values)))
-    found = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, values), strict=True))
-    return {"latency": found[0], "bandwidth": 1 / found[1] if found[1] > 0 else None}
+    fitted = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, values), strict=True))
+    return {"latency": fitted[0], "bandwidth": 1 / fitted[1] if fitted[1] > 0 else None}
 
 
-def run(config: Config, mesh, gradient, sizes=SIZES, dtypes=DTYPES, repeats: int = 9) -> dict:
-    """Median seconds of every strategy for one message of each size and dtype, and for `gradient` as a run would send it.
+def run(
+    config: Config,
+    mesh: Mesh,
+    gradient: Any,
+    *,
+    sizes: Sequence[int] = SIZES,
+    dtypes: Sequence[str] = DTYPES,
+    repeats: int = 9,
+) -> dict:
+    """Time every strategy for messages of each size and dtype, and for `gradient` in the messages of a run.
 
-    gradient: a tree of shapes. sizes: bytes on the wire. The calls of one size alternate in one process; compilation is apart.
+    gradient: a tree of shapes; sizes: bytes on the wire. Calls of the same size alternate; compilation is excluded. Every
+    result is compared with the exact sum of integers, outside the timed interval; `wrong_calls` counts differences.
     """
-    vertical, horizontal = mesh.devices.shape
-    names = [name for name in allreduce.STRATEGIES if not unfit(name, mesh.size)]
-    rows = []
-    for dtype in dtypes:
-        for size in sizes:
-            elements = max(1, size // jnp.dtype(dtype).itemsize)
-            vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
-            times = max(1, min(20, 1_048_576 // size))
-            calls = {name: measure.reduction(mesh, vector, name, None, None, times, config.compile) for name in names}
-            for name, seconds in measure.alternated(calls, repeats).items():
-                each = sorted(second / times for second in seconds)
-                rows.append(
-                    {
-                        "strategy": name,
-                        "dtype": dtype,
-                        "bytes": elements * jnp.dtype(dtype).itemsize,
-                        "seconds": statistics.median(each),
-                        "fastest": each[0],
-                        "slowest": each[-1],
-                    }
-                )
+    names = [one.name for one in STRATEGIES.values() if one.cost and not one.unsupported_reason(mesh.size)]
+    rows = [
+        row
+        for dtype in dtypes
+        for size in sizes
+        for row in _time_message(
+            config, mesh, names, elements=max(1, size // jnp.dtype(dtype).itemsize), dtype=dtype, repeats=repeats
+        )
+    ]
     reduce = config.reduce
-    wire = None if reduce.wire_dtype == "float32" else jnp.dtype(reduce.wire_dtype)
-    calls = {name: measure.reduction(mesh, gradient, name, wire, reduce.bucket_bytes, compile=config.compile) for name in names}
-    whole = {name: statistics.median(seconds) for name, seconds in measure.alternated(calls, repeats).items()}
-    width = jnp.dtype(reduce.wire_dtype).itemsize
+    message: dict[str, Any] = {
+        "wire_dtype": allreduce.wire_dtype_of(reduce),
+        "bucket_bytes": reduce.bucket_bytes,
+        "compile": config.compile,
+    }
+    calls = {name: timing.Reduction(mesh, gradient, name, **message) for name in names}
+    times, wrong_calls = timing.time_reductions(calls, repeats)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    inexact = {name for name, count in wrong_calls.items() if count} | {row["strategy"] for row in rows if row["wrong_calls"]}
     return {
         "provenance": provenance(),
-        "mesh": [vertical, horizontal],
+        "mesh": list(mesh.devices.shape),
         "device": mesh.devices.flat[0].device_kind,
         "virtual": mesh.devices.flat[0].platform == "cpu",
         "repeats": repeats,
         "rows": rows,
-        "fits": {
-            dtype: {
-                name: fit(
-                    [(r["bytes"], r["seconds"]) for r in rows if (r["strategy"], r["dtype"]) == (name, dtype)],
-                    name,
-                    vertical,
-                    horizontal,
-                )
-                for name in names
-            }
-            for dtype in dtypes
-            if mesh.size > 1
-        },
+        "fits": _fits(rows, names, mesh),
         "gradient": {
-            "bytes": sum(leaf.size for leaf in jax.tree.leaves(gradient)) * width,
+            "bytes": sum(leaf.size for leaf in jax.tree.leaves(gradient)) * jnp.dtype(reduce.wire_dtype).itemsize,
             "wire_dtype": reduce.wire_dtype,
             "bucket_bytes": reduce.bucket_bytes,
-            "seconds": whole,
+            "seconds": medians,
+            "wrong_calls": wrong_calls,
         },
-        "recommended": min(whole, key=whole.get),
+        "wrong_sums": sorted(inexact),
+        "recommended": min((name for name in medians if name not in inexact), key=medians.__getitem__, default=None),
     }
 
 
+def _time_message(
+    config: Config, mesh: Mesh, names: Sequence[str], *, elements: int, dtype: str, repeats: int
+) -> Iterator[dict]:
+    """A row for each strategy; small messages are sent several times in a call."""
+    size = elements * jnp.dtype(dtype).itemsize
+    repetitions = max(1, min(20, 1_048_576 // size))
+    vector = jax.ShapeDtypeStruct((elements,), jnp.dtype(dtype))
+    message: dict[str, Any] = {"bucket_bytes": None, "repetitions": repetitions, "compile": config.compile}
+    calls = {name: timing.Reduction(mesh, vector, name, **message) for name in names}
+    times, wrong_calls = timing.time_reductions(calls, repeats)
+    for name, seconds in times.items():
+        each = sorted(second / repetitions for second in seconds)
+        yield {
+            "strategy": name,
+            "dtype": dtype,
+            "bytes": size,
+            "seconds": statistics.median(each),
+            "fastest": each[0],
+            "slowest": each[-1],
+            "wrong_calls": wrong_calls[name],
+        }
+
+
+def _fits(rows: Sequence[dict], names: Sequence[str], mesh: Mesh) -> dict[str, dict[str, dict]]:
+    """dtype -> strategy -> `fit`; empty for a single device."""
+    fits: dict[str, dict[str, dict]] = {}
+    for dtype in dict.fromkeys(row["dtype"] for row in rows) if mesh.size > 1 else ():
+        for name in names:
+            points = [(row["bytes"], row["seconds"]) for row in rows if (row["strategy"], row["dtype"]) == (name, dtype)]
+            fits.setdefault(dtype, {})[name] = fit(points, name, mesh.devices.shape)
+    return fits
+
+
 def advice(record: dict) -> str:
-    """What to take on this mesh for this gradient, and by how much."""
+    """One line: the strategy to use for this gradient on this mesh, and its lead."""
     seconds, best = record["gradient"]["seconds"], record["recommended"]
-    ranked = sorted(seconds, key=seconds.get)
-    ahead = seconds[ranked[1]] / seconds[best] if len(ranked) > 1 else 1.0
-    against = seconds["psum"] / seconds[best]
-    start = f"For this recipe's gradient ({record['gradient']['bytes']:,} bytes, {record['gradient']['wire_dtype']}): "
+    if best is None:
+        return "Every strategy returns wrong sums on these devices: do not train on them."
+    seconds = {name: each for name, each in seconds.items() if name not in record["wrong_sums"] or name == "psum"}
+    ranked = sorted(seconds, key=seconds.__getitem__)
+    lead = seconds[ranked[1]] / seconds[best] if len(ranked) > 1 else 1.0
+    gradient = f"For this recipe's gradient ({record['gradient']['bytes']:,} bytes, {record['gradient']['wire_dtype']}): "
     if best == "psum":
-        return f"{start}plain psum wins, {ahead:.2f} times as fast as {ranked[1]}. --reduce.strategy psum"
-    return f"{start}{best} is fastest, {against:.2f} times as fast as psum. --reduce.strategy {best}"
+        return f"{gradient}psum is fastest, {lead:.2f} times as fast as {ranked[1]}. --reduce.strategy psum"
+    return f"{gradient}{best} is fastest, {seconds['psum'] / seconds[best]:.2f} times as fast as psum. --reduce.strategy {best}"
 
 
-def shown(record: dict):
-    """For each dtype a rich table of medians with the fitted latency and bandwidth, one of the whole gradient, the advice."""
-    from rich.table import Table
+def wrong_sums(record: dict) -> str:
+    """One line: which strategies returned wrong sums, for which messages, and how often."""
+    calls = record["repeats"] + 1
+    cases = [
+        f"{row['strategy']}, {row['dtype']}, {row['bytes']:,} B: {row['wrong_calls']} of {calls} calls"
+        for row in record["rows"]
+        if row["wrong_calls"]
+    ]
+    cases += [
+        f"{name}, full gradient: {count} of {calls} calls" for name, count in record["gradient"]["wrong_calls"].items() if count
+    ]
+    return f"WRONG SUMS: {'; '.join(cases)}. Do not train with {', '.join(record['wrong_sums'])} on these devices."
 
+
+def render(record: dict) -> Iterator[Table | str]:
+    """A table of medians with fitted latency and bandwidth for each dtype, one for the full gradient, and the advice."""
     vertical, horizontal = record["mesh"]
     sizes = sorted({row["bytes"] for row in record["rows"]})
     for dtype, fits in record["fits"].items():
@@ -125,20 +170,25 @@ def shown(record: dict):
             medians = [f"{1e3 * cells[size]['seconds']:.3f}" for size in sizes]
             table.add_row(strategy, *medians, f"{1e6 * fitted['latency']:.1f} us", bandwidth)
         yield table
+    bucket_bytes = record["gradient"]["bucket_bytes"]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = f"the whole gradient in messages of {record['gradient']['bucket_bytes'] or 'any number of'} bytes and more"
+    table.title = (
+        f"full gradient in {'one message' if bucket_bytes is None else f'messages of {bucket_bytes:,} bytes and more'}"
+    )
     table.add_column("strategy")
     table.add_column("milliseconds", justify="right")
     for name, seconds in sorted(record["gradient"]["seconds"].items(), key=lambda item: item[1]):
         table.add_row(name, f"{1e3 * seconds:.3f}")
     yield table
+    if record["wrong_sums"]:
+        yield wrong_sums(record)
     yield advice(record)
     if record["virtual"]:
-        yield VIRTUAL
+        yield VIRTUAL_NOTE
 
 
-def draw(record: dict, path) -> None:
-    """Median seconds against message size, one panel a dtype."""
+def draw(record: dict, path: str | Path) -> None:
+    """Plot median seconds against message size, one panel for each dtype."""
     from matplotlib.figure import Figure
 
     dtypes = list(dict.fromkeys(row["dtype"] for row in record["rows"]))
@@ -146,17 +196,17 @@ def draw(record: dict, path) -> None:
     panels = np.atleast_1d(figure.subplots(1, len(dtypes), sharey=True))
     for axes, dtype in zip(panels, dtypes, strict=True):
         for strategy in dict.fromkeys(row["strategy"] for row in record["rows"]):
-            mine = [row for row in record["rows"] if (row["strategy"], row["dtype"]) == (strategy, dtype)]
-            low = [row["seconds"] - row["fastest"] for row in mine]
-            high = [row["slowest"] - row["seconds"] for row in mine]
+            rows = [row for row in record["rows"] if (row["strategy"], row["dtype"]) == (strategy, dtype)]
+            low = [row["seconds"] - row["fastest"] for row in rows]
+            high = [row["slowest"] - row["seconds"] for row in rows]
             axes.errorbar(
-                [row["bytes"] for row in mine],
-                [row["seconds"] for row in mine],
+                [row["bytes"] for row in rows],
+                [row["seconds"] for row in rows],
                 [low, high],
                 marker="o",
                 markersize=3,
                 capsize=2,
-                color=COLOURS[strategy],
+                color=COLORS.get(strategy),
                 label=strategy,
             )
         axes.set(xscale="log", yscale="log", xlabel="bytes", title=dtype)

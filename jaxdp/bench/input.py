@@ -1,32 +1,48 @@
-"""`jaxdp bench input`: how many images a second each part of the way to the devices gives, on all cores and on one."""
+"""`jaxdp bench input`: images per second of each stage of the input pipeline, with all threads and with one."""
 
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from rich.table import Table
 
-from jaxdp.bench.provenance import provenance
+from jaxdp.bench.environment import provenance
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config
-from jaxdp.data import feed
-from jaxdp.data.augment import augment, normalise
+from jaxdp.data import prefetch
+from jaxdp.data.augment import augment, normalize
 from jaxdp.data.decode import Scratch, decode
-from jaxdp.data.folder import ImageFolder
-from jaxdp.data.loader import Loader, default_threads
-from jaxdp.data.order import sample_ids
-from jaxdp.data.sources import IMAGENET_MEAN, IMAGENET_STD, PUBLISHED, ArraySource, training_shape
+from jaxdp.data.image_folder import ImageFolder
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import ItemSource, Loader, default_threads
+from jaxdp.data.sampler import sample_ids
+from jaxdp.data.sources import training_transform
 
-MADE, HEIGHT, WIDTH = 256, 350, 400
-SMALL_IMAGES, SMALL_BATCH = 50_000, 512
-IMAGENET = PUBLISHED["imagenet2012"]
-BATCHES = 24  # loaded in a row, as a run does
+FILES, HEIGHT, WIDTH = 256, 350, 400
+SMALL_IMAGES, SMALL_BATCH, SMALL_STEPS = 50_000, 512, 40
+IMAGENET = SOURCES["imagenet2012"]
+IMAGENET_EXAMPLES = IMAGENET.train_images or 0
+BATCHES = 24  # loaded in a row, as in a run
 
 
-def make_images(folder: Path, count: int = MADE, height: int = HEIGHT, width: int = WIDTH) -> int:
-    """Write JPEGs as large as a photograph of that size (about 65 KB), into two classes; bytes of the mean one."""
+class Stage(NamedTuple):
+    """A part of the pipeline. work: handles `images` of them with `threads` threads."""
+
+    name: str
+    threads: int
+    images: int
+    work: Callable[[], object]
+
+
+def make_images(folder: Path, count: int = FILES, *, height: int = HEIGHT, width: int = WIDTH) -> int:
+    """Write JPEGs the size of photographs (about 65 KB) into two class folders; returns their mean size in bytes."""
     total = 0
     for number in range(count):
         random = np.random.default_rng(number)
@@ -41,8 +57,8 @@ def make_images(folder: Path, count: int = MADE, height: int = HEIGHT, width: in
     return total // count
 
 
-def rate(work, images: int, repeats: int) -> dict:
-    """Images a second of a call that handles `images` of them: median, slowest, fastest of `repeats` after one unrecorded."""
+def measure_rate(work: Callable[[], object], images: int, repeats: int) -> dict:
+    """Images per second of a call that handles `images` of them: median, slowest, fastest, after one unrecorded call."""
     work()
     rates = []
     for _ in range(repeats):
@@ -52,101 +68,113 @@ def rate(work, images: int, repeats: int) -> dict:
     return {"images_per_second": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)}
 
 
-def run(config: Config, mesh, batch: int, repeats: int = 5, source=None) -> dict:
-    """Rates of reading, decoding, shaping (each on one thread), of the loader, of the transfer, and of images in memory.
+def run(config: Config, mesh: Mesh, *, batch_size: int, repeats: int = 5, source: ItemSource | None = None) -> dict:
+    """Measure reading, decoding, cropping, loading, augmentation on the devices, transfer, and images in memory.
 
-    source: as a `Loader` takes it; None for JPEGs of 400x350 made for the purpose. The crop is that of the config.
+    source: encoded images; None generates JPEGs of 400x350. The crop is the config's.
     """
-    with tempfile.TemporaryDirectory() as made:
-        size_of_files = None
+    with tempfile.TemporaryDirectory() as folder:
+        file_bytes = None
         if source is None:
-            size_of_files = make_images(Path(made))
-            source = ImageFolder(Path(made))
-        shape, size = training_shape(config)
-        indices = np.arange(min(MADE, len(source)))
-        encoded = [source[int(index)][0] for index in indices]
-        pixels = [decode(data) if isinstance(data, bytes) else data for data in encoded]
-        scratch, row = Scratch(), np.empty((size, size, 3), np.uint8)
-        threads = config.data.threads or default_threads()
-        classes = 1 + max(label for _, label in map(source.__getitem__, indices.tolist()))
-        one, all_threads = (Loader(source, shape, size, classes, count) for count in (1, threads))
-        ids = np.resize(indices, batch)
-        host = {"images": all_threads.batch(ids, ids)[0], "positions": ids.astype(np.uint32)}
-        here = feed.put(host, mesh)
-
-        @jax.jit
-        def augmented(batch):
-            return normalise(augment(config, batch["images"], batch["positions"]), IMAGENET_MEAN, IMAGENET_STD)
-
-        def load_ahead():
-            ahead = feed.Ahead(lambda ids: all_threads.batch(ids, ids), [ids] * BATCHES)
-            while ahead.next() is not None:
-                pass
-            ahead.close()
-
-        stages = {
-            "source": (1, lambda: [source[int(index)] for index in indices], len(indices)),
-            "decode": (1, lambda: [decode(data, scratch) for data in encoded if isinstance(data, bytes)], len(indices)),
-            "crop": (1, lambda: [shape(image, row, n) for n, image in enumerate(pixels)], len(indices)),
-            "batch, one thread": (1, lambda: one.batch(ids, ids), batch),
-            f"batch, {threads} threads": (threads, load_ahead, BATCHES * batch),
-            "augment, on the devices": (mesh.size, lambda: jax.block_until_ready(augmented(here)), batch),
-            "transfer": (1, lambda: jax.block_until_ready(feed.put(host, mesh)), batch),
-        }
-        rows = [
-            {"stage": name, "threads": count, **rate(work, images, repeats)} for name, (count, work, images) in stages.items()
-        ]
-    random = np.random.default_rng(0)
-    small = ArraySource(random.integers(0, 256, (SMALL_IMAGES, 32, 32, 3), np.uint8), random.integers(0, 10, SMALL_IMAGES))
-    steps = 40
-
-    def gather():
-        for step in range(steps):
-            feed.train_batch(small, 0, step * SMALL_BATCH, SMALL_BATCH)
-
+            file_bytes = make_images(Path(folder))
+            source = ImageFolder.open(Path(folder))
+        stages = _pipeline_stages(config, mesh, source, batch_size=batch_size)
+        rows = [_measure(stage, repeats) for stage in stages]
     began = time.perf_counter()
-    sample_ids(0, 40 * IMAGENET + np.arange(batch), IMAGENET)
+    sample_ids(0, 40 * IMAGENET_EXAMPLES + np.arange(batch_size), IMAGENET_EXAMPLES)
     seek_seconds = time.perf_counter() - began
-    rows.append({"stage": "32x32 in memory", "threads": 1, **rate(gather, steps * SMALL_BATCH, repeats)})
+    rows.append(_measure(_in_memory_stage(), repeats))
     return {
-        "provenance": provenance((*("jax", "numpy"), "simplejpeg", "opencv-python-headless", "pillow")),
-        "image_size": size,
-        "batch": batch,
-        "file_bytes": size_of_files,
+        "provenance": provenance(("jax", "numpy", "simplejpeg", "opencv-python-headless", "pillow")),
+        "image_size": training_transform(config)[1],
+        "batch": batch_size,
+        "file_bytes": file_bytes,
         "repeats": repeats,
         "seek_seconds": seek_seconds,
         "rows": rows,
     }
 
 
-def shown(record: dict):
-    """A rich table of images a second, on all threads of a stage and on each."""
-    from rich.table import Table
+def _measure(stage: Stage, repeats: int) -> dict:
+    return {"stage": stage.name, "threads": stage.threads} | measure_rate(stage.work, stage.images, repeats)
 
+
+def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_size: int) -> list[Stage]:
+    """The stages from encoded images to batches on the devices."""
+    transform, size = training_transform(config)
+    indices = np.arange(min(FILES, len(source)))
+    encoded = [source[int(index)][0] for index in indices]
+    pixels = [decode(data) if isinstance(data, bytes) else data for data in encoded]
+    scratch, row = Scratch(), np.empty((size, size, 3), np.uint8)
+    threads = config.data.threads or default_threads()
+    classes = 1 + max(label for _, label in map(source.__getitem__, indices.tolist()))
+    one_thread, all_threads = (
+        Loader(source, transform=transform, size=size, classes=classes, threads=count) for count in (1, threads)
+    )
+    ids = np.resize(indices, batch_size)
+    host = {"images": all_threads.batch(ids, ids)[0], "positions": ids.astype(np.uint32)}
+    on_devices = prefetch.to_global(host, mesh)
+
+    @jax.jit
+    def augment_batch(batch: dict[str, jax.Array]) -> jax.Array:
+        return normalize(augment(config, batch["images"], batch["positions"]), IMAGENET.mean, IMAGENET.std)
+
+    def prefetch_batches() -> None:
+        prefetcher = prefetch.Prefetcher(lambda ids: all_threads.batch(ids, ids), [ids] * BATCHES)
+        while prefetcher.next() is not None:
+            pass
+        prefetcher.close()
+
+    return [
+        Stage("source", 1, len(indices), lambda: [source[int(index)] for index in indices]),
+        Stage("decode", 1, len(indices), lambda: [decode(data, scratch) for data in encoded if isinstance(data, bytes)]),
+        Stage("crop", 1, len(indices), lambda: [transform(image, row, n) for n, image in enumerate(pixels)]),
+        Stage("batch, one thread", 1, batch_size, lambda: one_thread.batch(ids, ids)),
+        Stage(f"batch, {threads} threads", threads, BATCHES * batch_size, prefetch_batches),
+        Stage("augment, on the devices", mesh.size, batch_size, lambda: jax.block_until_ready(augment_batch(on_devices))),
+        Stage("transfer", 1, batch_size, lambda: jax.block_until_ready(prefetch.to_global(host, mesh))),
+    ]
+
+
+def _in_memory_stage() -> Stage:
+    random = np.random.default_rng(0)
+    images = random.integers(0, 256, (SMALL_IMAGES, 32, 32, 3), np.uint8)
+    source = ArraySource(images, random.integers(0, 10, SMALL_IMAGES))
+
+    def gather() -> None:
+        for step in range(SMALL_STEPS):
+            prefetch.train_batch(source, seed=0, first_sample=step * SMALL_BATCH, global_batch=SMALL_BATCH)
+
+    return Stage("32x32 in memory", 1, SMALL_STEPS * SMALL_BATCH, gather)
+
+
+def render(record: dict) -> Iterator[Table | str]:
+    """A table of images per second, with all threads of a stage and for each thread, and a sentence."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    made = "" if record["file_bytes"] is None else f", JPEGs of {WIDTH}x{HEIGHT} ({record['file_bytes'] / 1e3:.0f} KB)"
-    table.title = f"images a second to {record['image_size']}x{record['image_size']}{made}, batches of {record['batch']}"
+    files = "" if record["file_bytes"] is None else f", JPEGs of {WIDTH}x{HEIGHT} ({record['file_bytes'] / 1e3:.0f} KB)"
+    table.title = f"images per second at {record['image_size']}x{record['image_size']}{files}, batches of {record['batch']}"
     table.add_column("stage")
-    for name in ("threads", "images/s", "a thread", "slowest", "fastest"):
+    for name in ("threads", "images/s", "per thread", "slowest", "fastest"):
         table.add_column(name, justify="right")
     for row in record["rows"]:
         numbers = (row["images_per_second"], row["images_per_second"] / row["threads"], row["slowest"], row["fastest"])
         table.add_row(row["stage"], str(row["threads"]), *(f"{number:,.0f}" for number in numbers))
     yield table
-    yield f"to find the samples of a step in epoch 40 of {IMAGENET:,} images: {1e3 * record['seek_seconds']:.0f} ms"
+    milliseconds = 1e3 * record["seek_seconds"]
+    yield f"finding the samples of a step in epoch 40 of {IMAGENET_EXAMPLES:,} images takes {milliseconds:.0f} ms"
 
 
-def draw(record: dict, path) -> None:
-    """Images a second and thread of every stage."""
+def draw(record: dict, path: str | Path) -> None:
+    """Plot images per second and thread of every stage."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 3.6), layout="constrained")
     axes = figure.subplots()
     names = [row["stage"] for row in record["rows"]]
     rates = [row["images_per_second"] / row["threads"] for row in record["rows"]]
-    axes.barh(names, rates, color="#0072B2")
-    axes.bar_label(axes.containers[0], [f" {number:,.0f}" for number in rates])
-    axes.set(xscale="log", xlabel="images a second and thread")
+    bars = axes.barh(names, rates, color="#0072B2")
+    axes.bar_label(bars, [f" {number:,.0f}" for number in rates])
+    axes.set(xscale="log", xlabel="images per second and thread")
     axes.invert_yaxis()
     axes.margins(x=0.2)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,131 +1,155 @@
-"""`jaxdp bench scaling`: the training step on growing numbers of devices, and where its time goes that is not computation.
+"""`jaxdp bench scaling`: the training step on growing numbers of devices, and the time that is not computation.
 
-Exposed communication is the step with its reductions less the same step without them, the two alternated in one process.
-Waiting is the time by which the slowest device's own part of the step (no reduction) ends after the others'.
+Exposed communication is the time of the step with its reductions less that of the same step without them, the two alternating.
+Waiting is how long the devices wait on average for the slowest one in the step without reductions.
 """
 
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
+from rich.table import Table
 
-from jaxdp.bench.provenance import VIRTUAL, provenance
-from jaxdp.bench.stepper import Stepper, check_strategy, described, with_and_without
-from jaxdp.config import Config, ConfigError
-from jaxdp.parallel import measure
+from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
+from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
 MODES = ("strong", "weak")
+COLUMNS = (
+    "devices",
+    "mesh",
+    "images per step",
+    "step",
+    "images/s",
+    "speed-up",
+    "efficiency",
+    "exposed communication",
+    "waiting",
+)
 
 
-def _waiting(stepper: Stepper, repeats: int) -> list[float]:
-    """Mean over the devices of how long each would wait for the slowest, in seconds, once for each repetition."""
+def _waiting_seconds(step: StepRunner, repeats: int) -> list[float]:
+    """Mean time over the devices that each would wait for the slowest, for each of `repeats` steps."""
     waits = []
     with ThreadPoolExecutor(len(jax.local_devices())) as threads:
         for _ in range(repeats):
-            jax.block_until_ready(stepper.state)
+            jax.block_until_ready(step.state)
             began = time.perf_counter()
-            _, metrics = stepper()
+            _, metrics = step()
 
-            def arrival(shard, began=began):
+            def seconds_until_ready(shard: jax.Shard, began: float = began) -> float:
                 shard.data.block_until_ready()
                 return time.perf_counter() - began
 
-            took = np.array(list(threads.map(arrival, metrics["loss"].addressable_shards)))
+            seconds = np.array(list(threads.map(seconds_until_ready, metrics["loss"].addressable_shards)))
             if jax.process_count() > 1:
                 from jax.experimental import multihost_utils
 
-                took = np.asarray(multihost_utils.process_allgather(took)).ravel()
-            waits.append(float(took.max() - took.mean()))
+                seconds = np.asarray(multihost_utils.process_allgather(seconds)).ravel()
+            waits.append(float(seconds.max() - seconds.mean()))
     return waits
 
 
-def _measured(config: Config, mesh, global_batch: int, repeats: int) -> dict:
+def _measure(config: Config, mesh: Mesh, *, global_batch: int, repeats: int) -> dict:
     began = time.perf_counter()
-    steppers = with_and_without(config, mesh, global_batch, config.reduce.strategy)
+    steps = build_with_and_without(config, mesh, global_batch=global_batch, strategy=config.reduce.strategy)
     compile_seconds = time.perf_counter() - began
-    seconds = measure.alternated(steppers, repeats)
-    whole = statistics.median(seconds["with"])
-    exposed = whole - statistics.median(seconds["without"]) if mesh.size > 1 else 0.0
+    seconds = timing.time_alternately(steps, repeats)
+    step_seconds = statistics.median(seconds["with"])
+    exposed = step_seconds - statistics.median(seconds["without"]) if mesh.size > 1 else 0.0
     return {
         "devices": mesh.size,
         "mesh": list(mesh.devices.shape),
         "global_batch": global_batch,
-        "step_seconds": whole,
+        "step_seconds": step_seconds,
         "fastest": min(seconds["with"]),
         "slowest": max(seconds["with"]),
         "without_reduction_seconds": statistics.median(seconds["without"]),
-        "images_per_second": global_batch / whole,
+        "images_per_second": global_batch / step_seconds,
         "exposed_communication_seconds": exposed,
-        "waiting_seconds": statistics.median(_waiting(steppers["without"], repeats)),
+        "waiting_seconds": statistics.median(_waiting_seconds(steps["without"], repeats)),
         "compile_seconds": compile_seconds,
     }
 
 
-def ladder(devices: int) -> tuple[int, ...]:
+def device_counts(devices: int) -> tuple[int, ...]:
     """1, 2, 4, ... and all devices."""
     return tuple(sorted({devices} | {2**power for power in range(devices.bit_length())}))
 
 
-def check(config: Config, counts: tuple[int, ...], available: int, modes=MODES) -> None:
-    """Raise ConfigError, naming what is wrong, for a ladder of devices that this config cannot climb here."""
+def check(config: Config, counts: Sequence[int], *, available: int, modes: Sequence[str] = MODES) -> None:
+    """Raise ConfigError for numbers of devices on which the step of the config cannot be timed. available: devices."""
     batch, per_worker = config.batch[0].global_batch, config.batch[0].per_worker_batch
     if not counts or list(counts) != sorted(set(counts)) or counts[0] < 1:
-        raise ConfigError(f"--devices: {counts} is not allowed; give growing numbers of devices, for example 1 2 4 8")
+        raise ConfigError("--devices", counts, reason="must be growing numbers of devices", hint="for example 1 2 4 8")
     if counts[-1] > available:
-        raise ConfigError(
-            f"--devices: {counts[-1]} is not allowed; there are {available}; on a CPU give --mesh.cpu-devices {counts[-1]}"
-        )
+        hint = f"on a CPU give --mesh.cpu-devices {counts[-1]}"
+        raise ConfigError("--devices", counts[-1], reason=f"only {available} devices are available", hint=hint)
     for count in counts:
         vertical, horizontal = mesh_shape(config, counts, count)
         if vertical * horizontal != count:
             raise ConfigError(
-                f"mesh: {vertical}x{horizontal} is not allowed with --devices {count}; it has {vertical * horizontal}; "
-                "give a mesh of as many devices as the last of --devices, or none"
+                "mesh",
+                f"{vertical}x{horizontal}",
+                reason=f"has {vertical * horizontal} devices, not {count}",
+                hint="give a mesh of as many devices as the last of --devices, or none",
             )
         unit = count * (per_worker or 1)
         if batch % unit and ("strong" in modes or count == counts[-1]):
-            raise ConfigError(
-                f"batch.0.global_batch: {batch} is not allowed with --devices {count}; it must be a multiple of {unit}; "
-                f"the nearest is {max(unit, round(batch / unit) * unit)}"
-            )
-        check_strategy(config, count, f"with --devices {count}")
+            nearest = max(unit, round(batch / unit) * unit)
+            reason = f"must be a multiple of {unit} for --devices {count}"
+            raise ConfigError("batch.0.global_batch", batch, reason=reason, hint=f"the nearest is {nearest}")
+        check_strategy(config, count)
 
 
-def mesh_shape(config: Config, counts: tuple[int, ...], count: int) -> tuple[int, int]:
-    """The sides that the config gives for the last number of devices, the most square shape for those before it."""
+def mesh_shape(config: Config, counts: Sequence[int], count: int) -> tuple[int, int]:
+    """(vertical, horizontal): the config's sides for the last number of devices, the default shape for the others."""
     sides = config.mesh if count == counts[-1] else dataclasses.replace(config.mesh, vertical=None, horizontal=None)
     return choose_shape(sides, count)
 
 
-def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lambda text: None, modes=MODES) -> dict:
-    """Strong scaling (the recipe's batch shared by all) and weak scaling (its share on the most devices, on each).
+def run(
+    config: Config,
+    counts: Sequence[int],
+    *,
+    repeats: int = 7,
+    progress: Callable[[str], None] = lambda text: None,
+    modes: Sequence[str] = MODES,
+) -> dict:
+    """Strong scaling (the recipe's global batch on every number of devices) and weak scaling (a constant batch per device).
 
-    The most square mesh of each number of devices, or the sides that the config gives for the last. See `check` for errors.
+    Raises ConfigError; see `check`.
     """
-    check(config, counts, jax.device_count(), modes)
+    check(config, counts, available=jax.device_count(), modes=modes)
     batch, most = config.batch[0].global_batch, counts[-1]
-    done, rows = {}, []
+    measured: dict[tuple, dict] = {}
+    rows = []
     for mode in modes:
         for count in counts:
             global_batch = batch if mode == "strong" else batch // most * count
             mesh = make_mesh(*mesh_shape(config, counts, count))
             key = mesh.devices.shape, global_batch
-            if key not in done:
-                progress(f"{mode} scaling on {count} of {most} devices, {global_batch} images a step ...")
-                done[key] = _measured(config, mesh, global_batch, repeats)
-            rows.append({"mode": mode} | done[key])
+            if key not in measured:
+                progress(f"{mode} scaling on {count} of {most} devices, {global_batch} images per step ...")
+                measured[key] = _measure(config, mesh, global_batch=global_batch, repeats=repeats)
+            rows.append({"mode": mode} | measured[key])
     for row in rows:
-        first = next(one for one in rows if one["mode"] == row["mode"])
+        first = next(other for other in rows if other["mode"] == row["mode"])
         row["speed_up"] = row["images_per_second"] / first["images_per_second"]
         row["efficiency"] = row["speed_up"] / (row["devices"] / first["devices"])
     return {
         "provenance": provenance(),
         "config": config.name,
-        "model": described(config),
+        "model": describe(config),
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
         "device": jax.devices()[0].device_kind,
@@ -135,67 +159,54 @@ def run(config: Config, counts: tuple[int, ...], repeats: int = 7, progress=lamb
     }
 
 
-def shown(record: dict):
-    """A rich table for each mode, and what the figures are worth."""
-    from rich.table import Table
-
-    names = (
-        "devices",
-        "mesh",
-        "images a step",
-        "step",
-        "images/s",
-        "speed-up",
-        "efficiency",
-        "exposed communication",
-        "waiting",
-    )
+def render(record: dict) -> Iterator[Table | str]:
+    """A table for each mode, and a note where the devices are virtual."""
     for mode in MODES:
-        what = "the batch shared by all" if mode == "strong" else "the same batch on each"
+        batch = "constant global batch" if mode == "strong" else "constant batch per device"
         table = Table(box=None, padding=(0, 2, 0, 0))
-        table.title = f"{mode} scaling, {what}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
-        for name in names:
+        table.title = f"{mode} scaling, {batch}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
+        for name in COLUMNS:
             table.add_column(name, justify="right")
-        for row in (one for one in record["rows"] if one["mode"] == mode):
-            exposed, whole = row["exposed_communication_seconds"], row["step_seconds"]
+        for row in (row for row in record["rows"] if row["mode"] == mode):
+            exposed, total = row["exposed_communication_seconds"], row["step_seconds"]
             table.add_row(
                 str(row["devices"]),
                 "x".join(map(str, row["mesh"])),
                 f"{row['global_batch']:,}",
-                f"{1e3 * whole:.1f} ms",
+                f"{1e3 * total:.1f} ms",
                 f"{row['images_per_second']:,.0f}",
                 f"{row['speed_up']:.2f}",
                 f"{100 * row['efficiency']:.0f} %",
-                f"{1e3 * exposed:.1f} ms ({100 * exposed / whole:.0f} %)",
-                f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / whole:.0f} %)",
+                f"{1e3 * exposed:.1f} ms ({100 * exposed / total:.0f} %)",
+                f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / total:.0f} %)",
             )
         yield table
     if record["virtual"]:
-        yield VIRTUAL
+        yield VIRTUAL_NOTE
 
 
-def draw(record: dict, path) -> None:
-    """Speed-up beside the ideal, and what the step's time consists of, against devices."""
+def draw(record: dict, path: str | Path) -> None:
+    """Plot speed-up with the ideal, and the parts of the step's time, against the number of devices."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 3)
-    for mode, colour in zip(MODES, ("#0072B2", "#D55E00"), strict=True):
+    for mode, color in zip(MODES, ("#0072B2", "#D55E00"), strict=True):
         rows = [row for row in record["rows"] if row["mode"] == mode]
         counts = [row["devices"] for row in rows]
-        panels[0].plot(counts, [row["speed_up"] for row in rows], marker="o", color=colour, label=mode)
+        panels[0].plot(counts, [row["speed_up"] for row in rows], marker="o", color=color, label=mode)
     panels[0].plot(counts, [count / counts[0] for count in counts], color="#999999", linestyle="--", label="ideal")
     panels[0].set(title="speed-up", xlabel="devices", xscale="log", yscale="log")
     panels[0].legend(frameon=False)
     for axes, mode in zip(panels[1:], MODES, strict=True):
         rows = [row for row in record["rows"] if row["mode"] == mode]
-        places = range(len(rows))
+        ticks = range(len(rows))
         exposed = [1e3 * max(0.0, row["exposed_communication_seconds"]) for row in rows]
-        own = [1e3 * row["step_seconds"] - one for row, one in zip(rows, exposed, strict=True)]
-        axes.bar(places, own, color="#56B4E9", label="computation and waiting")
-        axes.bar(places, exposed, bottom=own, color="#D55E00", label="exposed communication")
-        axes.set(title=f"{mode} scaling: a step", xlabel="devices", ylabel="ms")
-        axes.set_xticks(list(places), [str(row["devices"]) for row in rows])
+        rest = [1e3 * row["step_seconds"] - milliseconds for row, milliseconds in zip(rows, exposed, strict=True)]
+        axes.bar(ticks, rest, color="#56B4E9", label="computation and waiting")
+        axes.bar(ticks, exposed, bottom=rest, color="#D55E00", label="exposed communication")
+        axes.set(title=f"{mode} scaling: step time", xlabel="devices", ylabel="ms")
+        axes.set_xticks(list(ticks), [str(row["devices"]) for row in rows])
         axes.set_ylim(top=1.25 * max(row["step_seconds"] for row in rows) * 1e3)
         axes.legend(frameon=False, fontsize="small", loc="upper left")
     panels[0].set_xticks(counts, [str(count) for count in counts])

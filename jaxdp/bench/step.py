@@ -1,4 +1,4 @@
-"""`jaxdp bench step`: the training step by itself, on images made on the devices, beside what the devices can do at most."""
+"""`jaxdp bench step`: the training step on generated images, compared with the ceilings of the devices."""
 
 import dataclasses
 import json
@@ -7,84 +7,99 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
+from rich.table import Table
 
-from jaxdp.bench import ceilings, kernels
-from jaxdp.bench.provenance import provenance
-from jaxdp.bench.stepper import check_strategy, described, stepper
-from jaxdp.config import Config, ConfigError
-from jaxdp.parallel.chips import CHIPS
-from jaxdp.planning import model_summary
+from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.bench import roofline
+from jaxdp.bench.environment import provenance
+from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.plan_summary import model_summary
+from jaxdp.xla import kernels
 
-FLOP_PER_MULTIPLY_ADD = 6  # two forward, two for the gradient of the weights, two for that of the input
-STARTS = ("cold", "warm")
+FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input
+CACHES = ("cold", "warm")
 PROFILED_STEPS = 3
+CACHE_OPTION = "jax_enable_compilation_cache"
+COUNT_DEVICES = """
+import sys
+from jaxdp.config import Mesh
+from jaxdp.distributed import runtime
+print(len(runtime.start(Mesh(cpu_devices=int(sys.argv[1])))))
+"""
 
 
-def batch_for(config: Config, devices: int) -> int:
-    """Images of a step: the first phase's global batch, or as many per-worker batches as there are devices."""
+def default_batch(config: Config, devices: int) -> int:
+    """Images per step: a per-worker batch on each device, or the first phase's global batch where none is given."""
     phase = config.batch[0]
     return devices * phase.per_worker_batch if phase.per_worker_batch else phase.global_batch
 
 
-def check(config: Config, batch: int, devices: int, profile: bool = False) -> None:
-    """Raise ConfigError, naming what is wrong, for a step that these devices cannot take, or that is not to be profiled."""
+def check(config: Config, batch: int, *, devices: int, profile: bool = False) -> None:
+    """Raise ConfigError for a step that cannot run on these devices, or that cannot be profiled."""
     unit = devices * max(1, min(config.batch[0].per_worker_batch or 1, batch))
     if batch < 1 or batch % unit:
         nearest = max(unit, round(batch / unit) * unit)
-        raise ConfigError(f"--batch-size: {batch} is not allowed; it must be a multiple of {unit}; the nearest is {nearest}")
-    check_strategy(config, devices, f"on {devices} devices")
+        reason = f"must be a multiple of {unit}"
+        raise ConfigError("--batch-size", batch, reason=reason, hint=f"the nearest is {nearest}")
+    check_strategy(config, devices)
     if profile and config.batch[0].per_worker_batch and batch > unit:
         raise ConfigError(
-            f"--kernels: True is not allowed with {batch // unit} micro-batches, which are a loop of kernels; give "
-            f"--batch-size {unit}, or another --batch.0.per-worker-batch"
+            "--kernels",
+            reason=f"cannot profile {batch // unit} micro-batches, which run in a loop",
+            hint=f"give --batch-size {unit}, or another --batch.0.per-worker-batch",
         )
 
 
-def devices_there(config: Config) -> int:
-    """How many devices a run of this config has here; JAX, which would take their memory, is not started in this process."""
-    code = "import sys; from jaxdp.config import Mesh; from jaxdp.parallel import distributed; "
-    code += "print(len(distributed.start(Mesh(cpu_devices=int(sys.argv[1])))))"
-    line = [sys.executable, "-c", code, str(config.mesh.cpu_devices or 1)]
-    ran = subprocess.run(line, capture_output=True, text=True)
-    if ran.returncode:
-        reason = (ran.stderr.strip().splitlines() or [f"starting JAX ended with {ran.returncode}"])[-1]
-        raise ConfigError(reason.removeprefix("jaxdp.config.ConfigError: "))
-    return int(ran.stdout)
+def count_devices(config: Config) -> int:
+    """Number of devices of a run of this config, counted in another process: starting JAX here would take their memory."""
+    command = [sys.executable, "-c", COUNT_DEVICES, str(config.mesh.cpu_devices or 1)]
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        default = f"a process that started JAX exited with code {process.returncode}"
+        reason = (process.stderr.strip().splitlines() or [default])[-1]
+        raise ConfigError("devices", reason=reason.removeprefix("jaxdp.errors.ConfigError: "))
+    return int(process.stdout)
 
 
-def first_steps(config: Config, batch: int) -> dict[str, dict]:
-    """{"cold", "warm"}: how long `jaxdp train` of this model takes to its first step, without and with programs in the cache.
+def time_first_steps(config: Config, batch: int) -> dict[str, dict]:
+    """{"cold", "warm"}: seconds until the first step of `jaxdp train`, with an empty and with a full compilation cache.
 
-    Two commands in processes of their own, each of one step on made-up images; to be called before JAX starts in this process.
+    Runs two commands of one step each, on synthetic images. Call it before JAX starts in this process.
     """
-    made = {"source": "synthetic", "directory": None, "train_split": "train", "eval_split": None}
-    data = dataclasses.replace(config.data, **made, train_examples=batch, eval_examples=batch)
+    synthetic: dict[str, Any] = {"source": "synthetic", "directory": None, "train_split": "train", "eval_split": None}
+    data = dataclasses.replace(config.data, **synthetic, train_examples=batch, eval_examples=batch)
     logging = dataclasses.replace(config.logging, tensorboard=False)
     phase = dataclasses.replace(config.batch[0], global_batch=batch, until_epoch=None)
     schedule = dataclasses.replace(config.schedule, name="cosine", warmup_epochs=0.0, boundaries=())
     config = dataclasses.replace(config, data=data, logging=logging, batch=(phase,), schedule=schedule, epochs=1.0)
     seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         config = dataclasses.replace(config, compile=dataclasses.replace(config.compile, cache=str(folder / "cache")))
         (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        for start in STARTS:
-            line = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "config.json"), "--json"]
+        for cache in CACHES:
+            command = [sys.executable, "-m", "jaxdp", "train", "--config", str(folder / "config.json"), "--json"]
             began = time.monotonic()
-            ran = subprocess.run([*line, "--workdir", str(folder / start)], capture_output=True, text=True)
-            if ran.returncode:
-                raise ConfigError(f"the command of one step ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
-            told = json.loads(ran.stdout)
-            seconds[start] = {"to_first_step": told["seconds_to_first_step"], "whole_command": time.monotonic() - began}
+            process = subprocess.run([*command, "--workdir", str(folder / cache)], capture_output=True, text=True)
+            if process.returncode:
+                reason = f"`jaxdp train` for one step exited with code {process.returncode}: {process.stderr.strip()[-500:]}"
+                raise ConfigError("--starts", reason=reason, hint="give --no-starts")
+            result = json.loads(process.stdout)
+            seconds[cache] = {"to_first_step": result["seconds_to_first_step"], "whole_command": time.monotonic() - began}
     return seconds
 
 
-def published(device_kind: str, dtype: str, devices: int) -> dict | None:
-    """The ceilings that the maker gives for so many of these devices, where they are known here."""
-    chip = next((chip for chip in CHIPS.values() if device_kind in chip.name or chip.name in device_kind), None)
+def published_ceilings(device_kind: str, dtype: str, devices: int) -> dict[str, float] | None:
+    """{"flops", "bytes_per_second"} of this number of devices according to their vendor; None for unknown devices."""
+    chip = next((chip for chip in GPU_TARGETS.values() if device_kind in chip.name or chip.name in device_kind), None)
     if chip is None:
         return None
     rate = chip.matrix_rates[{"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[dtype]]
@@ -93,41 +108,48 @@ def published(device_kind: str, dtype: str, devices: int) -> dict | None:
 
 
 def run(
-    config: Config, mesh, batch: int, repeats: int = 7, seconds: float = 2.0, starts: dict | None = None, profile: bool = False
+    config: Config,
+    mesh: Mesh,
+    *,
+    batch: int,
+    repeats: int = 7,
+    seconds: float = 2.0,
+    first_steps: dict | None = None,
+    profile: bool = False,
 ) -> dict:
-    """Time steps of `batch` images in `repeats` rounds of about so many seconds.
+    """Time steps of `batch` images in `repeats` rounds of about `seconds` seconds.
 
-    starts: see `first_steps`. profile: take some steps more under JAX's profiler, for a table by kind of kernel.
+    first_steps: from `time_first_steps`, for the record. profile: run a few more steps under JAX's profiler, for a table by
+    kind of kernel.
     """
-    with_cache = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    one = stepper(config, mesh, batch, config.reduce.strategy)
-    jax.config.update("jax_enable_compilation_cache", with_cache)
+    cache_enabled = getattr(jax.config, CACHE_OPTION)
+    jax.config.update(CACHE_OPTION, False)
+    step = build_step(config, mesh, global_batch=batch, strategy=config.reduce.strategy)
+    jax.config.update(CACHE_OPTION, cache_enabled)
 
-    def timed(count: int) -> float:
+    def seconds_per_step(count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
-            done = one()
-        jax.block_until_ready(done)
+            out = step()
+        jax.block_until_ready(out)
         return (time.perf_counter() - began) / count
 
-    timed(2)
-    count = max(1, round(seconds / timed(1)))
-    times = [timed(count) for _ in range(repeats)]
+    seconds_per_step(2)
+    count = max(1, round(seconds / seconds_per_step(1)))
+    times = [seconds_per_step(count) for _ in range(repeats)]
     step_seconds = statistics.median(times)
-    memory = one.step.memory_analysis()
-    needed = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    moved = mesh.size * one.step.cost_analysis().get("bytes accessed", 0.0)
+    memory = step.step.memory_analysis()
+    memory_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    bytes_accessed = mesh.size * step.step.cost_analysis().get("bytes accessed", 0.0)
     device = mesh.devices.flat[0]
-    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
-    flop = FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"]
-    limits = {"measured": ceilings.measured(mesh, config.model.dtype)}
-    if there := published(device.device_kind, config.model.dtype, mesh.size):
-        limits["published"] = there
+    flop_per_image = FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"]
+    ceilings = {"measured": roofline.measure(mesh, config.model.dtype)}
+    if published := published_ceilings(device.device_kind, config.model.dtype, mesh.size):
+        ceilings["published"] = published
     return {
         "provenance": provenance(),
         "config": config.name,
-        "model": described(config),
+        "model": describe(config),
         "optimizer": config.optimizer.name,
         "strategy": config.reduce.strategy,
         "device": device.device_kind,
@@ -139,96 +161,101 @@ def run(
         "fastest": min(times),
         "slowest": max(times),
         "images_per_second": batch / step_seconds,
-        "flops": flop * batch / step_seconds,
-        "flop_an_image": flop,
-        "bytes_per_second": moved / step_seconds,
-        "bytes_an_image": moved / batch,
-        "ceilings": limits,
-        "memory_bytes": needed - memory.alias_size_in_bytes,
-        "peak_memory_bytes": peak,
-        "trace_and_compile_seconds": one.compile_seconds,
-        "first_steps": starts,
-        "kernels": _by_kind(one, batch // mesh.size, mesh.size, limits["measured"]) if profile else None,
+        "flops": flop_per_image * batch / step_seconds,
+        "flop_an_image": flop_per_image,
+        "bytes_per_second": bytes_accessed / step_seconds,
+        "bytes_an_image": bytes_accessed / batch,
+        "ceilings": ceilings,
+        "memory_bytes": memory_bytes - memory.alias_size_in_bytes,
+        "peak_memory_bytes": (device.memory_stats() or {}).get("peak_bytes_in_use"),
+        "trace_and_compile_seconds": step.compile_seconds,
+        "first_steps": first_steps,
+        "kernels": _profile_kernels(step, mesh, ceilings["measured"], images_per_device=batch // mesh.size)
+        if profile
+        else None,
     }
 
 
-def _by_kind(one, batch: int, devices: int, limits: dict) -> dict:
-    """Where the step's time goes. See `kernels.by_kind`."""
-    seconds = kernels.profiled(lambda: jax.block_until_ready(one()), PROFILED_STEPS)
-    there = kernels.of_step(one.step.as_text(), batch)
+def _profile_kernels(step: StepRunner, mesh: Mesh, ceilings: dict[str, float], *, images_per_device: int) -> dict:
+    """Time of the step by kind of kernel; see `kernels.summarize_by_kind`."""
+    seconds = kernels.profile_kernels(lambda: jax.block_until_ready(step()), PROFILED_STEPS)
+    step_kernels = kernels.kernels_of_step(step.step.as_text(), images_per_device)
     on_cpu = jax.default_backend() == "cpu"
-    if on_cpu:  # whose devices have their threads in one list
-        seconds = {name: spent / devices for name, spent in seconds.items()}
-    share = {name: limit / devices for name, limit in limits.items()}
-    rows = kernels.by_kind(there, seconds, share)
-    elsewhere = sum(seconds.values()) - sum(row["seconds"] for row in rows)
-    # On a CPU the profile has functions that contain one another: what is left there tells nothing.
-    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": None if on_cpu else elsewhere}
+    if on_cpu:  # the profile holds the threads of all CPU devices together
+        seconds = {name: spent / mesh.size for name, spent in seconds.items()}
+    per_device = {name: limit / mesh.size for name, limit in ceilings.items()}
+    rows = kernels.summarize_by_kind(step_kernels, seconds, per_device)
+    # On a CPU, profiled functions contain one another, so that a remainder would be meaningless.
+    remainder = None if on_cpu else sum(seconds.values()) - sum(row["seconds"] for row in rows)
+    return {"steps": PROFILED_STEPS, "rows": rows, "elsewhere_seconds": remainder}
 
 
-def shown(record: dict):
-    """What was measured, as a table and a sentence."""
-    from rich.table import Table
-
+def render(record: dict) -> Iterator[Table | str]:
+    """A table of the measurement, one of the kernels if profiled, and notes."""
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     mesh = "x".join(map(str, record["mesh"]))
-    table.title = f"{record['model']}: {record['batch']:,} images a step on {mesh} {record['device']}, {record['strategy']}"
+    table.title = f"{record['model']}: {record['batch']:,} images per step on {mesh} {record['device']}, {record['strategy']}"
     rate = {name: record["batch"] / record[name] for name in ("fastest", "slowest")}
     table.add_row("images/s", f"{record['images_per_second']:,.1f}", f"{rate['slowest']:,.1f} to {rate['fastest']:,.1f}")
-    table.add_row("step", f"{1e3 * record['step_seconds']:.2f} ms", f"{record['repeats']} rounds of {record['steps_a_round']}")
-    for name, unit, kind in (("flops", 1e9, "GFLOP/s"), ("bytes_per_second", 1e9, "GB/s")):
-        of = [
-            f"{100 * record[name] / one[name]:.0f} % of {one[name] / unit:,.0f} {how}"
-            for how, one in record["ceilings"].items()
+    rounds = f"{record['repeats']} rounds of {record['steps_a_round']} steps"
+    table.add_row("step", f"{1e3 * record['step_seconds']:.2f} ms", rounds)
+    for name, unit in (("flops", "GFLOP/s"), ("bytes_per_second", "GB/s")):
+        shares = [
+            f"{100 * record[name] / ceiling[name]:.0f} % of {ceiling[name] / 1e9:,.0f} {kind}"
+            for kind, ceiling in record["ceilings"].items()
         ]
-        table.add_row(kind, f"{record[name] / unit:,.1f}", ", ".join(of))
-    peak = "" if record["peak_memory_bytes"] is None else f"{record['peak_memory_bytes'] / 1e9:.2f} GB at most in use"
-    table.add_row("memory of a device", f"{record['memory_bytes'] / 1e9:.2f} GB", peak)
+        table.add_row(unit, f"{record[name] / 1e9:,.1f}", ", ".join(shares))
+    peak = "" if record["peak_memory_bytes"] is None else f"peak use {record['peak_memory_bytes'] / 1e9:.2f} GB"
+    table.add_row("memory per device", f"{record['memory_bytes'] / 1e9:.2f} GB", peak)
     table.add_row("trace and compile", f"{record['trace_and_compile_seconds']:.1f} s", "")
-    for start, told in (record["first_steps"] or {}).items():
-        table.add_row(f"to the first step, {start} cache", f"{told['to_first_step']:.1f} s", "of jaxdp train")
+    for cache, seconds in (record["first_steps"] or {}).items():
+        table.add_row(f"first step, {cache} cache", f"{seconds['to_first_step']:.1f} s", "after the start of jaxdp train")
     yield table
     if record["kernels"]:
         yield _kernel_table(record["kernels"])
     yield (
-        "FLOP: six a multiply-add of the model. Bytes: XLA's account of what the compiled step reads and writes. "
-        "Measured ceilings: a product of matrices, adding to a vector."
+        "FLOP: six per multiply-add of the model. Bytes: XLA's count of what the compiled step reads and writes. "
+        "Measured ceilings: a matrix product, and adding to a vector."
     )
 
 
-def _kernel_table(told: dict):
-    from rich.table import Table
-
+def _kernel_table(profile: dict) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = f"a device's kernels, by a profile of {told['steps']} steps; least: at the measured ceilings"
-    for name in ("kind", "kernels", "ms", "least ms", "share", "GB", "GB/s", "GFLOP/s"):
+    table.title = f"kernels of a device, from a profile of {profile['steps']} steps; minimum: at the measured ceilings"
+    for name in ("kind", "kernels", "ms", "minimum ms", "share", "GB", "GB/s", "GFLOP/s"):
         table.add_column(name, justify="left" if name == "kind" else "right")
-    whole = {key: sum(row[key] for row in told["rows"]) for key in ("kernels", "seconds", "least_seconds", "bytes", "flop")}
-    for row in [*told["rows"], {"kind": "all"} | whole]:
-        spent = row["seconds"]
-        rates = [f"{row['least_seconds'] / spent:.0%}", f"{row['bytes'] / 1e9:.2f}", f"{row['bytes'] / spent / 1e9:,.1f}"]
-        rates += [f"{row['flop'] / spent / 1e9:,.0f}" if row["flop"] else ""]
-        cells = f"{row['kernels']:,}", f"{1e3 * spent:,.2f}", f"{1e3 * row['least_seconds']:,.2f}"
-        table.add_row(row["kind"], *cells, *(rates if spent else [""] * 4))
-    if told["elsewhere_seconds"] is not None:
-        table.add_row("of no kernel known", "", f"{1e3 * told['elsewhere_seconds']:,.2f}", *[""] * 5)
+    keys = ("kernels", "seconds", "least_seconds", "bytes", "flop")
+    total = {key: sum(row[key] for row in profile["rows"]) for key in keys}
+    for row in [*profile["rows"], {"kind": "all"} | total]:
+        seconds = row["seconds"]
+        cells = [f"{row['kernels']:,}", f"{1e3 * seconds:,.2f}", f"{1e3 * row['least_seconds']:,.2f}"]
+        if seconds:
+            cells += [
+                f"{row['least_seconds'] / seconds:.0%}",
+                f"{row['bytes'] / 1e9:.2f}",
+                f"{row['bytes'] / seconds / 1e9:,.1f}",
+            ]
+            cells += [f"{row['flop'] / seconds / 1e9:,.0f}" if row["flop"] else ""]
+        table.add_row(row["kind"], *cells)
+    if profile["elsewhere_seconds"] is not None:
+        table.add_row("unknown kernels", "", f"{1e3 * profile['elsewhere_seconds']:,.2f}")
     return table
 
 
-def draw(record: dict, path) -> None:
-    """The roofline of these devices, and where the step is under it."""
+def draw(record: dict, path: str | Path) -> None:
+    """Plot the roofline of the devices and the step in it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     intensity = record["flop_an_image"] / record["bytes_an_image"]
-    for (how, one), style in zip(record["ceilings"].items(), ("-", "--"), strict=False):
-        ridge = one["flops"] / one["bytes_per_second"]
-        places = [min(intensity, ridge) / 8, ridge, 8 * max(intensity, ridge)]
-        heights = [min(one["flops"], place * one["bytes_per_second"]) / 1e9 for place in places]
-        axes.plot(places, heights, color="#0072B2", linestyle=style, label=f"{how} ceilings")
+    for (kind, ceiling), style in zip(record["ceilings"].items(), ("-", "--"), strict=False):
+        ridge = ceiling["flops"] / ceiling["bytes_per_second"]
+        intensities = [min(intensity, ridge) / 8, ridge, 8 * max(intensity, ridge)]
+        heights = [min(ceiling["flops"], x * ceiling["bytes_per_second"]) / 1e9 for x in intensities]
+        axes.plot(intensities, heights, color="#0072B2", linestyle=style, label=f"{kind} ceilings")
     axes.plot([intensity], [record["flops"] / 1e9], "o", color="#D55E00", label=f"{record['images_per_second']:,.0f} images/s")
-    axes.set(xscale="log", yscale="log", xlabel="FLOP a byte moved", ylabel="GFLOP/s")
+    axes.set(xscale="log", yscale="log", xlabel="FLOP per byte moved", ylabel="GFLOP/s")
     axes.set_title(f"{record['model']}\nbatch {record['batch']}, {record['device']}", fontsize="medium")
     axes.grid(True, which="major", color="#e6e6e6")
     axes.legend(frameon=False)

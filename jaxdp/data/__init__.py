@@ -1,0 +1,1 @@
+"""Data sources, decoding, augmentation, sample order and prefetching to the devices."""

@@ -1,50 +1,50 @@
-"""What happens to pixels on the device: normalisation, and random transforms drawn from (seed, position).
+"""Pixel transforms on the device: normalization, and augmentations with random numbers drawn from (seed, position).
 
-Every geometric transform is a map from output pixels to input pixels, followed by one bilinear resample that repeats the edge.
+Every geometric augmentation maps output pixels to input pixels and resamples once, bilinearly, repeating the edge.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
+from jaxdp.choices import AUGMENTATIONS, MIXES
 from jaxdp.config import Augment, Config, crops_while_loading
 
-ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `jiggle`: radians, ratio, ratio, share of the image's size
-ATTEMPTS = 10  # of `random_resized_crop`, as torchvision has it
+ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radians, ratio, ratio, share of the image's size
+PixelStat = jax.typing.ArrayLike | tuple[float, ...]
+CROP_ATTEMPTS = 10  # of `random_resized_crop`, as in torchvision
 
 
-def normalise(images, mean, std):
-    """uint8 (or float) images on the 0-255 scale to float32 with about zero mean and unit spread.
+def normalize(images: jax.Array, mean: PixelStat, std: PixelStat) -> jax.Array:
+    """(images - mean) / std in float32.
 
-    mean, std: a number, or one for each channel.
+    images: uint8 or float on the 0-255 scale; mean, std: a number, or one for each channel.
     """
-    mean, std = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
-    return (images.astype(jnp.float32) - mean) * (1.0 / std)
+    means, stds = jnp.asarray(mean, jnp.float32), jnp.asarray(std, jnp.float32)
+    return (images.astype(jnp.float32) - means) * (1.0 / stds)
 
 
-def keys_for(seed: int, positions):
-    """One random key an example, from its position in the run alone: the same on any mesh. positions: [B] uint32."""
+def keys_for(seed: jax.typing.ArrayLike, positions: jax.Array) -> jax.Array:
+    """One random key for each example, which depends on seed and position alone: equal on any mesh. positions: [B] uint32."""
     return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(positions)
 
 
-def resample(image, rows, columns):
-    """Bilinear samples of `image` [H, W, C] at fractional pixel indices rows, columns [h, w]; outside, the edge repeats."""
-    one = partial(map_coordinates, coordinates=[rows, columns], order=1, mode="nearest")
-    return jax.vmap(one, in_axes=-1, out_axes=-1)(image.astype(jnp.float32))
+def resample(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+    """Bilinear samples of `image` [H, W, C] at fractional pixel indices rows, columns [h, w]: [h, w, C] float32."""
+    channel = partial(map_coordinates, coordinates=[rows, columns], order=1, mode="nearest")
+    return jax.vmap(channel, in_axes=-1, out_axes=-1)(image.astype(jnp.float32))
 
 
-def _grid(height: int, width: int):
-    """Row and column indices of every pixel, [h, w] each, float32."""
+def _grid(height: int, width: int) -> list[jax.Array]:
+    """Row and column indices of every pixel, [h, w] float32 each."""
     return jnp.meshgrid(jnp.arange(height, dtype=jnp.float32), jnp.arange(width, dtype=jnp.float32), indexing="ij")
 
 
-# digits: small rotations, scales, shears and shifts
-
-
-def _random_affine(key):
-    """[2, 3]: from output to input coordinates, both relative to the centre and to the size of the image."""
+def affine_matrix(key: jax.Array) -> jax.Array:
+    """[2, 3]: a small random map from output to input coordinates, both relative to the center and size of the image."""
     angle, log_scale, shear, down, right = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
     cos, sin = jnp.cos(ANGLE * angle), jnp.sin(ANGLE * angle)
     rotate = jnp.array([[cos, -sin], [sin, cos]])
@@ -53,56 +53,57 @@ def _random_affine(key):
     return jnp.concatenate([rotate @ slant * jnp.exp(SCALE * log_scale), shift], axis=1)
 
 
-def _resample_affine(image, affine):
+def resample_affine(image: jax.Array, matrix: jax.Array) -> jax.Array:
+    """`image` [H, W, C] under an `affine_matrix`, float32 [H, W, C]."""
     height, width, _ = image.shape
     rows, columns = _grid(height, width)
     y, x = (rows + 0.5) / height - 0.5, (columns + 0.5) / width - 0.5
-    source = jnp.einsum("ij,jhw->ihw", affine, jnp.stack([y, x, jnp.ones_like(y)]))
+    source = jnp.einsum("ij,jhw->ihw", matrix, jnp.stack([y, x, jnp.ones_like(y)]))
     return resample(image, (source[0] + 0.5) * height - 0.5, (source[1] + 0.5) * width - 0.5)
 
 
-def jiggle(image, key):
-    """A small random rotation, scaling, shear and shift of one image [H, W, C]. Returns float32."""
-    return _resample_affine(image, _random_affine(key))
+def random_affine(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
+    """A small random rotation, scaling, shear and shift of one image [H, W, C], float32; for digits."""
+    return resample_affine(image, affine_matrix(key))
 
 
-# paper: nnabla's image augmentation
-
-
-def paper_draws(key) -> dict:
-    """The random numbers of one image: uniform in [0, 1), noise a key."""
+def paper_draws(key: jax.Array) -> dict[str, jax.Array]:
+    """The random numbers of `paper_transform`: uniform in [0, 1), "contrast" [3], and "key" for the noise."""
     names = ("scale", "aspect", "angle", "row", "column", "flip", "brightness", "distortion", "noise")
     uniform, channels, noise = jax.random.split(key, 3)
     draws = dict(zip(names, jax.random.uniform(uniform, (len(names),)), strict=True))
     return draws | {"contrast": jax.random.uniform(channels, (3,)), "key": noise}
 
 
-def paper_transform(image, out: int, ranges: Augment, draws: dict):
+def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int, ranges: Augment) -> jax.Array:
     """The augmentation of Mikami et al. (arXiv 1811.05233, section 3), in the form of nnabla's `image_augmentation`.
 
-    image: [H, W, 3] on the 0-255 scale; returns [out, out, 3] float32 on the same scale. The stored image with `padding` all
-    round is enlarged by scale = min (max / min)^u and, in width and height, by aspect^(u - 1/2) and its inverse; the crop lies
-    about u (enlarged - out) + (out - 1) / 2. A pixel p of it is distorted by p (1 + d r^2) / (1 + d), with
-    d = exp((2u - 1) distortion) - 1 and p and r relative to the middle and to half the size, then divided by the enlargement,
-    and then turned by (2u - 1) angle. Then (x + b - centre) c + centre and noise. Outside the image its edge repeats.
+    image: [H, W, 3] on the 0-255 scale; returns [size, size, 3] float32 on the same scale. Every u below is a
+    separate draw from [0, 1).
+
+    1. The image, padded by `padding`, is enlarged by scale = min (max / min)^u, times aspect^(u - 1/2) in width and its inverse
+       in height. The crop's center is u (enlarged - size) + (size - 1) / 2.
+    2. An output pixel p, relative to the center and in half sizes, is distorted to p (1 + d r^2) / (1 + d), where r is its
+       radius and d = exp((2u - 1) distortion) - 1; it is divided by the enlargement and rotated by (2u - 1) angle.
+    3. Pixels x become (x + brightness - center) contrast + center, plus noise.
     """
     height, width, _ = image.shape
     padding = ranges.padding or 0
     scale = ranges.min_scale * (ranges.max_scale / ranges.min_scale) ** draws["scale"]
     stretch = ranges.aspect ** (draws["aspect"] - 0.5)
     enlarge_rows, enlarge_columns = scale / stretch, scale * stretch
-    centre, half = (out - 1) / 2, out / 2
-    rows, columns = (axis - half for axis in _grid(out, out))
-    bend = jnp.exp((2 * draws["distortion"] - 1) * ranges.distortion) - 1
-    push = (1 + bend * (rows**2 + columns**2) / half**2) / (1 + bend)
-    rows = (push * rows + half - centre) / enlarge_rows
-    columns = (push * columns + half - centre) / enlarge_columns
+    center, half = (size - 1) / 2, size / 2
+    rows, columns = (axis - half for axis in _grid(size, size))
+    distortion = jnp.exp((2 * draws["distortion"] - 1) * ranges.distortion) - 1
+    factor = (1 + distortion * (rows**2 + columns**2) / half**2) / (1 + distortion)
+    rows = (factor * rows + half - center) / enlarge_rows
+    columns = (factor * columns + half - center) / enlarge_columns
     angle = (2 * draws["angle"] - 1) * ranges.angle
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     rows, columns = sin * columns + cos * rows, cos * columns - sin * rows
     columns = jnp.where(ranges.flip & (draws["flip"] < 0.5), -columns, columns)
-    row = draws["row"] * ((height + 2 * padding) * enlarge_rows - out) + centre
-    column = draws["column"] * ((width + 2 * padding) * enlarge_columns - out) + centre
+    row = draws["row"] * ((height + 2 * padding) * enlarge_rows - size) + center
+    column = draws["column"] * ((width + 2 * padding) * enlarge_columns - size) + center
     pixels = resample(image, rows + row / enlarge_rows - padding, columns + column / enlarge_columns - padding) / 255
     contrast = ranges.contrast ** (2 * draws["contrast"] - 1)
     pixels += (2 * draws["brightness"] - 1) * ranges.brightness
@@ -112,88 +113,107 @@ def paper_transform(image, out: int, ranges: Augment, draws: dict):
     return 255 * pixels
 
 
-# the two that everyone uses
+def paper_augmentation(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
+    """`paper_transform` with random draws."""
+    return paper_transform(image, paper_draws(key), size=size, ranges=ranges)
 
 
-def random_resized_crop(image, out: int, ranges: Augment, key):
-    """A crop of min_area to all of the image with a ratio of sides of 3/4 to 4/3, resized to [out, out, C]; or mirrored.
+def random_resized_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
+    """A random crop resized to [size, size, C] float32, flipped with probability 1/2.
 
-    Of ten draws the first that fits inside the image is taken, else its largest centre square (as torchvision does, but for
-    the resize, which is bilinear without a filter).
+    Its area is min_area to 1 of the image and its aspect ratio 3/4 to 4/3: the first of ten draws that fits, else the largest
+    center square. As torchvision's, except that the bilinear resize does not filter.
     """
     height, width, _ = image.shape
-    sizes, corner, mirror = jax.random.split(key, 3)
-    area, ratio = jax.random.uniform(sizes, (2, ATTEMPTS))
+    sizes, corner, flip = jax.random.split(key, 3)
+    area, ratio = jax.random.uniform(sizes, (2, CROP_ATTEMPTS))
     area = height * width * (ranges.min_area + (1 - ranges.min_area) * area)
     ratio = jnp.exp(jnp.log(3 / 4) + jnp.log(16 / 9) * ratio)
-    tall, wide = jnp.sqrt(area / ratio), jnp.sqrt(area * ratio)
-    fits = (tall <= height) & (wide <= width)
+    crop_height, crop_width = jnp.sqrt(area / ratio), jnp.sqrt(area * ratio)
+    fits = (crop_height <= height) & (crop_width <= width)
     first, side = jnp.argmax(fits), min(height, width)
-    tall, wide = (jnp.where(fits.any(), size[first], side) for size in (tall, wide))
+    crop_height, crop_width = (jnp.where(fits.any(), length[first], side) for length in (crop_height, crop_width))
     down, right = jnp.where(fits.any(), jax.random.uniform(corner, (2,)), 0.5)
-    rows, columns = _grid(out, out)
-    columns = jnp.where(ranges.flip & jax.random.bernoulli(mirror), out - 1 - columns, columns)
-    rows = down * (height - tall) + (rows + 0.5) * tall / out - 0.5
-    columns = right * (width - wide) + (columns + 0.5) * wide / out - 0.5
+    rows, columns = _grid(size, size)
+    columns = jnp.where(ranges.flip & jax.random.bernoulli(flip), size - 1 - columns, columns)
+    rows = down * (height - crop_height) + (rows + 0.5) * crop_height / size - 0.5
+    columns = right * (width - crop_width) + (columns + 0.5) * crop_width / size - 0.5
     return resample(image, rows, columns)
 
 
-def pad_and_crop(image, ranges: Augment, key):
-    """A crop of the image's own size out of the image with `padding` (4) black pixels around it; or mirrored. [H, W, C]."""
+def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
+    """A random crop [H, W, C] of the image padded by `padding` (4) black pixels, flipped with probability 1/2."""
     height, width, channels = image.shape
     padding = 4 if ranges.padding is None else ranges.padding
-    place, mirror = jax.random.split(key)
+    corner, flip = jax.random.split(key)
     padded = jnp.pad(image, ((padding,) * 2, (padding,) * 2, (0, 0)))
-    row, column = jax.random.randint(place, (2,), 0, 2 * padding + 1)
+    row, column = jax.random.randint(corner, (2,), 0, 2 * padding + 1)
     crop = jax.lax.dynamic_slice(padded, (row, column, 0), (height, width, channels))
-    return jnp.where(ranges.flip & jax.random.bernoulli(mirror), crop[:, ::-1], crop)
+    return jnp.where(ranges.flip & jax.random.bernoulli(flip), crop[:, ::-1], crop)
 
 
-def augment(config: Config, images, positions):
-    """The training transform of a config, before normalisation: [B, S, S, 3] to [B, image_size, image_size, 3]."""
-    name, out, ranges = config.data.augmentation, config.data.image_size, config.augment
-    if name == "none" or crops_while_loading(config):
+TRANSFORMS: dict[str, Callable[..., jax.Array]] = AUGMENTATIONS.implement(
+    {
+        "none": lambda image, key, *, size, ranges: image,
+        "digits": random_affine,
+        "paper": paper_augmentation,
+        "random_resized_crop": random_resized_crop,
+        "pad_and_crop": pad_and_crop,
+    }
+)
+"""`data.augmentation` -> f(image [S, S, 3], key, size=image_size, ranges=config.augment) of one image."""
+
+
+def augment(config: Config, images: jax.Array, positions: jax.Array) -> jax.Array:
+    """Augment a batch before normalization: [B, S, S, 3] to [B, image_size, image_size, 3]. positions: [B] uint32."""
+    if config.data.augmentation == "none" or crops_while_loading(config):
         return images
-    one = {
-        "digits": jiggle,
-        "paper": lambda image, key: paper_transform(image, out, ranges, paper_draws(key)),
-        "random_resized_crop": lambda image, key: random_resized_crop(image, out, ranges, key),
-        "pad_and_crop": lambda image, key: pad_and_crop(image, ranges, key),
-    }[name]
-    return jax.vmap(one)(images, keys_for(config.seed, positions))
+    one_image = partial(TRANSFORMS[config.data.augmentation], size=config.data.image_size, ranges=config.augment)
+    return jax.vmap(one_image)(images, keys_for(config.seed, positions))
 
 
-def for_evaluation(config: Config, images):
-    """[B, S, S, 3] to [B, image_size, image_size, 3]: the centre 7/8 of a larger stored image, resized (280 of 320 to 224)."""
-    out, stored = config.data.image_size, images.shape[1]
-    if stored == out:
+def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
+    """[B, S, S, 3] to [B, image_size, image_size, 3]: the center 7/8 of a larger stored image, resized (280 of 320 to 224)."""
+    size, stored = config.data.image_size, images.shape[1]
+    if stored == size:
         return images
     side = stored * 7 / 8
-    place = (stored - side) / 2 + (jnp.arange(out) + 0.5) * side / out - 0.5
-    rows, columns = jnp.meshgrid(place, place, indexing="ij")
+    indices = (stored - side) / 2 + (jnp.arange(size) + 0.5) * side / size - 0.5
+    rows, columns = jnp.meshgrid(indices, indices, indexing="ij")
     return jax.vmap(lambda image: resample(image, rows, columns))(images)
 
 
-# blending within a worker's batch: no communication
+def mixup(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Blend all pixels: share x images + (1 - share) x partners, and `share` (Zhang et al., arXiv 1710.09412)."""
+    return share * images + (1 - share) * partners, share
 
 
-def mix(config: Config, images, positions):
-    """(images, partner, share): each image blended with its partner's, in place of which the batch reversed stands.
+def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Paste a rectangle of about 1 - share of the area, and return the share that is left (Yun et al., arXiv 1905.04899)."""
+    _, height, width, _ = images.shape
+    side = jnp.sqrt(1 - share)
+    center = jax.random.uniform(key, (2,))
+    rows, columns = _grid(height, width)
+    inside = (jnp.abs((rows + 0.5) / height - center[0]) < side / 2) & (jnp.abs((columns + 0.5) / width - center[1]) < side / 2)
+    return jnp.where(inside[..., None], partners, images), 1 - inside.mean(dtype=jnp.float32)
 
-    images: [B, H, W, C]. partner: [B] row of each image's partner. share: [B] float32, how much of each image is its own;
-    targets are to be weighted alike. mixup: Zhang et al. (arXiv 1710.09412); cutmix: Yun et al. (arXiv 1905.04899), a
-    rectangle of the partner's pixels, `share` being the area left.
+
+MIXERS: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = MIXES.implement(
+    {"none": lambda images, partners, *, share, key: (images, jnp.ones(())), "mixup": mixup, "cutmix": cutmix}
+)
+"""`data.mix` -> f(images, partners [B, H, W, C], share=scalar, key=key): (mixed images, share of the own image)."""
+
+
+def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(mixed images, partner, share): blend each image with one of the same worker's batch, so without communication.
+
+    images: [B, H, W, C]; the partners are the batch in reverse order. partner: [B] row of each partner; share: [B] float32, the
+    weight of an image's own label. The config's `data.mix` must not be "none".
     """
-    batch, height, width, _ = images.shape
+    batch = len(images)
     partner = jnp.arange(batch)[::-1]
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), positions[0]), 1)
     draw, place = jax.random.split(key)
     share = jax.random.beta(draw, config.data.mix_alpha, config.data.mix_alpha)
-    if config.data.mix == "mixup":
-        return share * images + (1 - share) * images[partner], partner, jnp.full((batch,), share)
-    side = jnp.sqrt(1 - share)
-    centre = jax.random.uniform(place, (2,))
-    rows, columns = _grid(height, width)
-    inside = (jnp.abs((rows + 0.5) / height - centre[0]) < side / 2) & (jnp.abs((columns + 0.5) / width - centre[1]) < side / 2)
-    mixed = jnp.where(inside[..., None], images[partner], images)
-    return mixed, partner, jnp.full((batch,), 1 - inside.mean(dtype=jnp.float32))
+    mixed, share = MIXERS[config.data.mix](images, images[partner], share=share, key=place)
+    return mixed, partner, jnp.full((batch,), share)

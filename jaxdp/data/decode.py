@@ -1,7 +1,7 @@
-"""From encoded bytes to pixels of one size: decoding, the random crop of training, the centre crop of evaluation.
+"""Decodes images and crops them to one size: random crops for training, center crops for evaluation.
 
-Decoders are taken by their speed: simplejpeg for JPEG, OpenCV for PNG, Pillow for the rest. None turns an image as EXIF says;
-nor do the usual ImageNet pipelines.
+The fastest decoder of each format is used: simplejpeg for JPEG, OpenCV for PNG, Pillow for the rest. EXIF orientation is
+ignored, as in the usual ImageNet pipelines.
 """
 
 import io
@@ -17,75 +17,76 @@ from PIL import Image, UnidentifiedImageError
 from jaxdp.config import Augment
 from jaxdp.errors import first_line
 
-ATTEMPTS = 10  # of the random crop, as torchvision has it
-DRAWS = 3 + 2 * ATTEMPTS  # random numbers of an image: mirrored, down, right, then area and ratio of every attempt
+CROP_ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
+DRAWS = 3 + 2 * CROP_ATTEMPTS  # random numbers of an image: flip, row, column, then area and aspect ratio of every attempt
 BLOCK = 256  # images whose random numbers are drawn together
-SMALLEST = 2  # pixels a side: one pixel is no picture
-LARGEST = 2**26  # pixels of an image: a small file may claim to be huge
-OPENCV_READS = (b"\x89PNG", b"BM", b"RIFF")
-PILLOW_READS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-AUGMENTATION = 2**63  # sets these random numbers apart from those that shuffle the epochs
+MIN_SIDE = 2
+MAX_PIXELS = 2**26  # a small file may claim to be huge
+OPENCV_MAGIC = (b"\x89PNG", b"BM", b"RIFF")
+PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
 
 
 class ImageError(ValueError):
-    """An image that cannot be used: one line that says why."""
-
-
-def decode(data: bytes, scratch: "Scratch | None" = None) -> np.ndarray:
-    """RGB pixels, uint8 [H, W, 3], of an encoded image: JPEG (grey, CMYK, progressive), PNG, whatever Pillow reads.
-
-    scratch: memory to decode into, which the next image decoded with it overwrites; None: fresh memory. Raises ImageError for
-    what is not whole, and for images of one pixel in width or height, or of more than LARGEST pixels.
-    """
-    if data[:2] == b"\xff\xd8":
-        pixels = _jpeg(data, scratch)
-    else:
-        pixels = _opencv(data) if data.startswith(OPENCV_READS) else None
-    if pixels is None:
-        pixels = _pillow(data)
-    _check_size(*pixels.shape[:2])
-    return pixels
-
-
-def _check_size(height: int, width: int) -> None:
-    if min(height, width) < SMALLEST:
-        raise ImageError(f"it has {width}x{height} pixels, and {SMALLEST}x{SMALLEST} are the least")
-    if height * width > LARGEST:
-        raise ImageError(f"it has {width}x{height} pixels, and {LARGEST:,} in all are the most")
+    """An image that cannot be used; the message is the reason, on one line."""
 
 
 class Scratch(threading.local):
-    """Memory that each thread uses again and again: fresh pages for every image would take a fifth of the time."""
+    """A reusable buffer in each thread: allocating fresh pages for every image would take a fifth of the time."""
 
-    MOST = 2**24  # bytes that are kept for the next image
+    MAX_BYTES = 2**24  # larger images get memory of their own
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.memory = np.empty(0, np.uint8)
 
-    def of(self, height: int, width: int):
+    def array(self, height: int, width: int) -> np.ndarray:
+        """uint8 [height, width, 3] with undefined content, valid until the next call in this thread."""
         size = height * width * 3
-        if size > self.MOST:
+        if size > self.MAX_BYTES:
             return np.empty((height, width, 3), np.uint8)
         if self.memory.size < size:
             self.memory = np.empty(size, np.uint8)
         return self.memory[:size].reshape(height, width, 3)
 
 
-def _jpeg(data: bytes, scratch):
-    """None for CMYK. Anything that the decoder finds odd in the data is damage: others would paint over it without a word."""
+def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
+    """RGB pixels, uint8 [H, W, 3], of an encoded image: JPEG (gray, CMYK and progressive too), PNG, or a format of Pillow's.
+
+    scratch: buffer to decode into, which the next call with it overwrites; None: fresh memory. Raises ImageError for truncated
+    or damaged data, and for images with a side below MIN_SIDE or more than MAX_PIXELS pixels.
+    """
+    if data[:2] == b"\xff\xd8":
+        pixels = _decode_jpeg(data, scratch)
+    else:
+        pixels = _decode_opencv(data) if data.startswith(OPENCV_MAGIC) else None
+    if pixels is None:
+        pixels = _decode_pillow(data)
+    _check_size(*pixels.shape[:2])
+    return pixels
+
+
+def _check_size(height: int, width: int) -> None:
+    if min(height, width) < MIN_SIDE:
+        raise ImageError(f"{width}x{height} pixels, fewer than {MIN_SIDE}x{MIN_SIDE}")
+    if height * width > MAX_PIXELS:
+        raise ImageError(f"{width}x{height} pixels, more than {MAX_PIXELS:,} in total")
+
+
+def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
+    """None for CMYK. Decoder warnings are errors, because the decoder fills damaged regions with invented pixels."""
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if colours in ("CMYK", "YCCK"):
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        if colors in ("CMYK", "YCCK"):
             return None
         _check_size(height, width)
-        return simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=scratch and scratch.of(height, width))
+        return simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=scratch and scratch.array(height, width))
     except ImageError:
         raise
     except ValueError as error:
         raise ImageError(first_line(error)) from None
 
 
-def _opencv(data: bytes):
+def _decode_opencv(data: bytes) -> np.ndarray | None:
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:
@@ -93,13 +94,13 @@ def _opencv(data: bytes):
     return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
-def _pillow(data: bytes):
+def _decode_pillow(data: bytes) -> np.ndarray:
     try:
-        with Image.open(io.BytesIO(data), formats=PILLOW_READS) as image:
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             _check_size(image.height, image.width)
             return rgb(image)
     except UnidentifiedImageError:
-        raise ImageError("it is no image of a known kind") from None
+        raise ImageError("not an image of a known format") from None
     except ImageError:
         raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -107,71 +108,71 @@ def _pillow(data: bytes):
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-    """Pixels, uint8 [H, W, 3], of an image of Pillow's; of 16 bits the upper eight, as OpenCV and Pillow have them of colours.
+    """Pixels, uint8 [H, W, 3], of a Pillow image; of 16-bit pixels the upper eight bits, as OpenCV does for colors.
 
-    Raises ImageError for pixels whose white is not known.
+    Raises ImageError for 32-bit and floating-point pixels, whose value for white is undefined.
     """
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     if image.mode in ("I", "F") and not sixteen:
-        kind = {"I": "whole numbers of 32 bits", "F": "floating-point numbers"}[image.mode]
-        raise ImageError(f"its pixels are {kind}, whose white is not known; convert it to 8 or 16 bits")
+        kind = {"I": "32-bit integer", "F": "floating-point"}[image.mode]
+        raise ImageError(f"{kind} pixels, whose value for white is undefined; convert the image to 8 or 16 bits")
     if sixteen:
         return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
     return np.asarray(image.convert("RGB"))
 
 
 @lru_cache(maxsize=64)
-def _drawn(seed: int, block: int) -> list[list[float]]:
-    key = np.array([seed, AUGMENTATION + block], np.uint64)  # a list of such numbers would be rounded to floats
+def _random_block(seed: int, block: int) -> list[list[float]]:
+    key = np.array([seed, AUGMENTATION_STREAM + block], np.uint64)  # a list of ints this large would become floats
     return np.random.Generator(np.random.Philox(key=key)).random((BLOCK, DRAWS)).tolist()
 
 
-def random_for(seed: int, position: int) -> list[float]:
-    """The random numbers in [0, 1) of the image at a position of the run, the same whoever loads it. float [DRAWS]."""
-    return _drawn(seed, position // BLOCK)[position % BLOCK]
+def random_numbers(seed: int, position: int) -> list[float]:
+    """The DRAWS random numbers in [0, 1) of the image at a position of the run; they depend on nothing else."""
+    return _random_block(seed, position // BLOCK)[position % BLOCK]
 
 
-def random_crop_box(height: int, width: int, min_area: float, random) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a crop of `min_area` to all of an image with sides in a ratio of 3/4 to 4/3.
+def random_crop_box(height: int, width: int, *, min_area: float, random: list[float]) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a crop with a share of `min_area` to 1 of the image and an aspect ratio of 3/4 to 4/3.
 
-    Of ten draws the first that fits; else the largest centre crop of an allowed ratio (torchvision's RandomResizedCrop).
-    random: as from `random_for`.
+    The first of ten draws that fits; else the largest center crop with a permitted ratio (torchvision's RandomResizedCrop).
+    random: from `random_numbers`.
     """
-    down, right = random[1:3]
+    row, column = random[1:3]
     for area, ratio in zip(random[3::2], random[4::2], strict=True):
         area = height * width * (min_area + (1 - min_area) * area)
         ratio = (3 / 4) * (16 / 9) ** ratio
         h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:
-            return int(down * (height - h + 1)), int(right * (width - w + 1)), h, w
+            return int(row * (height - h + 1)), int(column * (width - w + 1)), h, w
     w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def random_resized_crop(image, out, ranges: Augment, random) -> None:
-    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image` resized bilinearly, mirrored half of the time.
+def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, random: list[float]) -> None:
+    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image`, resized bilinearly and flipped with probability 1/2.
 
-    random: as from `random_for`.
+    random: from `random_numbers`.
     """
-    top, left, height, width = random_crop_box(*image.shape[:2], ranges.min_area, random)
+    top, left, height, width = random_crop_box(*image.shape[:2], min_area=ranges.min_area, random=random)
     crop = image[top : top + height, left : left + width]
     cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
     if ranges.flip and random[0] < 0.5:
         cv2.flip(out, 1, dst=out)
 
 
-def centre_crop(image, out, short_side: int) -> None:
-    """Fill `out` (uint8 [S, S, 3]) with the centre of `image` after its short side has become `short_side` pixels.
+def center_crop(image: np.ndarray, out: np.ndarray, short_side: int) -> None:
+    """Fill `out` (uint8 [S, S, 3]) with the center of `image` after resizing its short side to `short_side` pixels.
 
-    By Pillow's bilinear filter, which widens with the reduction: the resize that published ImageNet accuracies rest on.
+    Uses Pillow's bilinear filter, whose support grows with the reduction: published ImageNet accuracies assume it.
     """
     (height, width), (rows, columns) = image.shape[:2], out.shape[:2]
     short = min(height, width)
-    tall, wide = short_side * height // short, short_side * width // short
-    top, left = round((tall - rows) / 2), round((wide - columns) / 2)
-    if (height, width) == (tall, wide):
+    resized_height, resized_width = short_side * height // short, short_side * width // short
+    top, left = round((resized_height - rows) / 2), round((resized_width - columns) / 2)
+    if (height, width) == (resized_height, resized_width):
         out[:] = image[top : top + rows, left : left + columns]
         return
-    down, across = height / tall, width / wide
-    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)  # only what is needed is resized
+    down, across = height / resized_height, width / resized_width
+    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)  # resize the crop only
     out[:] = np.asarray(Image.fromarray(image).resize((columns, rows), Image.Resampling.BILINEAR, box=box))

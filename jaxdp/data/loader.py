@@ -1,125 +1,147 @@
-"""Encoded images to batches of one size, by a pool of threads that write into freshly allocated memory."""
+"""Decodes encoded images into batches of one size, on a pool of threads."""
 
 import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from PIL import Image
 
-from jaxdp.data.decode import ImageError, Scratch, decode, rgb
+from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
+from jaxdp.distributed import status
 from jaxdp.errors import OneLine
 
-LEFT_OUT = -1  # label of an image that cannot be used and does not count
+OnBadImage = Literal["stop", "skip", "ignore"]
+IGNORED = -1  # label of an image that cannot be used and does not count
+
+Transform = Callable[[np.ndarray, np.ndarray, int], None]
+"""transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
 
 
 class DataError(OneLine, RuntimeError):
-    """An image that cannot be used, in a run that stops at such: one line with its name, the reason and what to do."""
+    """An unusable image in a run that stops at such images: its name, the reason and a hint on one line."""
+
+
+class ItemSource(Protocol):
+    """A data set of single items. Several threads ask for items at a time. `name(index)` is optional."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any:
+        """(image, label) or {"image", "label"}; image: encoded bytes, a Pillow image, or uint8 [H, W, 3] or [H, W]."""
 
 
 def default_threads() -> int:
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Loader:
-    """Batches from a source of (encoded bytes or uint8 pixels, label), each image shaped by `shape(pixels, out, position)`.
+    """Batches from a source of single items, each image brought to [size, size, 3] by `transform`.
 
-    source: `__len__` and `__getitem__`, which several threads call at a time; `name(index)` where it can name an image. size:
-    height and width of the rows. classes: labels are 0 up to below it. on_bad_image, for one that cannot be read: "stop",
-    "skip" to put the next good one in its place, or "leave_out" to give it the label LEFT_OUT. `bad`: name -> reason of such
-    images. what: names images of a source that cannot, "training image" or "evaluation image".
+    classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
+    takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
+    as "training image". bad_images: name -> reason of those that could not be read.
     """
 
     def __init__(
         self,
-        source,
-        shape,
+        source: ItemSource,
+        *,
+        transform: Transform,
         size: int,
         classes: int,
         threads: int | None = None,
-        on_bad_image: str = "stop",
-        what: str = "image",
-    ):
-        self.source, self.shape, self.size, self.classes = source, shape, size, classes
-        self.on_bad_image, self.what = on_bad_image, what
+        on_bad_image: OnBadImage = "stop",
+        kind: str = "image",
+    ) -> None:
+        self.source, self.transform, self.size, self.classes = source, transform, size, classes
+        self.on_bad_image, self.kind = on_bad_image, kind
         self.threads = threads or default_threads()
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self.scratch = Scratch()
-        self.bad: dict[str, str] = {}
+        self.bad_images: dict[str, str] = {}
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         images, labels = self.batch(np.array([index]), np.array([index]))
         return images[0], labels[0]
 
-    def batch(self, indices, positions):
-        """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B], where the run is at each image."""
+    def add_bad_images(self, reasons: Mapping[str, str]) -> None:
+        """Record images that an earlier session of the run could not read."""
+        self.bad_images.update(reasons)
+
+    def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
         labels = np.empty(len(indices), np.int32)
-        rows = iter(range(len(indices)))  # shared: each thread takes the next row when it is done with one
+        rows = iter(range(len(indices)))  # shared by the threads: each takes the next free row
 
-        def fill(_):
+        def fill_rows(_: int) -> None:
             for row in rows:
-                labels[row] = self._one(int(indices[row]), images[row], int(positions[row]))
+                labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
+                status.current().record_progress()
 
-        for _ in self.pool.map(fill, range(min(self.threads, len(indices)))):
+        for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
             pass
         return images, labels
 
-    def _one(self, index: int, out, position: int) -> int:
-        """Fill `out`; the label. An image that cannot be used is replaced by the one after it, or left out, if it may be."""
-        for step in range(len(self.source)):
-            here = (index + step) % len(self.source)
+    def _load(self, index: int, out: np.ndarray, position: int) -> int:
+        """Fill `out` and return the label, following `on_bad_image` where the image cannot be read."""
+        for offset in range(len(self.source)):
+            candidate = (index + offset) % len(self.source)
             try:
-                data, label = self._item(here)
-                self.shape(decode(data, self.scratch) if isinstance(data, bytes) else data, out, position)
+                image, label = self._item(candidate)
+                self.transform(decode(image, self.scratch) if isinstance(image, bytes) else image, out, position)
                 return label
             except ImageError as error:
-                name = self._name(here)
+                name = self._name(candidate)
                 if self.on_bad_image == "stop":
-                    raise DataError(
-                        f"{name} cannot be used: {error}; mend or remove it, or give --data.on-bad-image skip"
-                    ) from None
-                self.bad[name] = str(error)
-                if self.on_bad_image == "leave_out":
+                    hint = "fix or remove it, or give --data.on-bad-image skip"
+                    raise DataError(f"{name} cannot be used: {error}; {hint}") from None
+                self.bad_images[name] = str(error)
+                if self.on_bad_image == "ignore":
                     out[:] = 0
-                    return LEFT_OUT
-        raise DataError("no image of the data set can be used; the first reasons: " + "; ".join(list(self.bad.values())[:3]))
+                    return IGNORED
+        reasons = "; ".join(list(self.bad_images.values())[:3])
+        raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
 
-    def _item(self, index: int):
-        """(encoded bytes or uint8 pixels [H, W, 3], label) of a source's item: a pair, or a dict with image and label."""
+    def _item(self, index: int) -> tuple[bytes | np.ndarray, int]:
+        """(encoded bytes or uint8 pixels [H, W, 3], label) of an item in any of the accepted forms."""
         try:
             item = self.source[index]
             image, label = (item["image"], item["label"]) if isinstance(item, dict) else item
         except ImageError:
             raise
         except Exception as error:
-            raise DataError(
-                f"{self._name(index)}: the source raised {type(error).__name__}: {error}; it must give (image, label)"
-            ) from error
+            raised = f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
         number = np.asarray(label)
         if number.size != 1 or number.dtype.kind not in "iu" or not 0 <= number.item() < self.classes:
             raise DataError(
-                f"{self._name(index)}: the label {label!r} is not allowed; whole numbers from 0 to {self.classes - 1} are "
-                "(model.classes is one more)"
+                f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "
+                "fix it or give a larger model.classes"
             )
         if isinstance(image, (bytearray, memoryview)):
             image = bytes(image)
-        if hasattr(image, "convert"):  # Pillow's
+        if isinstance(image, Image.Image):
             image = rgb(image)
-        return image if isinstance(image, bytes) else _checked(image), number.item()
+        return image if isinstance(image, bytes) else _check_pixels(image), number.item()
 
     def _name(self, index: int) -> str:
-        return self.source.name(index) if hasattr(self.source, "name") else f"{self.what} {index}"
+        return self.source.name(index) if hasattr(self.source, "name") else f"{self.kind} {index}"
 
 
-def _checked(pixels):
-    """Pixels that a source gives itself: uint8 [H, W, 3], or [H, W] and [H, W, 1] for grey."""
-    pixels = np.asarray(pixels)
+def _check_pixels(image: object) -> np.ndarray:
+    """Pixels of a source as contiguous uint8 [H, W, 3]; they may be [H, W] or [H, W, 1] for gray."""
+    pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
-        raise ImageError(f"it is {pixels.dtype} of shape {pixels.shape}, and uint8 of [H, W, 3] or [H, W] is needed")
+        raise ImageError(f"expected uint8 pixels of shape [H, W, 3] or [H, W], got {pixels.dtype} of shape {pixels.shape}")
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
-    if min(pixels.shape[:2]) < 2:
-        raise ImageError(f"it has {pixels.shape[1]}x{pixels.shape[0]} pixels, and 2x2 are the least")
+    if min(pixels.shape[:2]) < MIN_SIDE:
+        raise ImageError(f"{pixels.shape[1]}x{pixels.shape[0]} pixels, fewer than {MIN_SIDE}x{MIN_SIDE}")
     return np.ascontiguousarray(pixels)

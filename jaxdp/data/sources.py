@@ -1,263 +1,260 @@
-"""Where images come from: what a config names, opened as training and evaluation sources of uint8 images and labels."""
+"""Opens the data source that a config names as training and evaluation sets of decoded images."""
 
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.config import Config, ConfigError, crops_while_loading
+from jaxdp.choices import SOURCES
+from jaxdp.config import Config, crops_while_loading
 from jaxdp.config import Data as DataConfig
-from jaxdp.data.decode import centre_crop, random_for, random_resized_crop
-from jaxdp.data.folder import EVALUATION_NAMES, ImageFolder, evaluation_split
-from jaxdp.data.loader import Loader
+from jaxdp.data import in_memory
+from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop
+from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
+from jaxdp.data.in_memory import ArraySource, SyntheticSource
+from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
+from jaxdp.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxdp.data.tfds import TfdsSource
 
-class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]."""
+IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
-    def __init__(self, images, labels):
-        self.images = np.ascontiguousarray(images, np.uint8)
-        self.labels = np.ascontiguousarray(labels, np.int32)
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.images[index], self.labels[index]
-
-    def batch(self, indices, positions=None):
-        """(images [B, H, W, 3] uint8, labels [B] int32) at these indices, freshly allocated; positions do not matter here."""
-        return self.images[indices], self.labels[indices]
-
-
-class SyntheticSource:
-    """Images made when asked for, each a function of (seed, split, index) alone: a class colour under uniform noise.
-
-    The colour of a class depends on the class alone, so that training and evaluation images agree and can be learnt.
-    """
-
-    def __init__(self, examples: int, image_size: int, classes: int, seed: int, split: int):
-        self.examples, self.image_size, self.classes = examples, image_size, classes
-        self.key = (seed << 8) + split
-        self.colours = np.random.Generator(np.random.Philox(key=[7, classes])).integers(0, 128, (classes, 3), np.uint8)
-
-    def __len__(self):
-        return self.examples
-
-    def __getitem__(self, index):
-        if not 0 <= index < self.examples:
-            raise IndexError(f"index {index} is outside the {self.examples} synthetic images")
-        random = np.random.Generator(np.random.Philox(key=[self.key, index]))
-        label = random.integers(self.classes, dtype=np.int32)
-        noise = random.integers(0, 128, (self.image_size, self.image_size, 3), np.uint8)
-        return noise + self.colours[label], label
-
-    def batch(self, indices, positions=None):
-        """(images [B, H, W, 3] uint8, labels [B] int32) at these indices."""
-        images = np.empty((len(indices), self.image_size, self.image_size, 3), np.uint8)
-        labels = np.empty(len(indices), np.int32)
-        for row, index in enumerate(indices):
-            images[row], labels[row] = self[int(index)]
-        return images, labels
+DecodedSource = ArraySource | SyntheticSource | Loader
 
 
 class Datasets(NamedTuple):
-    """What a run reads: `__len__` and `batch(indices, positions)` -> (images uint8 [B, S, S, 3], labels int32 [B]).
+    """The training and evaluation sets of a run.
 
-    mean and std, on the 0-255 scale, are those by which the device normalises the pixels: a number, or one for each channel.
+    mean, std: pixel statistics on the 0-255 scale with which the device normalizes images, a number or one for each channel;
+    classes: class names, empty where unknown; warnings: what users should know, such as ignored files.
     """
 
-    train: ArraySource | SyntheticSource | Loader
-    evaluation: ArraySource | SyntheticSource | Loader
+    train: DecodedSource
+    evaluation: DecodedSource
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
     classes: tuple[str, ...] = ()
-    """their names, where the data tell them"""
+    warnings: tuple[str, ...] = ()
 
-    @property
-    def remarks(self) -> list[str]:
-        """What people should know before the run: files that are left out."""
-        return [
-            text for part in (self.train, self.evaluation) for text in getattr(getattr(part, "source", None), "remarks", [])
-        ]
-
-    def add_bad_images(self, found: dict[str, str]) -> None:
-        """Take over what a session before this one has found."""
-        getattr(self.train, "bad", {}).update(found)
+    def add_bad_images(self, reasons: dict[str, str]) -> None:
+        """Record images that an earlier session of the run could not read."""
+        if not isinstance(self.train, SyntheticSource):
+            self.train.add_bad_images(reasons)
 
     @property
     def bad_images(self) -> dict[str, str]:
-        """Name -> reason of the images that were replaced."""
-        return {name: reason for part in (self.train, self.evaluation) for name, reason in getattr(part, "bad", {}).items()}
+        """Name -> reason of the images that could not be read."""
+        readable = [source for source in (self.train, self.evaluation) if not isinstance(source, SyntheticSource)]
+        return {name: reason for source in readable for name, reason in source.bad_images.items()}
 
 
-DIGITS, HELD_OUT, VALIDATION = 1797, 360, 288  # held out of all; for validation out of those that remain
+class Reader(NamedTuple):
+    """The implementation of a data source. open: config -> data sets; count: number of training images, without reading any."""
+
+    open: Callable[[Config], Datasets]
+    count: Callable[[DataConfig], int]
 
 
-@cache
-def _digits(image_size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Fixed, stratified splits of scikit-learn's digits: train (1,437), test (360); fit and validation share train."""
-    from PIL import Image
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    digits = load_digits()
-    size = (image_size, image_size)
-    grey = [
-        np.asarray(Image.fromarray(np.asarray(d, np.float32)).resize(size, Image.Resampling.BICUBIC)) for d in digits.images
-    ]
-    pixels = np.clip(np.rint(np.stack(grey) * (255 / 16)), 0, 255).astype(np.uint8)
-    images = np.repeat(pixels[..., None], 3, axis=-1)
-    labels = digits.target.astype(np.int32)
-
-    def split(indices, held_out):
-        kept, held = train_test_split(indices, test_size=held_out, stratify=labels[indices], random_state=0)
-        return np.sort(kept), np.sort(held)
-
-    train, test = split(np.arange(len(labels)), HELD_OUT)
-    fit, validation = split(train, VALIDATION)
-    parts = {"train": train, "test": test, "fit": fit, "validation": validation}
-    return {name: (images[rows], labels[rows]) for name, rows in parts.items()}
-
-
-PUBLISHED = {"imagenet2012": 1_281_167, "cifar10": 50_000}  # training images, for plans made where the data are not
-IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # data sets of small images up to so many bytes are decoded once
-
-
-def training_examples(config: Config) -> int:
-    """How many images an epoch has, without reading any. Raises ConfigError for a data set that is not there."""
+def _open_digits(config: Config) -> Datasets:
     data = config.data
-    if data.source == "digits":
-        return {"train": DIGITS - HELD_OUT, "fit": DIGITS - HELD_OUT - VALIDATION}[data.train_split]
-    if data.source == "synthetic":
-        return data.train_examples
-    if data.source in PUBLISHED and data.train_split == "train" and data.directory is None:
-        return PUBLISHED[data.source]
+    splits = in_memory.digits(data.stored_size or data.image_size)
+    train, evaluation = (ArraySource(*splits[name]) for name in (data.train_split, data.eval_split or "test"))
+    return Datasets(train, evaluation, *pixel_stats(config), classes=tuple(map(str, range(10))))
+
+
+def _count_digits(data: DataConfig) -> int:
+    train = in_memory.DIGITS - in_memory.TEST
+    return {"train": train, "fit": train - in_memory.VALIDATION}[data.train_split]
+
+
+def _open_synthetic(config: Config) -> Datasets:
+    data = config.data
+    size, counts = data.stored_size or data.image_size, (data.train_examples, data.eval_examples)
+    train, evaluation = (
+        SyntheticSource(count, size, config.model.classes, seed=config.seed, split=split) for split, count in enumerate(counts)
+    )
+    return Datasets(train, evaluation, *pixel_stats(config))
+
+
+def _open_folder(config: Config) -> Datasets:
+    data = config.data
+    train = _folder_split(data, data.train_split)
+    split = evaluation_split(Path(data.directory or ""), data.eval_split)
+    return _decoded(config, train, _folder_split(data, split, train.classes), name=data.source)
+
+
+def _open_tfds(config: Config) -> Datasets:
+    data = config.data
+    train = _tfds_split(data, data.train_split)
+    split = data.eval_split or next((name for name in EVALUATION_NAMES if name in train.splits), None)
+    if split is None:
+        reason = f"{data.source} has only the splits {', '.join(train.splits)}"
+        raise ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")
+    return _decoded(config, train, _tfds_split(data, split), name=data.source)
+
+
+def _count_files(data: DataConfig) -> int:
+    published = SOURCES[data.source].train_images
+    if published is not None and data.train_split == "train" and data.directory is None:
+        return published
     return len(open_split(data, data.train_split))
 
 
-def open_datasets(config: Config, given=None) -> Datasets:
-    """The training and evaluation sources of a config. Raises ConfigError for a data set that cannot be trained on.
+TFDS = Reader(_open_tfds, _count_files)
+READERS = SOURCES.implement(
+    {
+        "digits": Reader(_open_digits, _count_digits),
+        "synthetic": Reader(_open_synthetic, lambda data: data.train_examples),
+        "folder": Reader(_open_folder, _count_files),
+        "given": TFDS,
+        "imagenet2012": TFDS,
+        "cifar10": TFDS,
+    }
+)
+"""Source name -> Reader; every other name is a data set of tensorflow-datasets."""
 
-    given: (training, evaluation), any objects with `__len__` and `__getitem__` -> (encoded bytes or uint8 pixels, label), in
-    place of the config's source.
+
+def _reader(config: Config) -> Reader:
+    return READERS.get(config.data.source, TFDS)
+
+
+def training_examples(config: Config) -> int:
+    """Number of training images, without reading any. Raises ConfigError for a data set that does not exist."""
+    return _reader(config).count(config.data)
+
+
+def pixel_stats(config: Config) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
+    """(mean, std) with which a run normalizes images, known without its data; see `Datasets`."""
+    source = SOURCES[config.data.source]
+    return source.mean, source.std
+
+
+def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None) -> Datasets:
+    """The data sets of a config. pair: (training, evaluation) items from Python, which replace the config's source.
+
+    Raises ConfigError for a data set that cannot be trained on.
     """
-    data = config.data
-    if given is None and data.source == "synthetic":
-        size = data.stored_size or data.image_size
-        train, held_out = (
-            SyntheticSource(n, size, config.model.classes, config.seed, split)
-            for split, n in enumerate((data.train_examples, data.eval_examples))
-        )
-        return Datasets(train, held_out, *pixel_statistics(config))
-    if given is None and data.source == "digits":
-        parts = _digits(data.stored_size or data.image_size)
-        held_out = parts[data.eval_split or "test"]
-        sources = ArraySource(*parts[data.train_split]), ArraySource(*held_out)
-        return Datasets(*sources, *pixel_statistics(config), tuple(map(str, range(10))))
-    train, evaluation = _open_pair(data) if given is None else _pair(given)
-    for part, name in ((train, "training"), (evaluation, "evaluation")):
-        if len(part) == 0:
-            raise ConfigError(f"data.source: the {name} data are empty")
-        classes = getattr(part, "classes", None)
-        count = classes if isinstance(classes, int) else len(classes or ())
-        if count > config.model.classes:
-            raise ConfigError(f"model.classes: {config.model.classes} is not allowed; {data.source} needs at least {count}")
-    left_out = {"stop": "stop", "skip": "leave_out"}[data.on_bad_image]  # in place of it another would count twice
-    return Datasets(
-        _loaded(train, *training_shape(config), config, data.on_bad_image, "training image"),
-        _loaded(evaluation, *_evaluation_shape(config), config, left_out, "evaluation image"),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        classes=_class_names(train),
-    )
+    if pair is not None:
+        return _decoded(config, *_check_pair(pair), name="given")
+    return _reader(config).open(config)
 
 
-def pixel_statistics(config: Config):
-    """(mean, std) by which a run normalises its pixels, known without its data; see `Datasets`."""
-    known = {"synthetic": (127.5, 52.0), "digits": (78.0, 89.0)}
-    return known.get(config.data.source, (IMAGENET_MEAN, IMAGENET_STD))
+def open_split(data: DataConfig, split: str, classes: list[str] | None = None) -> "ImageFolder | TfdsSource":
+    """The encoded images of a split of a folder or a data set of tensorflow-datasets. classes: required class folders."""
+    return _folder_split(data, split, classes) if data.source == "folder" else _tfds_split(data, split)
 
 
-def _class_names(source) -> tuple[str, ...]:
-    names = getattr(source, "class_names", None) or getattr(source, "classes", None)
-    named = isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)
-    return tuple(names) if named else ()
+def _folder_split(data: DataConfig, split: str, classes: list[str] | None = None) -> ImageFolder:
+    return ImageFolder.open(Path(data.directory or "") / split, classes)
 
 
-def to_predict(config: Config, source) -> Loader:
-    """Images prepared as the run's evaluation prepares them; those that cannot be used are left out, see `Loader.bad`."""
-    return Loader(source, *_evaluation_shape(config), config.model.classes, config.data.threads, "leave_out")
+def _tfds_split(data: DataConfig, split: str) -> "TfdsSource":
+    from jaxdp.data.tfds import TfdsSource
+
+    field = "data.train_split" if split == data.train_split else "data.eval_split"
+    return TfdsSource.open(data.source, data.directory, split, field=field)
 
 
-def open_split(data: DataConfig, split: str, classes=None):
-    if data.source == "folder":
-        return ImageFolder(Path(data.directory) / split, classes)
-    from jaxdp.data.prepared import Prepared
-
-    return Prepared(data.source, data.directory, split)
-
-
-def _open_pair(data: DataConfig):
-    train = open_split(data, data.train_split)
-    if data.source == "folder":
-        return train, open_split(data, evaluation_split(Path(data.directory), data.eval_split), train.classes)
-    known = train.info.splits
-    split = data.eval_split or next((name for name in EVALUATION_NAMES if name in known), None)
-    if split is None:
-        raise ConfigError(
-            f"data.eval_split: None is not allowed; {data.source} has only {', '.join(known)}; name one, as train[90%:]"
-        )
-    return train, open_split(data, split)
-
-
-def training_shape(config: Config):
-    """(function that fills a row, its size): a random crop here, or the whole for a transform on the device."""
+def training_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of training images: a random crop, or all of the image where the device augments it."""
     if crops_while_loading(config):
         ranges, seed = config.augment, config.seed
-        return lambda pixels, out, position: random_resized_crop(
-            pixels, out, ranges, random_for(seed, position)
-        ), config.data.image_size
+
+        def crop(pixels: np.ndarray, out: np.ndarray, position: int) -> None:
+            random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(seed, position))
+
+        return crop, config.data.image_size
     size = config.data.stored_size or config.data.image_size
-    return lambda pixels, out, position: centre_crop(pixels, out, size), size
+    return lambda pixels, out, position: center_crop(pixels, out, size), size
 
 
-def _evaluation_shape(config: Config):
-    """As ImageNet is evaluated (short side 256, centre 224) after random crops; else the stored size, or all of the image."""
+def evaluation_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of evaluation images.
+
+    After training on random crops, ImageNet's standard: short side 256/224 of the image size, then the center. Otherwise all of
+    the image in the stored size.
+    """
     if crops_while_loading(config):
         short, size = round(config.data.image_size * 8 / 7), config.data.image_size
     else:
         short = size = config.data.stored_size or config.data.image_size
-    return lambda pixels, out, position: centre_crop(pixels, out, short), size
+    return lambda pixels, out, position: center_crop(pixels, out, short), size
 
 
-def _pair(given):
-    """(training, evaluation) as the caller gives them. Raises ConfigError for anything but two sources."""
-    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
-    if len(pair) != 2 or not all(hasattr(part, "__len__") and hasattr(part, "__getitem__") for part in pair):
-        raise ConfigError("datasets: give a pair (training, evaluation) of objects with __len__ and __getitem__")
-    return pair
+def prediction_loader(config: Config, source: ItemSource) -> Loader:
+    """Images prepared as for evaluation; unreadable ones are ignored and listed in `Loader.bad_images`."""
+    transform, size = evaluation_transform(config)
+    classes, threads = config.model.classes, config.data.threads
+    return Loader(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
 
 
-def _loaded(source, shape, size: int, config: Config, on_bad_image: str, what: str):
-    """A Loader, or an ArraySource of all its images where they are small and few, and loaded in the same way every time."""
-    loader = Loader(source, shape, size, config.model.classes, config.data.threads, on_bad_image, what)
+def is_resident(data: DataConfig, train: DecodedSource, platform: str) -> bool:
+    """Whether the whole training set is kept on the devices. Raises ConfigError where `on` is impossible."""
+    if data.resident == "on" and not isinstance(train, ArraySource):
+        reason = f"images of {data.source} are not kept in memory"
+        raise ConfigError("data.resident", "on", reason=reason, hint="give auto or off")
+    if data.resident == "auto":
+        return isinstance(train, ArraySource) and train.images.nbytes <= IN_MEMORY_BYTES and platform != "cpu"
+    return data.resident == "on"
+
+
+def _decoded(config: Config, train: ItemSource, evaluation: ItemSource, *, name: str) -> Datasets:
+    """Data sets of two sources of single items. name: of the data source.
+
+    Raises ConfigError for an empty source, and for more classes than the model has.
+    """
+    for source, kind in ((train, "training"), (evaluation, "evaluation")):
+        if len(source) == 0:
+            raise ConfigError("data.source", name, reason=f"the {kind} set is empty")
+        classes = getattr(source, "classes", None)
+        count = classes if isinstance(classes, int) else len(classes or ())
+        if count > config.model.classes:
+            reason, hint = f"{name} has {count} classes", f"give at least {count}"
+            raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
+    on_bad_image = config.data.on_bad_image
+    training = _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
+    # An evaluation ignores bad images: a replacement would count twice.
+    ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
+    held_out = _loaded(evaluation, config, evaluation_transform(config), on_bad_image=ignore, kind="evaluation image")
+    warnings = [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
+    statistics = SOURCES[name]
+    return Datasets(
+        training,
+        held_out,
+        statistics.mean,
+        statistics.std,
+        classes=_class_names(train),
+        warnings=tuple(warnings),
+    )
+
+
+def _loaded(
+    source: ItemSource, config: Config, transform_and_size: tuple[Transform, int], *, on_bad_image: OnBadImage, kind: str
+) -> Loader | ArraySource:
+    """A Loader, or all of its images in memory if they are small and few and their transform is not random."""
+    transform, size = transform_and_size
+    classes, threads = config.model.classes, config.data.threads
+    loader = Loader(
+        source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image=on_bad_image, kind=kind
+    )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader
-    everything = np.arange(len(source))
-    arrays = ArraySource(*loader.batch(everything, everything))
-    arrays.bad = loader.bad
-    return arrays
+    indices = np.arange(len(source))
+    images, labels = loader.batch(indices, indices)
+    return ArraySource(images, labels, loader.bad_images)
 
 
-def keeps_images(data: DataConfig, train, platform: str) -> bool:
-    """Whether all training images are kept on the devices. Raises ConfigError where they should be and are not in memory."""
-    in_memory = isinstance(train, ArraySource)
-    if data.resident == "on" and not in_memory:
-        raise ConfigError(
-            f"data.resident: 'on' is not allowed with {data.source}; its images are made as they are needed; give auto or off"
-        )
-    small = in_memory and train.images.nbytes <= IN_MEMORY_BYTES
-    return data.resident == "on" or (data.resident == "auto" and small and platform != "cpu")
+def _class_names(source: ItemSource) -> tuple[str, ...]:
+    names: Any = getattr(source, "class_names", None) or getattr(source, "classes", None)
+    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
+
+
+def _check_pair(pair: Sequence[ItemSource]) -> tuple[ItemSource, ItemSource]:
+    items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
+        raise ConfigError("datasets", reason="must be a pair (training, evaluation) of objects with __len__ and __getitem__")
+    return items

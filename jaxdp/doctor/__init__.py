@@ -1,1 +1,1 @@
-"""`jaxdp doctor`: what a machine has, against what a run needs, and proofs on the devices that are there."""
+"""`jaxdp doctor`: checks of this machine against the needs of a recipe, and proofs that its devices train correctly."""

@@ -1,4 +1,4 @@
-"""Memory, cores, disks and limits of this machine, against what a run needs."""
+"""Checks of memory, cores, disks and limits of this machine against the needs of a recipe."""
 
 import os
 import resource
@@ -8,188 +8,192 @@ import time
 from pathlib import Path
 
 from jaxdp.config import IN_MEMORY, Config
-from jaxdp.doctor.finding import Findings
-from jaxdp.parallel import compilation
+from jaxdp.doctor.check_result import ResultBuilder
+from jaxdp.xla import options
 
 GIB, MB = 2**30, 10**6
-SPARE_BYTES = GIB  # that the cache of programs and temporary files should find free
-FILES = 2048  # open at a time: those of ImageNet, 1,024, and a margin
-SHARED_BYTES = GIB  # NCCL's buffers between the processes of a host lie there
-MEASURED_SECONDS = 0.5
+FREE_DISK_BYTES = GIB  # for the compilation cache and for temporary files
+OPEN_FILES = 2048  # ImageNet has 1,024 files; the rest is a margin
+SHARED_MEMORY_BYTES = GIB  # for NCCL's buffers between processes of one host
+MEASURE_SECONDS = 0.5
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MB:,.0f} MB"
 
 
-def memory(findings: Findings, state_bytes: int | None, host_bytes: int | None) -> None:
-    """state_bytes: of a checkpoint, of which the host keeps a copy; host_bytes: of images on their way to the devices."""
-    lines = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    held = {name: 1024 * int(rest.split()[0]) for name, rest in lines}
-    free, whole, what = held["MemAvailable"], held["MemTotal"], ""
-    if limit := _memory_limit():
-        used, most = limit
-        if most < whole:
-            free, whole, what = min(free, most - used), most, " (limit of the control group)"
-    told = f"{size(free)} free of {size(whole)}{what}"
-    if state_bytes is None or host_bytes is None:
-        findings.ok(f"{told}; what the recipe needs is not known")
+def check_memory(result: ResultBuilder, state_bytes: int | None, input_bytes: int | None) -> None:
+    """Free memory, within the cgroup's limit, holds a copy of the state and the images in flight; None: unknown."""
+    fields = (line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    memory = {name: 1024 * int(rest.split()[0]) for name, rest in fields}
+    free, total, source = memory["MemAvailable"], memory["MemTotal"], ""
+    if cgroup := _cgroup_memory():
+        used, limit = cgroup
+        if limit < total:
+            free, total, source = min(free, limit - used), limit, " (cgroup limit)"
+    message = f"{format_bytes(free)} free of {format_bytes(total)}{source}"
+    if state_bytes is None or input_bytes is None:
+        result.ok(f"{message}; the need of the recipe is unknown")
         return
-    needed = state_bytes + host_bytes
-    told += f"; a copy of the state and images on their way take {size(needed)}"
+    needed = state_bytes + input_bytes
+    message += f"; a copy of the state and images in flight take {format_bytes(needed)}"
     if needed > free:
-        findings.wrong(told, "free memory, or lower --data.ahead-bytes")
+        result.error(message, "free memory, or lower --data.ahead-bytes")
     else:
-        findings.ok(told)
+        result.ok(message)
 
 
-def _memory_limit() -> tuple[int, int] | None:
-    """(used, allowed) bytes of this process's control group, where it has a limit."""
-    for used, most in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
+def _cgroup_memory() -> tuple[int, int] | None:
+    """(used, limit) in bytes of this process's cgroup, version 2 or 1; None if it has no limit."""
+    for used, limit in (("memory.current", "memory.max"), ("memory/memory.usage_in_bytes", "memory/memory.limit_in_bytes")):
         try:
-            return int(Path("/sys/fs/cgroup", used).read_text()), int(Path("/sys/fs/cgroup", most).read_text())
-        except (OSError, ValueError):  # not this version of control groups, or "max"
+            return int(Path("/sys/fs/cgroup", used).read_text()), int(Path("/sys/fs/cgroup", limit).read_text())
+        except (OSError, ValueError):  # the other version of cgroups, or "max"
             continue
     return None
 
 
-def cores(findings: Findings, config: Config, images_per_second: float | None, devices: int) -> None:
-    """Cores, and the threads that decode for `images_per_second` on each of the devices, by a measurement on the spot."""
-    there = len(os.sched_getaffinity(0))
-    findings.ok(f"{there} core{'s' * (there != 1)}")
+def check_cores(result: ResultBuilder, config: Config, *, images_per_second: float | None, devices: int) -> None:
+    """Enough cores to decode `images_per_second` for each device; the decoding speed of one core is measured."""
+    cores: float = len(os.sched_getaffinity(0))
+    result.ok(f"{cores} core{'s' * (cores != 1)}")
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max" and int(quota) < there * int(period):
-            there = int(quota) / int(period)
-            findings.ok(f"the control group allows {there:g} of them")
+        if quota != "max" and int(quota) < cores * int(period):
+            cores = int(quota) / int(period)
+            result.ok(f"the cgroup allows {cores:g} of them")
     except (OSError, ValueError):
         pass
     if config.data.source in IN_MEMORY:
-        findings.ok(f"{config.data.source} needs none to decode")
+        result.ok(f"{config.data.source} needs no decoding")
         return
-    rate = decoded_per_second(config)
-    findings.ok(f"one decodes and crops {rate:,.0f} images/s (measured, JPEGs of 400x350)")
+    rate = images_per_core_second(config)
+    result.ok(f"one core decodes and crops {rate:,.0f} images/s (measured with JPEGs of 400x350)")
     if images_per_second is None:
-        findings.ok("how many a run needs is not known; give --images-per-second")
+        result.ok("the need of a run is unknown; give --images-per-second")
         return
-    wanted = images_per_second * max(devices, 1)
-    needed = wanted / rate
-    told = f"{wanted:,.0f} images/s want {needed:.1f} of them"
-    if needed > there:
-        findings.warn(told, "a run will wait for images: take more cores, or a process on more hosts (docs/data.md)")
+    total_rate = images_per_second * max(devices, 1)
+    needed = total_rate / rate
+    message = f"{total_rate:,.0f} images/s need {needed:.1f} cores"
+    if needed > cores:
+        result.warning(message, "use more cores, or processes on more hosts (docs/data.md): devices will wait for images")
     else:
-        findings.ok(told)
+        result.ok(message)
 
 
-def decoded_per_second(config: Config) -> float:
-    """Images a second that one core decodes and crops as the recipe does."""
+def images_per_core_second(config: Config) -> float:
+    """Measure how many images per second one core decodes and crops for the recipe."""
     import numpy as np
 
     from jaxdp.bench.input import make_images
     from jaxdp.data.decode import Scratch, decode
-    from jaxdp.data.sources import training_shape
+    from jaxdp.data.sources import training_transform
 
-    shape, side = training_shape(config)
+    shape, side = training_transform(config)
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder), 8)
         encoded = [path.read_bytes() for path in sorted(Path(folder).rglob("*.jpg"))]
     scratch, row = Scratch(), np.empty((side, side, 3), np.uint8)
-    done, began = 0, None
-    while began is None or time.thread_time() - began < MEASURED_SECONDS:
-        for data in encoded:
-            shape(decode(data, scratch), row, done)
-        if began is None:  # the first round is not counted
-            began = time.thread_time()
-        else:
-            done += len(encoded)
-    return done / (time.thread_time() - began)
+
+    def decode_all() -> None:
+        for index, data in enumerate(encoded):
+            shape(decode(data, scratch), row, index)
+
+    decode_all()  # warm-up
+    count, start = 0, time.thread_time()
+    while time.thread_time() - start < MEASURE_SECONDS:
+        decode_all()
+        count += len(encoded)
+    return count / (time.thread_time() - start)
 
 
-def _existing(path: Path) -> Path:
-    """The nearest directory above that is there."""
+def _free_space(path: Path) -> tuple[int, bool, Path]:
+    """(free bytes, whether it is writable, the directory) of the nearest existing ancestor of a path."""
     path = path.expanduser().absolute()
-    return next(one for one in (path, *path.parents) if one.exists())
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    writable = os.access(existing, os.W_OK | os.X_OK) and existing.is_dir()
+    return shutil.disk_usage(existing).free, writable, existing
 
 
-def _space(path: Path) -> tuple[int, bool, Path]:
-    """(free bytes, whether it can be written, the directory that is there)."""
-    there = _existing(path)
-    return shutil.disk_usage(there).free, os.access(there, os.W_OK | os.X_OK) and there.is_dir(), there
-
-
-def disk(findings: Findings, config: Config, workdir: Path, state_bytes: int | None) -> None:
-    """Space for the checkpoints of the recipe in the working directory, and for temporary files."""
-    free, writable, there = _space(workdir)
-    told = f"{size(free)} free for {workdir}"
+def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_bytes: int | None) -> None:
+    """The disk of `workdir` holds the recipe's checkpoints, and temporary files can be written."""
+    free, writable, existing = _free_space(workdir)
+    message = f"{format_bytes(free)} free for {workdir}"
     if not writable:
-        findings.wrong(f"{there} cannot be written", "give another --workdir, or the right to write there")
+        result.error(f"{existing} is not writable", "give another --workdir, or make it writable")
     elif state_bytes is None:
-        findings.ok(f"{told}; what checkpoints take is not known")
+        result.ok(f"{message}; the size of a checkpoint is unknown")
     else:
         count = config.checkpoint.keep + 2  # the best one, and the one being written
-        told += f"; {count} checkpoints take {size(count * state_bytes)}"
+        message += f"; {count} checkpoints take {format_bytes(count * state_bytes)}"
         if count * state_bytes > free:
-            findings.wrong(told, "free space, give another --workdir, or a smaller --checkpoint.keep")
+            result.error(message, "free space, give another --workdir, or lower --checkpoint.keep")
         else:
-            findings.ok(told)
-    temporary, asked = Path(tempfile.gettempdir()), os.environ.get("TMPDIR")
-    if asked and Path(asked).absolute() != temporary.absolute():
-        mend = "make it, free space there, or set TMPDIR to another directory"
-        findings.warn(f"TMPDIR={asked} cannot be written, and {temporary} is used instead", mend)
-    free, writable, _ = _space(temporary)
-    if free < SPARE_BYTES:
-        findings.warn(f"{size(free)} free for temporary files in {temporary}", "free space there, or set TMPDIR")
+            result.ok(message)
+    temporary, variable = Path(tempfile.gettempdir()), os.environ.get("TMPDIR")
+    if variable and Path(variable).absolute() != temporary.absolute():
+        fix = "create it, free space on its disk, or set TMPDIR to another directory"
+        result.warning(f"TMPDIR={variable} is not writable; {temporary} is used instead", fix)
+    free, _, _ = _free_space(temporary)
+    if free < FREE_DISK_BYTES:
+        result.warning(f"{format_bytes(free)} free for temporary files in {temporary}", "free space, or set TMPDIR")
     else:
-        findings.ok(f"{size(free)} for temporary files in {temporary}")
+        result.ok(f"{format_bytes(free)} free for temporary files in {temporary}")
 
 
-def cache(findings: Findings, config: Config) -> None:
-    """The directory of compiled programs."""
-    asked = config.compile.cache
-    if asked == "off":
-        findings.ok("off: every run compiles anew")
+def check_compilation_cache(result: ResultBuilder, config: Config) -> None:
+    """The directory of the compilation cache is writable and has free space."""
+    setting = config.compile.cache
+    if setting == "off":
+        result.ok("off: every run compiles its programs again")
         return
-    told = os.environ.get("JAX_COMPILATION_CACHE_DIR") if asked == "auto" else None
+    variable = os.environ.get("JAX_COMPILATION_CACHE_DIR") if setting == "auto" else None
     try:
-        path = Path(told) if told else compilation.cache_directory(asked)
-    except RuntimeError:  # no home directory
-        findings.warn("there is no home directory for it", "set HOME, XDG_CACHE_HOME or --compile.cache")
+        path = Path(variable) if variable else options.cache_directory(setting)
+    except RuntimeError:
+        path = None
+    if path is None:
+        result.warning("no home directory", "set HOME, XDG_CACHE_HOME or --compile.cache")
         return
-    free, writable, there = _space(path)
+    free, writable, existing = _free_space(path)
     if not writable:
-        say = findings.warn if asked == "auto" else findings.wrong
-        say(f"{path} cannot be written ({there})", "every run compiles anew; give a directory by --compile.cache")
+        report = result.warning if setting == "auto" else result.error
+        report(f"{path} is not writable ({existing}): every run compiles its programs again", "set --compile.cache")
         return
-    files = [one.stat().st_size for one in path.rglob("*") if one.is_file()] if path.is_dir() else []
-    findings.ok(f"{path}: {len(files):,} files, {size(sum(files))}")
-    if free < SPARE_BYTES:
-        mend = f"{'empty it' if files else 'free space there'}, or give another directory by --compile.cache"
-        findings.warn(f"{size(free)} free there", mend)
+    sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
+    result.ok(f"{path}: {len(sizes):,} files, {format_bytes(sum(sizes))}")
+    if free < FREE_DISK_BYTES:
+        first_step = "empty the cache" if sizes else "free space on its disk"
+        result.warning(f"{format_bytes(free)} free", f"{first_step}, or set --compile.cache to another directory")
     else:
-        findings.ok(f"{size(free)} free there")
+        result.ok(f"{format_bytes(free)} free")
 
 
-def limits(findings: Findings) -> None:
-    """How many files may be open; a run raises the soft limit by itself, up to the hard one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told = ", at most ".join("unlimited" if one == resource.RLIM_INFINITY else f"{one:,}" for one in (soft, hard))
-    if hard != resource.RLIM_INFINITY and hard < FILES:
-        findings.warn(
-            f"{told}; a large prepared data set opens up to {FILES:,}", f"let the system allow {FILES:,} (ulimit -Hn)"
+def check_open_files(result: ResultBuilder) -> None:
+    """The hard limit of open files suffices for large data sets; a run raises its soft limit up to the hard one."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = limits[1]
+    message = ", at most ".join("unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}" for limit in limits)
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        result.warning(
+            f"{message}; a large prepared data set opens up to {OPEN_FILES:,}",
+            f"raise the hard limit (ulimit -Hn) to {OPEN_FILES:,}",
         )
     else:
-        findings.ok(told)
+        result.ok(message)
 
 
-def shared_memory(findings: Findings, gpus: int) -> None:
-    """/dev/shm, through which GPUs of one host exchange where no faster way is there."""
-    place = Path("/dev/shm")
-    if not place.is_dir():
-        say = findings.warn if gpus > 1 else (lambda found, mend: findings.ok(found))
-        say("there is no /dev/shm", "mount a tmpfs there: NCCL uses it between processes of a host")
+def check_shared_memory(result: ResultBuilder, gpus: int) -> None:
+    """/dev/shm is large enough for NCCL, which uses it between GPUs of one host that have no faster link."""
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        if gpus > 1:
+            result.warning("/dev/shm does not exist", "mount a tmpfs at /dev/shm: NCCL uses it between processes of a host")
+        else:
+            result.ok("/dev/shm does not exist")
         return
-    free = shutil.disk_usage(place).free
-    if gpus > 1 and free < SHARED_BYTES:
-        findings.warn(f"{size(free)} free in /dev/shm", "give the container more, as by docker run --shm-size 8g")
+    free = shutil.disk_usage(path).free
+    if gpus > 1 and free < SHARED_MEMORY_BYTES:
+        result.warning(f"{format_bytes(free)} free in /dev/shm", "enlarge it, for example docker run --shm-size 8g")
     else:
-        findings.ok(f"{size(free)} free in /dev/shm")
+        result.ok(f"{format_bytes(free)} free in /dev/shm")

@@ -1,7 +1,7 @@
-"""Python and the packages that jaxdp declares: there, as new as declared, and fit to be imported.
+"""Checks of Python and of the packages that jaxdp declares: installed, in a declared version, importable.
 
-Imports the standard library alone, so that it can tell what is missing. `python -m jaxdp.doctor.packages` prints one line of
-JSON: the packages that are installed and cannot be imported, each with the reason.
+Imports the standard library alone, so that it runs if packages are missing. `python -m jaxdp.doctor.packages` prints the
+result of `find_unimportable` as one line of JSON.
 """
 
 import importlib
@@ -12,109 +12,127 @@ import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, metadata, packages_distributions, requires, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jaxdp
-from jaxdp.doctor.finding import Findings
+from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import first_line, not_imported
 
-SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-MODULES = {"opencv-python-headless": "cv2", "orbax-checkpoint": "orbax.checkpoint", "pillow": "PIL", "scikit-learn": "sklearn"}
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+SHOWN_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+IMPORT_NAMES = {
+    "opencv-python-headless": "cv2",
+    "orbax-checkpoint": "orbax.checkpoint",
+    "pillow": "PIL",
+    "scikit-learn": "sklearn",
+}
 
 
-def declared() -> tuple[str, list[str]]:
-    """(the versions of Python, the dependencies without extras) that jaxdp declares: of the checkout, or as installed."""
+def declared_requirements() -> tuple[str, list[str]]:
+    """(versions of Python, dependencies without extras) from the checkout's pyproject.toml or the installed metadata."""
     checkout = Path(jaxdp.__file__).parent.parent / "pyproject.toml"
     if checkout.is_file():
         project = tomllib.loads(checkout.read_text())["project"]
         return project["requires-python"], project["dependencies"]
     python = metadata("jaxdp")["Requires-Python"] or ""
-    return python, [one for one in requires("jaxdp") or () if "extra ==" not in one]
+    return python, [requirement for requirement in requires("jaxdp") or () if "extra ==" not in requirement]
 
 
-def installed(name: str) -> str | None:
-    """The version of a package, by its metadata alone."""
+def installed_version(package: str) -> str | None:
+    """Version of a package from its metadata, without importing it; None if it is not installed."""
     try:
-        return version(name)
+        return version(package)
     except PackageNotFoundError:
         return None
 
 
-def named(requirement: str) -> str:
-    """The package of a requirement: numpy of numpy>=2.4."""
-    return re.match(r"[A-Za-z0-9._-]*[A-Za-z0-9]", requirement)[0]
+def package_name(requirement: str) -> str:
+    """Package of a requirement: numpy for numpy>=2.4."""
+    return re.findall(r"^[A-Za-z0-9._-]*[A-Za-z0-9]", requirement)[0]
 
 
-def module_of(package: str) -> str:
-    """What a program imports of a package."""
-    return MODULES.get(package, package.replace("-", "_"))
+def import_name(package: str) -> str:
+    """Name under which a package is imported."""
+    return IMPORT_NAMES.get(package, package.replace("-", "_"))
 
 
-def python(findings: Findings) -> None:
+def check_python(result: ResultBuilder) -> None:
     """The version of Python is one that jaxdp declares."""
-    allowed, here = declared()[0], platform.python_version()
+    declared, running = declared_requirements()[0], platform.python_version()
     try:
         from packaging.specifiers import SpecifierSet
-    except Exception as error:  # of which `packages` tells
-        return findings.ok(f"{here} (declared: {allowed}; not compared without {not_imported(error)})")
-    if SpecifierSet(allowed).contains(here, prereleases=True):
-        findings.ok(f"{here} (declared: {allowed})")
+    except Exception as error:  # `check_packages` reports it
+        result.ok(f"{running} (declared: {declared}; not compared without {not_imported(error)})")
+        return
+    if SpecifierSet(declared).contains(running, prereleases=True):
+        result.ok(f"{running} (declared: {declared})")
     else:
-        findings.wrong(f"{here} (declared: {allowed})", f"make a virtual environment with a Python {allowed}")
+        result.error(f"{running} (declared: {declared})", f"create a virtual environment with Python {declared}")
 
 
-def packages(findings: Findings, broken: dict[str, str]) -> None:
-    """Every dependency is there in a version that jaxdp declares and can be imported, and jaxlib is the one for this JAX.
+def check_packages(result: ResultBuilder, broken: dict[str, str]) -> None:
+    """Every dependency is installed in a declared version and can be imported, and jaxlib matches JAX.
 
-    broken: what `unimportable` has found.
+    broken: the result of `find_unimportable`.
     """
-    findings.ok(f"jaxdp {jaxdp.__version__}, " + ", ".join(f"{name} {installed(name) or 'missing'}" for name in SHOWN))
-    missing = [one for one in declared()[1] if not installed(named(one))]
+    versions = ", ".join(f"{name} {installed_version(name) or 'missing'}" for name in SHOWN_PACKAGES)
+    result.ok(f"jaxdp {jaxdp.__version__}, {versions}")
+    requirements = {package_name(requirement): requirement for requirement in declared_requirements()[1]}
+    missing = [name for name in requirements if not installed_version(name)]
     if missing:
-        told = ", ".join(named(one) for one in missing) + (" is" if len(missing) == 1 else " are")
-        findings.wrong(f"{told} not installed", "pip install " + " ".join(f"'{one}'" for one in missing))
+        command = "pip install " + " ".join(f"'{requirements[name]}'" for name in missing)
+        result.error(f"not installed: {', '.join(missing)}", command)
     for name, reason in broken.items():
-        again = next((f"'{one}'" for one in declared()[1] if named(one) == name), name)
-        mend = f"pip install --force-reinstall --no-deps {again} && pip install {again}"  # the second: what it lacks itself
-        findings.wrong(f"{name} cannot be imported: {reason}", mend)
-    if not installed("packaging") or "packaging" in broken:
-        return  # which compares versions
-    outdated = _outdated()
-    for one in outdated:
-        findings.wrong(f"{one.name} {installed(one.name)} is not {one.specifier}", f"pip install '{one.name}{one.specifier}'")
-    if not (missing or broken or outdated):
-        findings.ok("all that jaxdp needs is installed as declared")
+        package = f"'{requirements[name]}'" if name in requirements else name
+        fix = f"pip install --force-reinstall --no-deps {package} && pip install {package}"  # the second: its dependencies
+        result.error(f"cannot import {name}: {reason}", fix)
+    if not installed_version("packaging") or "packaging" in broken:
+        return  # versions cannot be compared
+    conflicts = _version_conflicts()
+    for conflict in conflicts:
+        name, allowed = conflict.name, conflict.specifier
+        result.error(f"{name} {installed_version(name)} does not satisfy {allowed}", f"pip install '{name}{allowed}'")
+    if not (missing or broken or conflicts):
+        result.ok("all dependencies are installed as declared")
 
 
-def _outdated() -> list:
-    """The requirements whose packages are there in a version that they do not allow."""
+def _version_conflicts() -> list["Requirement"]:
+    """Requirements of jaxdp, and of JAX for jaxlib, whose installed version they do not allow."""
     from packaging.requirements import Requirement
 
-    needed = [Requirement(one) for one in declared()[1]]
-    if installed("jax"):
-        needed += [one for one in map(Requirement, requires("jax") or ()) if one.name == "jaxlib"]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return [one for one in needed if (here := installed(one.name)) and not one.specifier.contains(here, prereleases=True)]
+    requirements = [Requirement(text) for text in declared_requirements()[1]]
+    if installed_version("jax"):
+        requirements += [requirement for requirement in map(Requirement, requires("jax") or ()) if requirement.name == "jaxlib"]
+    return [
+        requirement
+        for requirement in requirements
+        if (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and (installed := installed_version(requirement.name))
+        and not requirement.specifier.contains(installed, prereleases=True)
+    ]
 
 
-def unimportable() -> dict[str, str]:
-    """The first package that is installed and cannot be imported, be it one that another needs, with the reason; {} if none.
+def find_unimportable() -> dict[str, str]:
+    """{package: error} of the first installed package that cannot be imported, which may be a dependency of a declared one.
 
-    Only the first, as what needs it fails with it; for the same reason none where one is not installed at all. Imports all of
-    them into this process; what is being imported is said on stderr, should one end the process.
+    Only the first, as packages that depend on it fail with it. {} if all can be imported, or if one is not installed at all.
+    Imports all of them into this process; prints each name to stderr before, in case an import ends the process.
     """
-    ours = {module_of(named(one)).split(".")[0]: named(one) for one in declared()[1]}
-    if not all(map(installed, ours.values())):
+    packages = {import_name(name).split(".")[0]: name for name in map(package_name, declared_requirements()[1])}
+    if not all(map(installed_version, packages.values())):
         return {}
-    for name in sorted(ours.values(), key=lambda name: name != "numpy"):  # compiled modules hide its errors
-        print(f"while {name} is imported", file=sys.stderr, flush=True)
+    for name in sorted(packages.values(), key=lambda name: name != "numpy"):  # compiled extensions hide an error of NumPy
+        print(f"importing {name}", file=sys.stderr, flush=True)
         try:
-            importlib.import_module(module_of(name))
+            importlib.import_module(import_name(name))
         except (Exception, SystemExit) as error:
-            module = not_imported(error)
-            at_fault = ours.get(module) or next(iter(packages_distributions().get(module, ())), name)
-            return {at_fault: f"{type(error).__name__}: {first_line(error)}"}
+            module = not_imported(error) or ""
+            culprit = packages.get(module) or next(iter(packages_distributions().get(module, ())), name)
+            return {culprit: f"{type(error).__name__}: {first_line(error)}"}
     return {}
 
 
 if __name__ == "__main__":
-    print(json.dumps(unimportable()))
+    print(json.dumps(find_unimportable()))

@@ -1,128 +1,146 @@
-"""`jaxdp doctor --verify`: what the README claims of the training step and of resuming, proved on the devices that are here."""
+"""`jaxdp doctor --verify`: proofs of the training step, of reductions and of resuming on the devices of this machine."""
 
 import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
 
 from jaxdp.bench import scaling
-from jaxdp.bench.provenance import VIRTUAL, provenance
-from jaxdp.config import Config, Data, Mesh, Model, Phase
-from jaxdp.doctor import gradients, resuming
+from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
+from jaxdp.config import Compile, Config, Data, Mesh, Phase
+from jaxdp.distributed import runtime
+from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.doctor import verify_gradients, verify_resume, verify_sums
 from jaxdp.doctor.proof import Proof
 from jaxdp.errors import first_line
-from jaxdp.models.resnet import TWO_BLOCKS
-from jaxdp.parallel import distributed
 
-CPU_DEVICES = 4  # where there is no accelerator and no other number is asked for
-IMAGES, REPEATS = 8, 5  # a device and step, timed steps, for scaling
-COLOURS = {"passed": "green", "FAILED": "red", "measured": ""}
+CPU_DEVICES = 4  # virtual devices of a CPU, unless --mesh.cpu-devices is given
+SCALING_IMAGES, SCALING_REPEATS = 8, 5  # images per device and step, timed steps
+COLORS = {"passed": "green", "FAILED": "red", "measured": ""}
 
 
-def run(config: Config, progress=lambda text: None) -> dict:
-    """The record of all proofs, on all devices of this process; of a CPU on `mesh.cpu_devices`, or 4.
+def run(
+    config: Config,
+    info: Callable[[str], None] = lambda text: None,
+    *,
+    group: ProcessGroup | None = None,
+    shared_dir: Path | None = None,
+) -> dict:
+    """Run all proofs on all devices of all processes and return their record, which `to_json` writes.
 
-    config: of its fields mesh.cpu_devices and compile are taken. Raises ConfigError where the devices do not start.
+    A CPU is split into `mesh.cpu_devices`, by default 4 divided by the number of processes. Model, mesh and wire dtype of
+    `config` determine the messages. info: receives progress lines. group: the processes, all of which call this. shared_dir: a
+    directory on a file system that all processes share. Raises ConfigError if the devices do not start.
     """
-    began = time.perf_counter()
-    cpu_devices = max(config.mesh.cpu_devices or CPU_DEVICES, 2)
+    start, group = time.perf_counter(), group or SingleProcess()
+    cpu_devices = config.mesh.cpu_devices or max(1, CPU_DEVICES // group.num_processes)
+    if group.num_processes == 1:
+        cpu_devices = max(cpu_devices, 2)
     compile = dataclasses.replace(config.compile, deterministic=True)
-    devices = distributed.start(Mesh(cpu_devices=cpu_devices), compile=compile)
-    if devices[0].platform != "cpu":
-        cpu_devices = None
-    found = list(_all(devices, cpu_devices, compile, progress))
+    config = dataclasses.replace(config, compile=compile)
+    devices = runtime.start(Mesh(cpu_devices=cpu_devices), group, compile)
+    on_cpu = devices[0].platform == "cpu"
+
+    def all_proofs() -> Iterator[Proof]:
+        yield from verify_gradients.proofs(devices, compile, info=info, group=group)
+        yield from verify_sums.proofs(config, devices, info=info, group=group)
+        info("exact resume: an interrupted run against an uninterrupted one ...")
+        yield verify_resume.proof(
+            len(devices), cpu_devices if on_cpu else None, compile=compile, shared_dir=shared_dir, group=group
+        )
+        yield from _measure_scaling(len(devices), compile, info=info, group=group)
+
+    proofs = list(all_proofs())
+    processes = f" of {group.num_processes} processes" if group.num_processes > 1 else ""
     return {
         "provenance": provenance(),
-        "device": f"{len(devices)} x {devices[0].device_kind}",
-        "virtual": devices[0].platform == "cpu",
-        "seconds": time.perf_counter() - began,
-        "failed": [one.proof for one in found if one.passed is False],
-        "proofs": [one.as_dict() | {"verdict": one.verdict} for one in found],
+        "device": f"{len(devices)} x {devices[0].device_kind}{processes}",
+        "virtual": on_cpu,
+        "seconds": time.perf_counter() - start,
+        "failed": [proof.name for proof in proofs if proof.passed is False],
+        "proofs": [proof.to_dict() for proof in proofs],
     }
 
 
-def _all(devices, cpu_devices, compile, progress) -> Iterator[Proof]:
-    yield from gradients.proofs(devices, compile, progress)
-    progress("a run that is stopped and goes on, beside one that is not ...")
-    yield resuming.proof(len(devices), cpu_devices, compile)
-    yield from _scaling(len(devices), compile, progress)
+def _measure_scaling(devices: int, compile: Compile, *, info: Callable[[str], None], group: ProcessGroup) -> Iterator[Proof]:
+    """Time the step of a small network on 1, 2, 4, ... and all devices, with a constant number of images per device.
 
-
-def _scaling(devices: int, compile, progress) -> Iterator[Proof]:
-    """The step of a small net on 1, 2, 4, ... and all devices with as many images on each: measured, nothing is asked of it."""
-    counts = scaling.ladder(devices)
+    With several processes, on all devices only.
+    """
+    counts = scaling.device_counts(devices) if group.num_processes == 1 else (devices,)
     config = Config(
         data=Data(source="synthetic", image_size=32),
-        model=Model(depth=TWO_BLOCKS, width=16, stem="small", classes=10),
-        batch=(Phase(global_batch=IMAGES * counts[-1]),),
+        model=verify_gradients.two_block_model(width=16, classes=10),
+        batch=(Phase(global_batch=SCALING_IMAGES * counts[-1]),),
         compile=compile,
     )
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
-        rows = scaling.run(config, counts, REPEATS, progress, modes=("weak",))["rows"]
-    except Exception as error:  # of a compiler or a driver
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        yield Proof("scaling", f"{counts} devices", None, None, False, time.perf_counter() - began, reason)
+        rows = scaling.run(config, counts, repeats=SCALING_REPEATS, progress=info, modes=("weak",))["rows"]
+    except Exception as exception:  # of a compiler or a driver
+        error = f"{type(exception).__name__}: {first_line(exception)}"
+        yield Proof("scaling", f"{counts} devices", None, None, False, time.perf_counter() - start, error)
         return
-    seconds = (time.perf_counter() - began) / len(rows)
+    seconds = (time.perf_counter() - start) / len(rows)
     for row in rows:
-        whole, exposed = row["step_seconds"], row["exposed_communication_seconds"]
-        told = f"{1e3 * whole:.1f} ms a step of {row['global_batch']} images, efficiency {100 * row['efficiency']:.0f} %"
-        told += f", communication {100 * exposed / whole:.0f} %" if row["devices"] > 1 else ""
-        yield Proof(f"scaling: {row['devices']} of {devices}", told, None, None, None, seconds)
+        step_seconds, exposed_seconds = row["step_seconds"], row["exposed_communication_seconds"]
+        text = f"{1e3 * step_seconds:.1f} ms per step of {row['global_batch']} images"
+        text += f", efficiency {100 * row['efficiency']:.0f} %"
+        text += f", communication {100 * exposed_seconds / step_seconds:.0f} %" if row["devices"] > 1 else ""
+        yield Proof(f"scaling: {row['devices']} of {devices}", text, None, None, None, seconds)
 
 
-def shown(record: dict):
-    """A rich table with a line for each group of proofs, the failed ones by themselves, and what the whole is worth."""
-    from rich.table import Table
-    from rich.text import Text
-
+def report(record: dict) -> Iterator[Table | str]:
+    """A table with one line per group of proofs and one per failed proof, then remarks and the summary."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("proof, and what was compared", overflow="fold")
-    for name in ("difference", "allowed"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("proof and comparison", overflow="fold")
+    for heading in ("difference", "tolerance"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("s", justify="right", no_wrap=True)
-    for name, rows in _grouped(record["proofs"]).items():
-        apart = [row["difference"] for row in rows if row["difference"] is not None]
-        allowed, verdict = rows[0]["allowed"], rows[0]["verdict"]
+    for name, rows in _group_by_strategy(record["proofs"]).items():
+        first, differences = rows[0], [row["difference"] for row in rows if row["difference"] is not None]
+        largest = max(differences, default=None)
         table.add_row(
-            "\n  ".join([name, rows[0]["compared"], *([rows[0]["reason"]] if rows[0]["reason"] else [])]),
-            f"{max(apart):.1e}" if apart and max(apart) else "0" if apart else "",
-            "" if allowed is None else f"{allowed:g}",
-            Text(verdict, COLOURS[verdict]),
+            "\n  ".join([name, first["comparison"], *filter(None, [first["error"]])]),
+            "" if largest is None else f"{largest:.1e}" if largest else "0",
+            "" if first["tolerance"] is None else f"{first['tolerance']:g}",
+            Text(first["outcome"], COLORS[first["outcome"]]),
             f"{sum(row['seconds'] for row in rows):.1f}",
         )
     yield table
     if record["virtual"]:
-        yield VIRTUAL
-    yield summary(record)
+        yield VIRTUAL_NOTE
+    yield summarize(record)
 
 
-def _grouped(rows: list[dict]) -> dict[str, list[dict]]:
-    """Lines of the table: what passed of one strategy on all meshes together, everything else by itself."""
-    groups = {}
+def _group_by_strategy(rows: list[dict]) -> dict[str, list[dict]]:
+    """Lines of the table: the passed proofs of one strategy on all meshes share a line, every other proof has its own."""
+    groups: dict[tuple, list[tuple[str, dict]]] = {}
     for row in rows:
-        what, on, where = row["proof"].partition(" on ")
-        together = on and row["passed"]
-        groups.setdefault((what if together else row["proof"], row["passed"]), []).append((where, row))
+        strategy, on, mesh = row["name"].partition(" on ")
+        shared = on and row["passed"]
+        groups.setdefault((strategy if shared else row["name"], row["passed"]), []).append((mesh, row))
     return {
-        name + (f" on {', '.join(where for where, _ in pairs)}" if pairs[0][0] and passed else ""): [row for _, row in pairs]
+        name + (f" on {', '.join(mesh for mesh, _ in pairs)}" if pairs[0][0] and passed else ""): [row for _, row in pairs]
         for (name, passed), pairs in groups.items()
     }
 
 
-def summary(record: dict) -> str:
+def summarize(record: dict) -> str:
     count = sum(row["passed"] is not None for row in record["proofs"])
-    what = f"{count} proofs on {record['device']} in {record['seconds']:.0f} s"
-    if failed := record["failed"]:
-        return f"{what}; FAILED: {', '.join(failed)}"
-    return f"{what}; all passed"
+    text = f"{count} proofs on {record['device']} in {record['seconds']:.0f} s"
+    return f"{text}; FAILED: {', '.join(record['failed'])}" if record["failed"] else f"{text}; all passed"
 
 
 def to_json(record: dict) -> str:
-    """The record as JSON, with null for a difference that is infinite or no number."""
-    finite = {row["proof"]: row["difference"] for row in record["proofs"] if math.isfinite(row["difference"] or 0.0)}
-    rows = [row | {"difference": finite.get(row["proof"])} for row in record["proofs"]]
+    """The record as JSON, with null for differences that are infinite or NaN."""
+    rows = [
+        row | {"difference": row["difference"] if math.isfinite(row["difference"] or 0.0) else None} for row in record["proofs"]
+    ]
     return json.dumps(record | {"proofs": rows}, indent=1, allow_nan=False)

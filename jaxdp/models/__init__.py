@@ -1,90 +1,105 @@
-"""Models as pure functions: `create` gives `init` and `apply`."""
+"""Networks as pure functions (`create` returns a `Model`), their batch normalization, and weight files."""
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
-from jaxdp.models.own import OwnModel, build
+from jaxdp.models.registered import RegisteredModel, build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
-from jaxdp.optim.lars import more_than_one_dimension
+from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.mesh import AXES
 
 
 @dataclass(frozen=True)
 class Model:
-    """A network without its numbers.
+    """A ResNet without its parameters.
 
-    init(key, image_shape) -> (params, batch_stats), float32 trees; image_shape: (H, W, 3).
-    apply(params, batch_stats, images, train) -> (logits, moments): images [B, H, W, 3], logits [B, classes] float32; moments
-    is {} in evaluation, in training batch_stats' structure with `mean` and `square` (the squared mean) of this batch.
-    parts: the names of the parameters of each part of the network, in order; apply_part applies one of them alone.
+    A network is a sequence of segments: the stem, every block, the head. Each segment is a tuple of parameter names.
     """
 
-    module: Any
+    module: ResNet
 
     @property
-    def parts(self) -> tuple[tuple[str, ...], ...]:
-        return self.module.parts
+    def segments(self) -> tuple[tuple[str, ...], ...]:
+        """Parameter names of each segment, in forward order."""
+        return self.module.segments
 
-    def divided(self, frozen_stages: int):
-        """(frozen parts, trained parts). frozen_stages: 0 for none, 1 for the stem, 2 with the first stage, and so on."""
+    def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
+        """(frozen segments, trainable segments). frozen_stages: 0 for none, 1 for the stem, 2 adds the first stage, ..."""
         count = frozen_stages and 1 + sum(BLOCKS[self.module.depth][: frozen_stages - 1])
-        return self.parts[:count], self.parts[count:]
+        return self.segments[:count], self.segments[count:]
 
-    def trained(self, tree: dict, frozen_stages: int) -> dict:
-        """What of params or batch_stats belongs to trained parts."""
-        _, parts = self.divided(frozen_stages)
-        return {name: tree[name] for part in parts for name in part if name in tree}
+    def trainable(self, tree: dict, frozen_stages: int) -> dict:
+        """The entries of params or batch_stats that belong to trainable segments."""
+        _, segments = self.split_frozen(frozen_stages)
+        return {name: tree[name] for segment in segments for name in segment if name in tree}
 
-    def init(self, key, image_shape):
+    def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+        """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
         variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
-        return drawn(key, variables["params"]), variables["batch_stats"]
+        return sample_params(key, variables["params"]), variables["batch_stats"]
 
-    def apply(self, params, batch_stats, images, train: bool):
+    def apply(self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool) -> tuple[jax.Array, dict]:
+        """(logits [B, classes] float32, moments) of images [B, H, W, 3].
+
+        moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}.
+        """
         variables = {"params": params, "batch_stats": batch_stats}
         if not train:
-            return self.module.apply(variables, images, train=False), {}
+            logits: Any = self.module.apply(variables, images, train=False)
+            return logits, {}
         logits, changed = self.module.apply(variables, images, train=True, mutable=["moments"])
         return logits, changed["moments"]
 
-    def apply_part(self, part: tuple[str, ...], params, batch_stats, x, train: bool = True):
-        """(what the part makes of x, its moments). params, batch_stats: whole trees or those of the part."""
+    def apply_segment(
+        self, params: dict, batch_stats: dict, x: jax.Array, *, segment: tuple[str, ...], train: bool = True
+    ) -> tuple[jax.Array, dict]:
+        """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
         variables = {"params": params, "batch_stats": batch_stats}
         if not train:
-            return self.module.apply(variables, x, train=False, part=part), {}
-        y, changed = self.module.apply(variables, x, train=True, part=part, mutable=["moments"])
+            y: Any = self.module.apply(variables, x, train=False, segment=segment)
+            return y, {}
+        y, changed = self.module.apply(variables, x, train=True, segment=segment, mutable=["moments"])
         return y, changed.get("moments", {})
 
 
-def drawn(key, spreads):
-    """Random initial parameters: normal draws in place of the leaves of two and more dimensions of `spreads`, which are their
-    standard deviations; leaves of fewer dimensions (biases, scales) as they are."""
-    leaves, structure = jax.tree.flatten(spreads)
-    weights = [place for place, leaf in enumerate(leaves) if leaf.ndim > 1]
-    unit = jax.random.normal(key, (sum(leaves[place].size for place in weights),))
-    for place in weights:
-        spread = leaves[place]
-        leaves[place] = spread * unit[: spread.size].reshape(spread.shape)
-        unit = unit[spread.size :]
+Network = Model | RegisteredModel
+Tree = TypeVar("Tree")
+
+
+def sample_params(key: jax.Array, stds: Tree) -> Tree:
+    """Random initial parameters from a tree of standard deviations.
+
+    Leaves of two or more dimensions are replaced by normal draws with those standard deviations; leaves of fewer dimensions
+    (biases, scales) are returned unchanged.
+    """
+    leaves, structure = jax.tree.flatten(stds)
+    weights = [index for index, leaf in enumerate(leaves) if leaf.ndim > 1]
+    unit = jax.random.normal(key, (sum(leaves[index].size for index in weights),))
+    for index in weights:
+        std = leaves[index]
+        leaves[index] = std * unit[: std.size].reshape(std.shape)
+        unit = unit[std.size :]
     return jax.tree.unflatten(structure, leaves)
 
 
-def create(config: ModelConfig, platform: str | None = None) -> Model | OwnModel:
-    """The model of a config. platform: for `convolution = "auto"`; None asks JAX for its default backend.
+def create(config: ModelConfig, platform: str | None = None) -> Network:
+    """The network of a config. platform: resolves `convolution = "auto"`; None asks JAX for its default backend.
 
-    Raises ConfigError for a model that is neither jaxdp's nor registered in this process.
+    Raises ConfigError for a name that is neither built in nor registered in this process.
     """
     if config.name != RESNET:
-        return build(config)
-    form = config.convolution
-    if form == "auto":
-        form = "product" if (platform or jax.default_backend()) == "cpu" else "direct"
+        return build_registered(config)
+    convolution: str = config.convolution
+    if convolution == "auto":
+        convolution = "product" if (platform or jax.default_backend()) == "cpu" else "direct"
     return Model(
         ResNet(
             depth=config.depth,
@@ -92,53 +107,61 @@ def create(config: ModelConfig, platform: str | None = None) -> Model | OwnModel
             width=config.width,
             stem=config.stem,
             dtype=jnp.dtype(config.dtype),
-            form=form,
+            convolution=convolution,
             axes=AXES if config.norm == "synchronised" else (),
             remat=config.remat,
-            own_gradients=config.gradients == "own",
+            custom_vjp=config.gradients == "own",
         )
     )
 
 
-def summary(config: ModelConfig, image_shape, frozen_stages: int = 0) -> dict:
-    """From a trace: parameters and multiply-adds of one image; of the trained parts the statistics, and the tensors with and
-    without decay and trust ratio."""
-    model = create(dataclasses.replace(config, convolution="direct"))
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(image_shape)))
-    trained = model.trained(params, frozen_stages)
-    by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trained[name])] for name in sorted(trained)}
-    sizes = [size for some in by_name.values() for size in some]
-    mask = jax.tree.leaves(more_than_one_dimension(trained))
+def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int = 0) -> dict:
+    """Size and cost of a network, from an abstract trace.
 
-    def counted(adapted: bool) -> dict:
-        chosen = [size for size, adapts in zip(sizes, mask, strict=True) if adapts == adapted]
-        return {"tensors": len(chosen), "parameters": sum(chosen)}
+    Returns parameters (number of all), macs (multiply-adds of one image), statistics (number of trainable batch statistics),
+    adapted and skipped (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of the
+    trainable parameters) and segments (the trainable ones).
+    """
+    model = create(dataclasses.replace(config, convolution="direct"))
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
+    trainable = model.trainable(params, frozen_stages)
+    sizes_by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trainable[name])] for name in sorted(trainable)}
+    sizes = [size for tensor_sizes in sizes_by_name.values() for size in tensor_sizes]
+    mask = jax.tree.leaves(is_matrix_or_larger(trainable))
+
+    def count(adapted: bool) -> dict:
+        selected = [size for size, adapts in zip(sizes, mask, strict=True) if adapts == adapted]
+        return {"tensors": len(selected), "parameters": sum(selected)}
 
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
     return {
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(params)),
-        "sizes": by_name,
-        "parts": model.divided(frozen_stages)[1],
-        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(model.trained(stats, frozen_stages))),
+        "sizes": sizes_by_name,
+        "segments": model.split_frozen(frozen_stages)[1],
+        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(model.trainable(stats, frozen_stages))),
         "macs": multiply_adds(jaxpr.jaxpr),
-        "adapted": counted(True),
-        "skipped": counted(False),
+        "adapted": count(True),
+        "skipped": count(False),
     }
 
 
-def multiply_adds(jaxpr) -> int:
-    """Multiply-adds of the convolutions and matrix products in a jaxpr, padding counted as the literature counts it."""
+def multiply_adds(jaxpr: Jaxpr) -> int:
+    """Multiply-adds of the convolutions and matrix products in a jaxpr; padding counts, as in the literature."""
     total = 0
+
+    def shape_of(variable: Any) -> tuple[int, ...]:
+        return variable.aval.shape
+
     for equation in jaxpr.eqns:
-        shape = equation.outvars[0].aval.shape if equation.outvars else ()
+        shape = shape_of(equation.outvars[0]) if equation.outvars else ()
         if equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
+            kernel = shape_of(equation.invars[1])
             out_channel = equation.params["dimension_numbers"].rhs_spec[0]
             total += math.prod(shape) * math.prod(kernel) // kernel[out_channel]
         elif equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
-            total += math.prod(shape) * math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+            total += math.prod(shape) * math.prod(shape_of(equation.invars[0])[i] for i in contracted)
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):

@@ -1,123 +1,133 @@
-"""Convolution and max pooling, each in two forms that compute the same numbers.
+"""Convolution and max pooling, each in two implementations that compute the same numbers.
 
-A convolution is `direct`, one `conv_general_dilated`, as every accelerator wants it, or a `product`: XLA's CPU backend is slow
-at 1x1 kernels and maps of a few pixels, which there are written as matrix products. `model.convolution` is the switch.
-The gradient of max pooling that JAX derives is slow everywhere; ours notes which entry of a window was the largest, in a byte.
-`model.gradients` is the switch.
+`convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
+1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `model.convolution` selects it.
+`max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
+derives is slow on every backend. `model.gradients` selects it.
 """
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 DIMENSIONS = ("NHWC", "HWIO", "NHWC")
-SMALL_MAP = 4
+SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product of patches
 
 
-def convolve(images, kernel, stride: int = 1, form: str = "direct"):
-    """Cross-correlate with zero padding of half the kernel on every side.
+def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:
+    """Cross-correlate, with zero padding of half the kernel on every side.
 
-    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; returns [B, ceil(H / stride), ceil(W / stride), F].
+    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct" or "product". Returns
+    [B, ceil(H / stride), ceil(W / stride), F].
     """
     size = kernel.shape[0]
-    if form == "product":
+    if method == "product":
         if size == 1:
             return _product(images[:, ::stride, ::stride, :], kernel[0, 0])
         height, width = (-(-n // stride) for n in images.shape[1:3])
         if max(height, width) <= SMALL_MAP and size == 3:
-            return _small_map(images, kernel, stride, height, width)
+            return _small_map(images, kernel, stride, out_shape=(height, width))
     pad = size // 2
     return lax.conv_general_dilated(images, kernel, (stride, stride), [(pad, pad), (pad, pad)], dimension_numbers=DIMENSIONS)
 
 
-def _product(images, matrix):
-    """[B, H, W, C] times [C, F] as one two-dimensional product."""
+def _product(images: jax.Array, matrix: jax.Array) -> jax.Array:
+    """[B, H, W, C] times [C, F] as one two-dimensional product: [B, H, W, F]."""
     return _matmul(images.reshape(-1, images.shape[-1]), matrix).reshape(*images.shape[:-1], matrix.shape[-1])
 
 
 @jax.custom_vjp
-def _matmul(rows, matrix):
+def _matmul(rows: jax.Array, matrix: jax.Array) -> jax.Array:
     return rows @ matrix
 
 
-def _matmul_backward(saved, gradient):
-    """Of the two products that give the weights' gradient, transposed or not, the one with the smaller matrix on the left."""
-    rows, matrix = saved
+def _matmul_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The weight gradient is a product or its transpose: the one with the smaller matrix on the left."""
+    rows, matrix = residuals
     if matrix.shape[0] <= matrix.shape[1]:
-        return gradient @ matrix.T, rows.T @ gradient
-    return gradient @ matrix.T, lax.optimization_barrier(gradient.T @ rows).T  # or XLA would turn it round again
+        return cotangent @ matrix.T, rows.T @ cotangent
+    return cotangent @ matrix.T, lax.optimization_barrier(cotangent.T @ rows).T  # XLA would undo the transpose otherwise
 
 
 _matmul.defvjp(lambda rows, matrix: (rows @ matrix, (rows, matrix)), _matmul_backward)
 
 
-def _taps(size: int, stride: int, out: int, inside: int):
-    """The kernel rows that touch at least one of `inside` real rows from `out` outputs."""
+def _used_taps(size: int, stride: int, *, out: int, inside: int) -> list[int]:
+    """Kernel rows (or columns) that reach at least one of `inside` real pixels from one of `out` outputs."""
     pad = size // 2
     return [k for k in range(size) if any(0 <= o * stride + k - pad < inside for o in range(out))]
 
 
-def _small_map(images, kernel, stride: int, height: int, width: int):
-    """Patches times kernel, leaving out the taps that only ever see padding."""
+def _small_map(images: jax.Array, kernel: jax.Array, stride: int, *, out_shape: tuple[int, int]) -> jax.Array:
+    """Patches times kernel, without the taps that only ever see padding."""
     size, pad = kernel.shape[0], kernel.shape[0] // 2
-    rows = _taps(size, stride, height, images.shape[1])
-    columns = _taps(size, stride, width, images.shape[2])
+    height, width = out_shape
+    rows = _used_taps(size, stride, out=height, inside=images.shape[1])
+    columns = _used_taps(size, stride, out=width, inside=images.shape[2])
     padded = jnp.pad(images, ((0, 0), (pad, pad + stride), (pad, pad + stride), (0, 0)))
     patches = [padded[:, i : i + stride * height : stride, j : j + stride * width : stride, :] for i in rows for j in columns]
     used = kernel[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
 
-def max_pool(images, own_gradient: bool = True):
-    """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C]; of equals the first counts."""
-    if own_gradient:
-        return _max_pool_by_slices(images)
+def max_pool(images: jax.Array, *, custom_vjp: bool = True) -> jax.Array:
+    """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C].
+
+    The gradient goes to the first maximum of a window. custom_vjp: False leaves the gradient to JAX.
+    """
+    if custom_vjp:
+        return _max_pool(images)
     return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
 
 
-def _window(images, row: int, column: int, height: int, width: int):
+def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int]) -> jax.Array:
+    """Entry k (row-major, 0 to 8) of every window, [B, *out_shape, C]."""
+    row, column = k // 3, k % 3
+    height, width = out_shape
     return lax.slice(
-        images,
+        padded,
         (0, row, column, 0),
-        (images.shape[0], row + 2 * height - 1, column + 2 * width - 1, images.shape[3]),
+        (padded.shape[0], row + 2 * height - 1, column + 2 * width - 1, padded.shape[3]),
         (1, 2, 2, 1),
     )
 
 
-def _max_and_place(images):
-    """The maximum of each window and which of its nine entries holds it (the first, where several do)."""
-    height, width = (-(-n // 2) for n in images.shape[1:3])
+def _max_and_index(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The maximum of each window and the index (int8, 0 to 8) of the first entry that holds it."""
+    out_shape = -(-images.shape[1] // 2), -(-images.shape[2] // 2)
     low = jnp.array(-jnp.inf, images.dtype)
     padded = lax.pad(images, low, [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
-    best = _window(padded, 0, 0, height, width)
-    place = jnp.zeros(best.shape, jnp.int8)
+    best = _window_entry(padded, 0, out_shape=out_shape)
+    index = jnp.zeros(best.shape, jnp.int8)
     for k in range(1, 9):
-        entry = _window(padded, k // 3, k % 3, height, width)
-        place = jnp.where(entry > best, jnp.int8(k), place)
+        entry = _window_entry(padded, k, out_shape=out_shape)
+        index = jnp.where(entry > best, jnp.int8(k), index)
         best = jnp.maximum(best, entry)
-    return best, place
+    return best, index
 
 
 @jax.custom_vjp
-def _max_pool_by_slices(images):
-    return _max_and_place(images)[0]
+def _max_pool(images: jax.Array) -> jax.Array:
+    return _max_and_index(images)[0]
 
 
-def _max_pool_forward(images):
-    best, place = _max_and_place(images)
-    return best, (place, jnp.zeros((0, *images.shape[1:3], 0)))
+def _max_pool_forward(images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    best, index = _max_and_index(images)
+    return best, (index, jnp.zeros((0, *images.shape[1:3], 0)))  # the empty array carries the image size
 
 
-def _max_pool_backward(saved, gradient):
-    place, like = saved
+def _max_pool_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
+    index, like = residuals
     height, width = like.shape[1:3]
-    total = 0
+    total: Any = 0
     for k in range(9):
         row, column = k // 3, k % 3
-        part = jnp.where(place == k, gradient, 0)
+        part = jnp.where(index == k, cotangent, 0)
         total += lax.pad(
             part,
-            jnp.zeros((), gradient.dtype),
+            jnp.zeros((), cotangent.dtype),
             [
                 (0, 0, 0),
                 (row - 1, height - (row - 1) - (2 * part.shape[1] - 1), 1),
@@ -128,4 +138,4 @@ def _max_pool_backward(saved, gradient):
     return (total,)
 
 
-_max_pool_by_slices.defvjp(_max_pool_forward, _max_pool_backward)
+_max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -1,61 +1,70 @@
-"""ResNet v1.5 in Flax linen (He et al., arXiv 1512.03385; stride on the 3x3 convolution, as torchvision and MLPerf have it).
+"""ResNet v1.5 in Flax linen (He et al., arXiv 1512.03385; stride on the 3x3 convolution, as in torchvision and MLPerf).
 
-Initialisation follows Goyal et al. (arXiv 1706.02677, section 5.1): He for convolutions, N(0, 0.01) for the classifier, and
-a zero scale in the last batch normalisation of each block, so that every block starts as the identity. The modules give the
-standard deviation of each weight; `jaxdp.models.Model.init` multiplies it by one long draw of unit normals, which compiles
-much faster than 54 draws.
+Initialization follows Goyal et al. (arXiv 1706.02677, section 5.1): He for convolutions, N(0, 0.01) for the classifier, and a
+zero scale in the last batch normalization of each block, so that every block starts as the identity. The modules set weights to
+their standard deviations; `jaxdp.models.sample_params` then multiplies all of them by one long normal draw, which compiles much
+faster than 54 draws.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, bn_relu, fused_bn_relu, moments
 from jaxdp.models.convolution import convolve, max_pool
-from jaxdp.models.normalization import Normalised, moments, relu_of_sum, trained_relu_of_sum
 
-BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-TWO_BLOCKS = 6  # a depth for proofs and tests alone, which no validated config has: it compiles in a second
+BLOCKS: dict[int, tuple[int, ...]] = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+TWO_BLOCKS = 6  # depth of a tiny network for tests and `jaxdp doctor`, which compiles in a second; no validated config has it
 BLOCKS[TWO_BLOCKS] = (1, 1)
 BOTTLENECK_DEPTHS = (50, 101, 152)
 STEM, HEAD = ("conv1", "bn1"), ("fc_kernel", "fc_bias")
 
 
-def he_spread(_, shape, dtype):
-    """Standard deviation of He's initialisation by fan-out, for a kernel [K, K, C, F] (He et al., arXiv 1502.01852)."""
+def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Standard deviation of He initialization by fan-out for a kernel [K, K, C, F] (He et al., arXiv 1502.01852)."""
     return jnp.full(shape, math.sqrt(2 / (shape[0] * shape[1] * shape[3])), dtype)
 
 
 class Conv(nn.Module):
+    """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`."""
+
     features: int
     size: int
     stride: int = 1
-    dtype: Any = jnp.float32
-    form: str = "direct"
+    dtype: jax.typing.DTypeLike = jnp.float32
+    method: str = "direct"
 
     @nn.compact
-    def __call__(self, x):
-        kernel = self.param("kernel", he_spread, (self.size, self.size, x.shape[-1], self.features), jnp.float32)
-        return convolve(x, kernel.astype(self.dtype), self.stride, self.form)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", he_std, (self.size, self.size, x.shape[-1], self.features), jnp.float32)
+        return convolve(x, kernel.astype(self.dtype), self.stride, method=self.method)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation that reports its raw moments instead of updating a moving average.
+    """Batch normalization that reports the moments of its input instead of updating moving averages.
 
-    In training the batch's mean and squared mean (float32, [C]) are stored in the collection `moments`; the caller averages
-    them over workers and makes one moving-average update (`jaxdp.training.step`). `axes` names the mesh axes over which the
-    statistics are synchronised; empty means per worker. Returns what is to be normalised, a `Normalised`.
+    In training it stores the batch's mean and mean square ([C] float32) in the collection `moments`; the training step averages
+    them over workers and updates the moving averages once. axes: mesh axes over which the statistics are synchronized; none:
+    per worker. Returns a `BatchNormTerm`, because the ReLU behind it computes the output.
     """
 
     train: bool
     axes: tuple[str, ...] = ()
-    own_gradients: bool = True
+    custom_vjp: bool = True
     zero_scale: bool = False
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> BatchNormTerm:
         features = x.shape[-1:]
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = self.param("scale", zeros if self.zero_scale else ones, features, jnp.float32)
@@ -63,23 +72,25 @@ class BatchNorm(nn.Module):
         mean_ = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         var_ = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         if not self.train:
-            return Normalised(x, scale, bias, mean_.value, var_.value)
-        mean, square = moments(lax.stop_gradient(x) if self.own_gradients else x, self.axes)
+            return BatchNormTerm(x, scale, bias, mean_.value, var_.value)
+        mean, square = moments(lax.stop_gradient(x) if self.custom_vjp else x, self.axes)
         self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
         self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-        return Normalised(x, scale, bias, mean, jnp.maximum(square - mean * mean, 0.0))
+        return BatchNormTerm(x, scale, bias, mean, jnp.maximum(square - mean * mean, 0.0))
 
 
 class Block(nn.Module):
+    """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`."""
+
     features: int
     stride: int
     bottleneck: bool
-    conv: Any
-    norm: Any
-    relu: Any
+    conv: Callable
+    norm: Callable
+    relu: Callable
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         if self.bottleneck:
             width = 4 * self.features
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(x)))
@@ -95,19 +106,26 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
+    """ResNet v1.5.
+
+    width: channels of the first stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
+    convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
+    activations in the backward pass; custom_vjp: use the hand-written gradients.
+    """
+
     depth: int
     classes: int
     width: int = 64
     stem: str = "imagenet"
-    dtype: Any = jnp.float32
-    form: str = "direct"
+    dtype: jax.typing.DTypeLike = jnp.float32
+    convolution: str = "direct"
     axes: tuple[str, ...] = ()
     remat: bool = False
-    own_gradients: bool = True
+    custom_vjp: bool = True
 
     @property
-    def parts(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the parameters of each part, in the order in which images pass: the stem, every block, the head."""
+    def segments(self) -> tuple[tuple[str, ...], ...]:
+        """Parameter names of each segment in forward order: the stem, every block, the head."""
         return STEM, *((name,) for name, _, _ in self._blocks), HEAD
 
     @property
@@ -121,37 +139,37 @@ class ResNet(nn.Module):
         ]
 
     @nn.compact
-    def __call__(self, x, train: bool, part: tuple[str, ...] | None = None):
-        """Images to logits; part: one of `parts` alone, from what the one before it returns."""
+    def __call__(self, x: jax.Array, train: bool, segment: tuple[str, ...] | None = None) -> jax.Array:
+        """Logits [B, classes] float32 of images [B, H, W, 3]; with `segment`, the output of that segment for its input x."""
 
-        def conv(features, size, stride=1, name=None):
-            return Conv(features, size, stride, self.dtype, self.form, name=name)
+        def conv(features: int, size: int, stride: int = 1, *, name: str) -> Conv:
+            return Conv(features, size, stride, self.dtype, self.convolution, name=name)
 
-        def norm(zero_scale=False, name=None):
-            return BatchNorm(train, self.axes, self.own_gradients, zero_scale, name=name)
+        def norm(*, zero_scale: bool = False, name: str) -> BatchNorm:
+            return BatchNorm(train, self.axes, self.custom_vjp, zero_scale, name=name)
 
-        def relu(*terms, shortcut=None):
-            if train and self.own_gradients:
-                return trained_relu_of_sum(self.axes, self.form, terms, shortcut)
-            return relu_of_sum(terms, shortcut)
+        def relu(*terms: BatchNormTerm, shortcut: jax.Array | None = None) -> jax.Array:
+            if train and self.custom_vjp:
+                return fused_bn_relu(Fusion(self.axes, self.convolution), terms, shortcut)
+            return bn_relu(terms, shortcut)
 
-        def stem(images):
+        def stem(images: jax.Array) -> jax.Array:
             images = images.astype(self.dtype)
             if self.stem == "imagenet":
                 x = relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images)))
-                return max_pool(x, self.own_gradients)
+                return max_pool(x, custom_vjp=self.custom_vjp)
             return relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(images)))
 
-        def head(x):
+        def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))
             kernel = self.param("fc_kernel", nn.initializers.constant(0.01), (x.shape[-1], self.classes), jnp.float32)
             bias = self.param("fc_bias", nn.initializers.zeros, (self.classes,), jnp.float32)
             return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
 
-        if part in (None, STEM):
+        if segment in (None, STEM):
             x = stem(x)
         block_type = nn.remat(Block) if self.remat else Block
         for name, features, stride in self._blocks:
-            if part in (None, (name,)):
+            if segment in (None, (name,)):
                 x = block_type(features, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm, relu, name=name)(x)
-        return head(x) if part in (None, HEAD) else x
+        return head(x) if segment in (None, HEAD) else x

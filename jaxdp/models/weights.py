@@ -1,4 +1,4 @@
-"""Files of weights: safetensors in our own names, or in those of torchvision and timm, read into trees and written."""
+"""Reads and writes safetensors files of ResNet weights, with jaxdp's names or with those of torchvision and timm."""
 
 import hashlib
 import io
@@ -8,104 +8,117 @@ import re
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple, get_args, get_type_hints
+from typing import Literal, NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
 from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save as as_safetensors
+from safetensors.numpy import save as serialize
 
 from jaxdp import models
-from jaxdp.config import ConfigError
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import first_line
-from jaxdp.files import check_output, write_whole
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import check_local, check_output, read_regular, write_output
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
-from jaxdp.models.torch_weights import COUNTER, our_layout, torch_layout, torch_name
+from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
 
-READ = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
+MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
+NETWORK_FIELDS = ("depth", "width", "stem", "classes")  # the fields of config.Model that the weights depend on
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
-THIRD = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
+THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
 PREFIX = re.compile(r"(?:(?:module|model|state_dict|_orig_mod)\.)+")
-THEIRS = re.compile(r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+")
+TORCH_NAME = re.compile(r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+")
+
+
+class Tensor(NamedTuple):
+    """A tensor as stored in a safetensors file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
 
 
 class Weights(NamedTuple):
-    """What a file holds. model: depth, width, stem and classes; params, batch_stats: float32 trees of host arrays.
+    """The content of a weight file.
 
-    form: "jaxdp" or "torchvision", by the names; digest: of the tensors as they are here, 16 hexadecimal digits of SHA-256,
-    which is the same for the same weights in any file; remarks: what had to be done to read them.
+    model: depth, width, stem and classes; params, batch_stats: float32 trees of host arrays; naming: "jaxdp" or "torchvision";
+    digest: 16 hexadecimal digits of SHA-256 over names, shapes and float32 values, equal for equal weights in any file;
+    notes: the conversions that reading took.
     """
 
     path: str
     model: ModelConfig
     params: dict
     batch_stats: dict
-    form: str
+    naming: str
     digest: str
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
-    @property
-    def in_words(self) -> str:
-        one = self.model
-        whose = "jaxdp's" if self.form == "jaxdp" else "torchvision's and timm's"
-        stem = "" if one.stem == "imagenet" else ", small stem"
-        width = "" if one.width == 64 else f", width {one.width}"
-        told = f"ResNet-{one.depth}{width}{stem}, {one.classes} classes, with {whose} names"
-        return ", ".join([told, *self.remarks])
+    def describe(self) -> str:
+        """One line for people: network, classes, naming, conversions."""
+        model = self.model
+        naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
+        stem = "" if model.stem == "imagenet" else ", small stem"
+        width = "" if model.width == 64 else f", width {model.width}"
+        return ", ".join([f"ResNet-{model.depth}{width}{stem}, {model.classes} classes, with {naming}", *self.notes])
 
 
-def read(path, what: str = "FILE") -> Weights:
-    """The weights in a safetensors file, its format known by the names of its tensors. what: the flag or field, for errors.
+class _InvalidWeights(ValueError):
+    """Why a file cannot be used and what to do about it."""
 
-    Raises ConfigError for a file that is not there, of another kind, not of a ResNet of ours, with tensors missing, left over
-    or of a wrong shape, or with numbers that cannot be (not finite, a variance below zero).
+    def __init__(self, reason: str, hint: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.hint = reason, hint
+
+
+def read(path: str | Path, field: str = "FILE") -> Weights:
+    """Read a safetensors file; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
+
+    Raises ConfigError for a missing file, another format, another network, missing or unexpected tensors, wrong shapes, values
+    that are not finite, and negative variances.
     """
-    refused = f"{what}: {str(path)!r} is not allowed"
+    check_local(path, field)
     try:
-        data = Path(path).read_bytes()
+        return _parse(str(path), read_regular(path, MAX_FILE_BYTES))
     except OSError as error:
-        raise ConfigError(f"{refused}; {error.strerror}; give a .safetensors file") from None
+        raise ConfigError(field, str(path), reason=error.strerror or str(error), hint="give a .safetensors file") from None
+    except _InvalidWeights as error:
+        raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
+
+
+def _parse(path: str, data: bytes) -> Weights:
     try:
-        held = {name: (one["dtype"], tuple(one["shape"]), one["data"]) for name, one in deserialize(data)}
+        stored = {name: Tensor(item["dtype"], tuple(item["shape"]), item["data"]) for name, item in deserialize(data)}
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
         if _is_pickled(data):
-            raise ConfigError(_how_to_convert(path, refused)) from None
-        raise ConfigError(f"{refused}; it is no safetensors file ({first_line(error)}); give one") from None
-    held = {name: one for name, one in held.items() if name.split(".")[-1] != COUNTER}
-    held, remarks = _without_prefix(held)
-    form = _form(held, refused)
-    model = _network({name: shape for name, (_, shape, _) in held.items()}, form, refused)
-    params, batch_stats = _expected(model)
-    wanted = named(params, batch_stats)
-    names = {name: name if form == "jaxdp" else torch_name(name) for name in wanted}
-    _check_names(held, set(names.values()), model, refused)
-    tensors = {}
-    for name, like in wanted.items():
-        tensor = _tensor(names[name], *held[names[name]], refused)
-        given, tensor = tensor.shape, tensor if form == "jaxdp" else our_layout(tensor)
-        if tensor.shape != like.shape:
-            right = like.shape if form == "jaxdp" else torch_layout(np.broadcast_to(np.float32(0), like.shape)).shape
-            raise ConfigError(f"{refused}; {names[name]} has the shape {given}, and ResNet-{model.depth} has {right}")
-        if name.endswith("/var") and (tensor < 0).any():
-            raise ConfigError(f"{refused}; {names[name]} holds a variance below zero; give sound weights")
-        tensors[name] = tensor
-    if any(dtype == "F64" for dtype, _, _ in held.values()):
-        remarks += ("rounded from float64 to float32",)
+            raise _InvalidWeights("the file is a pickle, and reading it could run code in it", _conversion(path)) from None
+        raise _InvalidWeights(f"not a safetensors file ({first_line(error)})") from None
+    stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
+    naming = _naming(stored)
+    model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
+    expected = named_tensors(*jax.eval_shape(lambda: models.create(model).init(jax.random.key(0), (32, 32, 3))))
+    names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
+    _check_names(stored, set(names.values()), model)
+    tensors = {
+        name: _convert(names[name], stored[names[name]], shape=like.shape, naming=naming) for name, like in expected.items()
+    }
+    if any(tensor.dtype == "F64" for tensor in stored.values()):
+        notes += ("rounded from float64 to float32",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
-    return Weights(str(path), model, params, batch_stats, form, _digest(tensors), remarks)
+    return Weights(path, model, params, batch_stats, naming, _digest(tensors), notes)
 
 
 def _digest(tensors: dict[str, np.ndarray]) -> str:
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.shape}\0".encode() + tensor.tobytes())
-    return found.hexdigest()[:16]
+        sha.update(f"{name} {tensor.shape}\0".encode() + tensor.tobytes())
+    return sha.hexdigest()[:16]
 
 
 def _is_pickled(data: bytes) -> bool:
-    """Whether these are the bytes of what torch.save writes, a zip with a pickle inside, or of a pickle."""
+    """Whether the bytes are a pickle, or the zip with a pickle that torch.save writes."""
     if data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return True
     try:
@@ -115,142 +128,148 @@ def _is_pickled(data: bytes) -> bool:
         return False
 
 
-def _how_to_convert(path, refused: str) -> str:
-    endings = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-    others = (Path(path).with_name(f"{Path(path).stem}{ending}.safetensors") for ending in endings)
-    other = next(str(one) for one in others if not one.exists())
+def _conversion(path: str) -> str:
+    """Code that converts a .pth file into a new safetensors file beside it."""
+    suffixes = itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+    candidates = (Path(path).with_name(f"{Path(path).stem}{suffix}.safetensors") for suffix in suffixes)
+    output = next(str(candidate) for candidate in candidates if not candidate.exists())
     return (
-        f"{refused}; it is pickled, and reading it could run code that is in it; where you trust it, this converts it, the "
-        "weights alone or a checkpoint with its state_dict:\n"
+        "if you trust it, convert it (the weights alone, or a checkpoint with a state_dict):\n"
         "  import torch; from safetensors.torch import save_file\n"
-        f"  held = torch.load({str(path)!r}, weights_only=True)\n"
-        f"  save_file(held.get('state_dict', held), {other!r})"
+        f"  loaded = torch.load({path!r}, weights_only=True)\n"
+        f"  save_file(loaded.get('state_dict', loaded), {output!r})"
     )
 
 
-def _without_prefix(held: dict) -> tuple[dict, tuple[str, ...]]:
-    """(tensors without what wrappers of a network put before all names, remarks)."""
-    found = PREFIX.match(min(held, default=""))
-    prefix = found.group() if found else ""
-    if not prefix or not all(name.startswith(prefix) for name in held):
-        return held, ()
-    return {name.removeprefix(prefix): one for name, one in held.items()}, (f"without the prefix {prefix!r} of all",)
+def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """(tensors without the prefix that a wrapper such as DataParallel put before all names, notes)."""
+    match = PREFIX.match(min(stored, default=""))
+    prefix = match.group() if match else ""
+    if not prefix or not all(name.startswith(prefix) for name in stored):
+        return stored, ()
+    return {name.removeprefix(prefix): tensor for name, tensor in stored.items()}, (f"prefix {prefix!r} removed",)
 
 
-def _form(held: dict, refused: str) -> str:
-    for form, name in (("jaxdp", "params/conv1/kernel"), ("torchvision", "conv1.weight")):
-        if name in held:
-            return form
-    foreign = [name for name in held if not THEIRS.fullmatch(name)] or held
-    found = f"tensors such as {min(foreign)!r}" if held else "no tensor"
-    raise ConfigError(
-        f"{refused}; it has {found}; give a ResNet with torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') "
-        "or jaxdp's own ('params/conv1/kernel')"
+def _naming(stored: dict[str, Tensor]) -> str:
+    for naming, name in (("jaxdp", "params/conv1/kernel"), ("torchvision", "conv1.weight")):
+        if name in stored:
+            return naming
+    if not stored:
+        raise _InvalidWeights("the file has no tensors")
+    foreign = min([name for name in stored if not TORCH_NAME.fullmatch(name)] or stored)
+    raise _InvalidWeights(
+        f"not a ResNet with known names: the file has tensors such as {foreign!r}",
+        "give torchvision's or timm's names ('conv1.weight', 'layer1.0.bn1.weight') or jaxdp's ('params/conv1/kernel')",
     )
 
 
-def _network(shapes: dict[str, tuple], form: str, refused: str) -> ModelConfig:
-    """Depth, width, stem and classes, by names and shapes."""
-    places = {found.groups() for found in map(BLOCK.match, shapes) if found}
-    stages = Counter(int(stage) for stage, _ in places)
-    blocks = tuple(stages[stage] for stage in sorted(stages))
-    bottleneck = any(THIRD.match(name) for name in shapes)
-    depth = next((n for n in DEPTHS if BLOCKS[n] == blocks and (n in BOTTLENECK_DEPTHS) == bottleneck), None)
+def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
+    """Depth, width, stem and classes, from names and shapes."""
+    blocks = {match.groups() for match in map(BLOCK.match, shapes) if match}
+    stages = Counter(int(stage) for stage, _ in blocks)
+    counts = tuple(stages[stage] for stage in sorted(stages))
+    bottleneck = any(THIRD_CONV.match(name) for name in shapes)
+    depth = next((n for n in DEPTHS if BLOCKS[n] == counts and (n in BOTTLENECK_DEPTHS) == bottleneck), None)
     if depth is None:
         kind = "bottleneck" if bottleneck else "basic"
         known = ", ".join(map(str, DEPTHS))
-        raise ConfigError(f"{refused}; its stages have {blocks} {kind} blocks, which no ResNet of depth {known} has")
-    stem, head = ("params/conv1/kernel", "params/fc_bias") if form == "jaxdp" else ("conv1.weight", "fc.bias")
+        raise _InvalidWeights(f"stages of {counts} {kind} blocks match no ResNet of depth {known}")
+    stem, head = ("params/conv1/kernel", "params/fc_bias") if naming == "jaxdp" else ("conv1.weight", "fc.bias")
     if head not in shapes or len(shapes[head]) != 1 or not shapes[head][0]:
-        raise ConfigError(f"{refused}; it has no {head!r} with one number for each class; give weights with their classifier")
-    shape = shapes[stem] if form == "jaxdp" else (*shapes[stem][2:], *shapes[stem][1::-1])
-    kinds = {(7, 7, 3): "imagenet", (3, 3, 3): "small"}
-    if len(shape) != 4 or shape[:3] not in kinds:
-        raise ConfigError(f"{refused}; {stem} has the shape {shapes[stem]}; give a network with a stem of 7x7 or 3x3 over RGB")
-    return ModelConfig(depth=depth, width=shape[3], stem=kinds[shape[:3]], classes=shapes[head][0], convolution="direct")
+        raise _InvalidWeights(f"no classifier bias {head!r} of shape [classes]", "give weights with their classifier")
+    shape = shapes[stem] if naming == "jaxdp" else (*shapes[stem][2:], *shapes[stem][1::-1])
+    stems: dict[tuple[int, ...], Literal["imagenet", "small"]] = {(7, 7, 3): "imagenet", (3, 3, 3): "small"}
+    if len(shape) != 4 or shape[:3] not in stems:
+        raise _InvalidWeights(f"unknown stem: {stem} has shape {shapes[stem]}", "give a 7x7 or 3x3 stem over RGB")
+    return ModelConfig(depth=depth, width=shape[3], stem=stems[shape[:3]], classes=shapes[head][0], convolution="direct")
 
 
-def _expected(model: ModelConfig):
-    """Shapes of the trees (params, batch_stats) of a network."""
-    return jax.eval_shape(lambda: models.create(model).init(jax.random.key(0), (32, 32, 3)))
-
-
-def _check_names(held: dict, wanted: set[str], model: ModelConfig, refused: str) -> None:
-    for names, verb in ((wanted - held.keys(), "lacks"), (held.keys() - wanted, "has in excess of those")):
+def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConfig) -> None:
+    for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
-            plural = "s" if len(names) > 1 else ""
-            raise ConfigError(
-                f"{refused}; it {verb} {len(names)} tensor{plural} of a ResNet-{model.depth}, {min(names)!r} first; give the "
-                "file of a whole one"
-            )
+            tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
+            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a ResNet-{model.depth}", "give a complete file")
 
 
-def _tensor(name: str, dtype: str, shape: tuple, data: bytes, refused: str) -> np.ndarray:
-    """In float32, into which float16 and bfloat16 go without rounding."""
-    if dtype not in READ:
-        raise ConfigError(f"{refused}; {name} is {dtype}, and {', '.join(READ)} are read; convert it where it was made")
-    raw = np.frombuffer(data, READ[dtype]).reshape(shape)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite in it
-        tensor = (raw.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else raw.astype(np.float32)
+def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:
+    """A stored tensor in float32 and in jaxdp's layout, whose shape must be `shape`; float16 and bfloat16 convert exactly."""
+    if stored.dtype not in DTYPES:
+        raise _InvalidWeights(f"{name} has dtype {stored.dtype}", f"convert it to one of {', '.join(DTYPES)}")
+    raw = np.frombuffer(stored.data, DTYPES[stored.dtype]).reshape(stored.shape)
+    with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinite and is rejected below
+        tensor = (raw.astype(np.uint32) << 16).view(np.float32) if stored.dtype == "BF16" else raw.astype(np.float32)
     if not np.isfinite(tensor).all():
-        raise ConfigError(f"{refused}; {name} holds numbers that are not finite; give sound weights")
+        raise _InvalidWeights(f"{name} has values that are not finite")
+    if naming == "torchvision":
+        tensor = from_torch_layout(tensor)
+    if tensor.shape != shape:
+        expected = shape if naming == "jaxdp" else to_torch_layout(np.broadcast_to(np.float32(0), shape)).shape
+        raise _InvalidWeights(f"{name} has shape {stored.shape}, expected {expected}")
+    if name.endswith(("/var", ".running_var")) and (tensor < 0).any():
+        raise _InvalidWeights(f"{name} has a negative variance")
     return tensor
 
 
-def named(params, batch_stats) -> dict:
-    """The leaves of both trees by their paths, as params/layer1_0/conv1/kernel."""
+def named_tensors(params: dict, batch_stats: dict) -> dict:
+    """The leaves of both trees by path, such as params/layer1_0/conv1/kernel."""
     trees = {"params": params, "batch_stats": batch_stats}
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(trees)}
 
 
 def _tree(tensors: dict[str, np.ndarray], part: str) -> dict:
-    tree = {}
+    """The inverse of `named_tensors` for one of its trees."""
+    tree: dict = {}
     for name, tensor in tensors.items():
         first, *modules, leaf = name.split("/")
         if first == part:
-            place = tree
+            node = tree
             for module in modules:
-                place = place.setdefault(module, {})
-            place[leaf] = tensor
+                node = node.setdefault(module, {})
+            node[leaf] = tensor
     return tree
 
 
-def described(model: ModelConfig) -> str:
-    """What of a network its weights depend on, as JSON."""
-    return json.dumps({name: getattr(model, name) for name in ("depth", "width", "stem", "classes")})
+def network_json(model: ModelConfig) -> str:
+    """The fields of a model that its weights depend on, as JSON."""
+    return json.dumps({name: getattr(model, name) for name in NETWORK_FIELDS})
 
 
-def writable(output, overwrite: bool) -> Path:
-    """The path of a file of weights that may be written. Raises ConfigError where it may not."""
+def check_output_path(output: str | Path, overwrite: bool) -> Path:
+    """The path of a weight file to write. Raises ConfigError where it does not end in .safetensors or cannot be written."""
     if Path(output).suffix != ".safetensors":
-        raise ConfigError(f"--output: {str(output)!r} is not allowed; give a file that ends in .safetensors")
+        raise ConfigError("--output", str(output), reason="must end in .safetensors")
     return check_output(output, overwrite)
 
 
-def save(output: Path, tensors: dict[str, np.ndarray], told: dict[str, str]) -> int:
-    """Write a safetensors file with metadata, whole or not at all; its bytes. Raises OSError with the file's name."""
-    data = as_safetensors(tensors, told)
-    write_whole(output, data)
+def save(output: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> int:
+    """Write a safetensors file atomically and return its size in bytes. Raises OSError with the file's name."""
+    data = serialize(tensors, metadata)
+    write_output(output, data)
     return len(data)
 
 
-def import_file(path, output, expected: dict | None = None, overwrite: bool = False) -> dict:
-    """Write a file of torchvision's or timm's as one of ours. expected: depth, classes or stem that it is to have, by name.
+def import_file(path: str | Path, output: str | Path, *, expected: dict | None = None, overwrite: bool = False) -> dict:
+    """Convert a file with torchvision's or timm's names into one with jaxdp's.
 
-    Returns {"output", "tensors", "bytes", "model", "digest", "remarks"}. Raises ConfigError where the file is not what it
-    should be.
+    expected: required depth, classes or stem; None values are ignored. Returns {"output", "tensors", "bytes", "model",
+    "digest", "notes"}. Raises ConfigError as `read` does, and where the network is not the expected one.
     """
-    output = writable(output, overwrite)
+    output = check_output_path(output, overwrite)
     weights = read(path)
-    if weights.form == "jaxdp":
-        raise ConfigError(f"FILE: {str(path)!r} is not allowed; it has jaxdp's own names already; use it as it is")
+    if weights.naming == "jaxdp":
+        raise ConfigError("FILE", str(path), reason="the file already has jaxdp's names", hint="use it without importing")
     for name, value in (expected or {}).items():
-        found = getattr(weights.model, name)
-        if value not in (None, found):
-            raise ConfigError(f"--{name}: {value!r} is not allowed; {str(path)!r} has {found!r}; give that, or another file")
-    tensors = named(weights.params, weights.batch_stats)
-    told = {"model": described(weights.model), "source": Path(path).name, "source_digest": weights.digest}
-    size = save(output, tensors, told)
-    model, remarks = json.loads(described(weights.model)), list(weights.remarks)
-    found = {"output": str(output), "tensors": len(tensors), "bytes": size, "model": model}
-    return found | {"digest": weights.digest, "remarks": remarks}
+        actual = getattr(weights.model, name)
+        if value not in (None, actual):
+            raise ConfigError(f"--{name}", value, reason=f"{str(path)!r} has {name} {actual!r}", hint="give another file")
+    tensors = named_tensors(weights.params, weights.batch_stats)
+    network = network_json(weights.model)
+    metadata = {"model": network, "source": Path(path).name, "source_digest": weights.digest}
+    return {
+        "output": str(output),
+        "tensors": len(tensors),
+        "bytes": save(output, tensors, metadata),
+        "model": json.loads(network),
+        "digest": weights.digest,
+        "notes": list(weights.notes),
+    }

@@ -1,6 +1,6 @@
-"""Optimisers as optax transformations."""
+"""Parameter updates as optax transformations: optimizers and loss scaling. Learning rates are in `jaxdp/schedules.py`."""
 
-from jaxdp.optim.build import build
 from jaxdp.optim.lars import lars
+from jaxdp.optim.optimizer import build_optimizer
 
-__all__ = ["build", "lars"]
+__all__ = ["build_optimizer", "lars"]

@@ -1,211 +1,232 @@
-"""Gradient aggregation over the two-dimensional mesh: how the gradients of all devices become one mean.
+"""All-reduce of gradients over the two-dimensional mesh: the stages of the strategies, and messages of packed tensors.
 
-A strategy is one or more stages, which together turn a flat vector into its sum over all devices, called inside `shard_map`.
-`mean` applies one to a tree, tensors being packed into buckets of which each is one message; `overlap.Overlap` to the parts of
-a gradient while the backward pass goes on.
+A stage is a function of a flat vector that is called inside `shard_map`; the stages of a strategy (`jaxdp/strategies.py`)
+together return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: tensors are packed into
+buckets, and each bucket is one message. `overlap.Overlap` reduces the parts of a gradient during the backward pass.
 """
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.parallel.buckets import pack
-from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, unfit
-from jaxdp.registry import own_strategies
+from jaxdp.config import Reduce
+from jaxdp.errors import ConfigError, one_of
+from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
+from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
+from jaxdp.parallel.reduce_scatter import reduce_scatter
+from jaxdp.strategies import STRATEGIES, Stage, unsupported_reason
 
 SERVER = 0
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
 BUCKET_BYTES = 65_536
 
 
-def psum(vector):
-    """One all-reduce over all devices, the algorithm left to XLA."""
+def psum(vector: jax.Array) -> jax.Array:
+    """One all-reduce over all devices; XLA chooses the algorithm."""
     return lax.psum(vector, AXES)
 
 
-def ring(vector):
-    """Ring all-reduce (Patarasuk & Yuan, 2009), written out as exchanges with the next device.
+def ring(vector: jax.Array) -> jax.Array:
+    """Ring all-reduce (Patarasuk & Yuan, 2009) by exchanges with the next device.
 
-    The vector is padded and cut into one part a device. In N - 1 steps the partial sums travel on, each device adding its own
-    part; in N - 1 more the sums travel round. The order of additions is fixed by the place in the ring alone, so results are
-    bitwise the same however devices are spread over processes. The ring runs along the rows of the mesh.
+    The vector is padded and split into N parts. In N - 1 steps each device adds its part to the partial sum that it receives
+    and passes it to the next device; in N - 1 more steps the sums travel around the ring. The position in the ring alone
+    determines the order of additions, so results are bitwise equal for any assignment of devices to processes. The ring follows
+    the mesh rows.
     """
-    devices, here = lax.axis_size(AXES), lax.axis_index(AXES)
+    devices, device = lax.axis_size(AXES), lax.axis_index(AXES)
     if devices == 1:
         return vector
     parts = jnp.pad(vector, (0, -vector.size % devices)).reshape(devices, -1)
-    onward = [(device, (device + 1) % devices) for device in range(devices)]
+    to_next = [(source, (source + 1) % devices) for source in range(devices)]
     steps = jnp.arange(1, devices)
 
-    def add(total, step):
-        own = lax.dynamic_index_in_dim(parts, (here - step) % devices, keepdims=False)
-        return lax.ppermute(total, AXES, onward) + own, None
+    def reduce_step(partial_sum: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+        part = lax.dynamic_index_in_dim(parts, (device - step) % devices, keepdims=False)
+        return lax.ppermute(partial_sum, AXES, to_next) + part, None
 
-    def pass_on(carry, step):
+    def gather_step(carry: tuple[jax.Array, jax.Array], step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
         part, gathered = carry
-        part = lax.ppermute(part, AXES, onward)
-        return (part, lax.dynamic_update_index_in_dim(gathered, part, (here + 1 - step) % devices, 0)), None
+        part = lax.ppermute(part, AXES, to_next)
+        return (part, lax.dynamic_update_index_in_dim(gathered, part, (device + 1 - step) % devices, 0)), None
 
-    total, _ = lax.scan(add, lax.dynamic_index_in_dim(parts, here, keepdims=False), steps)
-    gathered = lax.dynamic_update_index_in_dim(parts, total, (here + 1) % devices, 0)
-    (_, gathered), _ = lax.scan(pass_on, (total, gathered), steps)
+    part, _ = lax.scan(reduce_step, lax.dynamic_index_in_dim(parts, device, keepdims=False), steps)
+    gathered = lax.dynamic_update_index_in_dim(parts, part, (device + 1) % devices, 0)
+    (_, gathered), _ = lax.scan(gather_step, (part, gathered), steps)
     return gathered.ravel()[: vector.size]
 
 
-def along_rows(vector):
-    """An all-reduce along the horizontal rings."""
+def all_reduce_rows(vector: jax.Array) -> jax.Array:
+    """An all-reduce along each row of the mesh."""
     return lax.psum(vector, HORIZONTAL)
 
 
-def along_columns(vector):
-    """An all-reduce along the vertical rings. The barrier keeps XLA from folding it into one along the rows before it."""
+def all_reduce_columns(vector: jax.Array) -> jax.Array:
+    """An all-reduce along each column. The barrier prevents XLA from merging it with a preceding all-reduce along the rows."""
     return lax.psum(lax.optimization_barrier(vector), VERTICAL)
 
 
-def scatter_along_rows(vector):
-    """A reduce-scatter along the horizontal rings, the vector being padded to a multiple of their size."""
-    padded = jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL)))
-    return lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True)
+def reduce_scatter_rows(vector: jax.Array) -> jax.Array:
+    """A reduce-scatter along each row, of the vector padded to a multiple of the row's devices."""
+    return reduce_scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
 
 
-def gather_along_rows(part):
-    """The parts of all devices of a horizontal ring."""
+def all_gather_rows(part: jax.Array) -> jax.Array:
+    """The concatenated parts of all devices of a row."""
     return lax.all_gather(part, HORIZONTAL, tiled=True, to="invarying")
 
 
-def parameter_server(vector):
-    """Every device sends its vector to device 0, one after the other, and gets the sum back in the same way.
+def parameter_server(vector: jax.Array) -> jax.Array:
+    """All devices send their vector to device 0, one after another, and receive the sum in the same way.
 
-    The baseline whose time grows with the number of devices (Li et al., OSDI 2014, with one server); at most 64 of them.
+    The baseline whose time grows with the number of devices (Li et al., OSDI 2014, with one server).
     """
-    devices, here = lax.axis_size(AXES), lax.axis_index(AXES)
-    total = vector
+    devices, device = lax.axis_size(AXES), lax.axis_index(AXES)
+    vector_sum = vector
     for worker in range(1, devices):
-        total = total + lax.ppermute(vector, AXES, [(worker, SERVER)])
+        vector_sum = vector_sum + lax.ppermute(vector, AXES, [(worker, SERVER)])
     for worker in range(1, devices):
-        total = jnp.where(here == worker, lax.ppermute(total, AXES, [(SERVER, worker)]), total)
-    return total
+        vector_sum = jnp.where(device == worker, lax.ppermute(vector_sum, AXES, [(SERVER, worker)]), vector_sum)
+    return vector_sum
 
 
-# By name: the stages of a strategy, one after the other; what the last returns may be longer by the padding.
-#
-# hierarchical: Jia et al., arXiv 1807.11205. There one master a row takes part in the second stage; in an SPMD program every
-# device does, so that all columns carry the whole vector at once and nothing has to be broadcast along the rows.
-# torus: the 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
-STRATEGIES = {
-    "psum": (psum,),
-    "ring": (ring,),
-    "hierarchical": (along_rows, along_columns),
-    "torus": (scatter_along_rows, along_columns, gather_along_rows),
-    "parameter_server": (parameter_server,),
-}
-
-
-def local(vector):
-    """Every device keeps its own: what a step would be if communication were free, for measuring what it costs."""
+def no_reduce(vector: jax.Array) -> jax.Array:
+    """Each device keeps its vector: a step without communication, for measuring the cost of communication."""
     return vector
 
 
-def proves_replication(strategy) -> bool:
-    """Whether `shard_map` can check that all devices end with the same values (its check_vma).
+def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
+    """The stages of a strategy by its name; a function is its own single stage."""
+    if callable(strategy):
+        return (strategy,)
+    return tuple(globals()[stage] if isinstance(stage, str) else stage for stage in STRATEGIES[strategy].stages)
 
-    It cannot where they exchange point to point, nor for what is not known here.
+
+def proves_replication(strategy: str | Stage) -> bool:
+    """Whether `shard_map` can prove that all devices end with the same values: the argument for its check_vma."""
+    return isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].proves_replication
+
+
+def wire_dtype_of(config: Reduce) -> jnp.dtype | None:
+    """The dtype in which gradients are sent and added; None keeps the dtype of each leaf, which is float32."""
+    return None if config.wire_dtype == "float32" else jnp.dtype(config.wire_dtype)
+
+
+def leaf_buckets(leaves: Sequence[Any], bucket_bytes: int | None, wire_dtype: Any = None) -> list[list[int]]:
+    """Indices of the leaves in each message, by their bytes on the wire and their dtype: see `buckets.assign_buckets`."""
+    sizes = [(leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize, leaf.dtype) for leaf in leaves]
+    return assign_buckets(sizes, bucket_bytes)
+
+
+def all_reduce_mean(
+    tree: Any,
+    strategy: str | Stage,
+    *,
+    wire_dtype: Any = None,
+    bucket_bytes: int | None = BUCKET_BYTES,
+    sent: list | None = None,
+) -> Any:
+    """The mean of `tree` over all devices, equal on every device: see `all_reduce_sum`."""
+    _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+    local = divide(tree, lax.axis_size(AXES))
+    return all_reduce_sum(local, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sent=sent)
+
+
+def divide(tree: Any, divisor: int) -> Any:
+    """Every leaf divided by `divisor`."""
+    return tree if divisor == 1 else jax.tree.map(lambda leaf: leaf / divisor, tree)
+
+
+def all_reduce_sum(
+    tree: Any,
+    strategy: str | Stage,
+    *,
+    wire_dtype: Any = None,
+    bucket_bytes: int | None = BUCKET_BYTES,
+    sent: list | None = None,
+) -> Any:
+    """The sum of `tree` over all devices, equal on every device. Call inside `shard_map` over both mesh axes.
+
+    tree: floating-point arrays of any shapes that differ between devices (varying, in the terms of JAX).
+    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=proves_replication(strategy) to
+        `shard_map`.
+    wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
+    bucket_bytes: see `buckets.assign_buckets`.
+    sent: if given, (tree, its messages) is appended, for audits.
+
+    Returns leaves with their original dtypes. Raises ConfigError for an unknown strategy or dtype, a strategy that does not
+    support this number of devices, and leaves that are not floating-point.
     """
-    return strategy in ("psum", "hierarchical", "torus")
-
-
-def buckets(leaves, bucket_bytes: int | None, wire_dtype=None) -> list[list[int]]:
-    """Places of `leaves` that travel in one message, by their bytes on the wire and their dtype: see `pack`."""
-    return pack([(leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize, leaf.dtype) for leaf in leaves], bucket_bytes)
-
-
-def mean(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
-    """The mean of `tree` over both mesh axes, the same on every device: see `total`."""
-    _check(tree, strategy, wire_dtype, bucket_bytes)
-    return total(divided(tree, lax.axis_size(AXES)), strategy, wire_dtype, bucket_bytes)
-
-
-def divided(tree, by: int):
-    return tree if by == 1 else jax.tree.map(lambda leaf: leaf / by, tree)
-
-
-def total(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES):
-    """The sum of `tree` over both mesh axes, the same on every device. Call inside `shard_map` over both axes.
-
-    tree: floating-point arrays that differ between devices (in JAX's words: varying), of any sizes. strategy: a key of
-    `STRATEGIES`, a name given to `jaxdp.register_strategy`, or a function like a stage of either; give `shard_map`
-    check_vma=proves_replication(strategy). wire_dtype: the dtype in which they travel and are added, of `WIRE_DTYPES`; None
-    keeps each leaf's. bucket_bytes: see `buckets.pack`. Returned leaves have the dtype they came with.
-    Raises ValueError for an unknown strategy or dtype, a strategy that cannot run on so many devices, leaves of integers.
-    """
-    messages = packed(tree, strategy, wire_dtype, bucket_bytes)
+    messages = pack_messages(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
     for message in messages:
-        message.arrive()
-    return unpacked(tree, messages)
+        message.finish()
+    if sent is not None:
+        sent.append((tree, messages))
+    return unpack_messages(tree, messages)
 
 
 class Message:
-    """Tensors that travel together, and what is still to be done with them.
+    """Tensors that are reduced together, and the stages that are still to be run.
 
-    vector: where they are now. stages: of the strategy, those not yet begun. places: of the tensors among a tree's leaves.
+    vector: the current value. contribution: this device's vector before the first stage. stages: not yet run. indices:
+    positions of the tensors among the leaves of their tree. tensors: their shapes and dtypes.
     """
 
-    def __init__(self, leaves, places: list[int], stages, wire_dtype):
-        self.places, self.tensors = places, [jax.typeof(leaves[place]) for place in places]
-        flat = [leaves[place].ravel().astype(wire_dtype or leaves[place].dtype) for place in places]
+    def __init__(self, leaves: Sequence[jax.Array], indices: list[int], *, stages: Sequence[Stage], wire_dtype: Any) -> None:
+        self.indices, self.tensors = indices, [jax.typeof(leaves[index]) for index in indices]
+        flat = [leaves[index].ravel().astype(wire_dtype or leaves[index].dtype) for index in indices]
         self.vector = flat[0] if len(flat) == 1 else jnp.concatenate(flat)
-        self.stages = list(stages)
+        self.contribution, self.stages = self.vector, list(stages)
         if self.vector.size == 0:
             self.vector, self.stages = jnp.zeros(0, self.vector.dtype), []
 
-    def advance(self) -> None:
-        """The next stage."""
+    def run_next_stage(self) -> None:
+        """Run one stage."""
         with jax.named_scope("all-reduce"):
             self.vector = self.stages.pop(0)(self.vector)
 
-    def arrive(self) -> None:
-        """All that is left."""
+    def finish(self) -> None:
+        """Run all remaining stages."""
         while self.stages:
-            self.advance()
+            self.run_next_stage()
 
-    def leaves(self):
-        """(place, tensor) of each of them, as they came, but for their values."""
+    def unpack(self) -> Iterator[tuple[int, jax.Array]]:
+        """(index, tensor) of each tensor, with its original shape and dtype."""
         start = 0
-        for place, tensor in zip(self.places, self.tensors, strict=True):
-            yield place, self.vector[start : start + tensor.size].astype(tensor.dtype).reshape(tensor.shape)
+        for index, tensor in zip(self.indices, self.tensors, strict=True):
+            yield index, self.vector[start : start + tensor.size].astype(tensor.dtype).reshape(tensor.shape)
             start += tensor.size
 
 
-def packed(tree, strategy, wire_dtype=None, bucket_bytes: int | None = BUCKET_BYTES) -> list[Message]:
-    """The messages of which a tree consists; the arguments and errors are those of `total`."""
-    _check(tree, strategy, wire_dtype, bucket_bytes)
-    leaves = jax.tree.leaves(tree)
-    stages = (strategy,) if callable(strategy) else known()[strategy]
-    return [Message(leaves, places, stages, wire_dtype) for places in buckets(leaves, bucket_bytes, wire_dtype)]
+def pack_messages(
+    tree: Any, strategy: str | Stage, *, wire_dtype: Any = None, bucket_bytes: int | None = BUCKET_BYTES
+) -> list[Message]:
+    """The messages of a tree; arguments and errors as in `all_reduce_sum`."""
+    _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+    leaves, stages = jax.tree.leaves(tree), stages_of(strategy)
+    buckets = leaf_buckets(leaves, bucket_bytes, wire_dtype)
+    return [Message(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in buckets]
 
 
-def unpacked(tree, messages: list[Message]):
+def unpack_messages(tree: Any, messages: list[Message]) -> Any:
     """`tree` with the values of its messages."""
-    found = dict(pair for message in messages for pair in message.leaves())
-    return jax.tree.unflatten(jax.tree.structure(tree), [found[place] for place in range(len(found))])
+    leaves = dict(pair for message in messages for pair in message.unpack())
+    return jax.tree.unflatten(jax.tree.structure(tree), [leaves[index] for index in range(len(leaves))])
 
 
-def known() -> dict:
-    """Every strategy by its name, with the stages that were registered."""
-    return STRATEGIES | own_strategies
-
-
-def _check(tree, strategy, wire_dtype, bucket_bytes) -> None:
-    """Raise ValueError, naming the argument, for what cannot be reduced so."""
-    if not callable(strategy) and strategy not in known():
-        raise ValueError(f"strategy: {strategy!r} is not allowed; give one of {', '.join(known())}")
+def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None) -> None:
+    """Raise ConfigError, naming the argument, if the tree cannot be reduced."""
+    if not callable(strategy) and strategy not in STRATEGIES:
+        raise one_of("strategy", strategy, STRATEGIES)
     if bucket_bytes is not None and bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes: {bucket_bytes} is not allowed; give 1 or more, or None for one message")
-    if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_DTYPES:
-        raise ValueError(f"wire_dtype: {jnp.dtype(wire_dtype).name!r} is not allowed; give {', '.join(WIRE_DTYPES)}")
+        raise ConfigError("bucket_bytes", bucket_bytes, reason="must be positive", hint="None sends one message")
+    if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_BYTES:
+        raise one_of("wire_dtype", jnp.dtype(wire_dtype).name, WIRE_BYTES)
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(f"tree: a leaf of {leaf.dtype} is not allowed; a mean is of floating-point numbers")
+            raise ConfigError("tree", reason=f"has a leaf of dtype {leaf.dtype}; leaves must be floating-point")
     devices = lax.axis_size(AXES)
-    if reason := unfit(strategy, devices):
-        raise ValueError(f"strategy: {strategy!r} is not allowed on {devices} devices; {reason}")
+    if reason := unsupported_reason(strategy, devices):
+        raise ConfigError("strategy", strategy, reason=f"cannot run on {devices} devices: {reason}")

@@ -1,20 +1,26 @@
-"""Tensor fusion, as in Horovod and PyTorch's DDP: which tensors travel together in one message."""
+"""Tensor fusion, as in Horovod and PyTorch's DDP: which tensors share a message. This module does not import JAX."""
+
+from collections.abc import Hashable, Sequence
+
+WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element by `reduce.wire_dtype`
 
 
-def pack(tensors: list[tuple[int, object]], bucket_bytes: int | None) -> list[list[int]]:
-    """Places of tensors that travel in one message: neighbours of one kind, at most `bucket_bytes` together.
+def assign_buckets(tensors: Sequence[tuple[int, Hashable]], bucket_bytes: int | None) -> list[list[int]]:
+    """Indices of the tensors in each bucket: consecutive tensors of one kind, at most `bucket_bytes` in total.
 
-    tensors: (bytes, kind). A tensor of `bucket_bytes` or more travels alone, uncopied. None: one message for each kind.
+    tensors: (bytes, kind) of each. A tensor of `bucket_bytes` or more has a bucket to itself and is not copied. bucket_bytes:
+    None puts all tensors of a kind into one bucket.
     """
-    packed, open_buckets = [], {}
-    for place, (size, kind) in enumerate(tensors):
+    buckets: list[list[int]] = []
+    open_buckets: dict[Hashable, tuple[list[int], int]] = {}
+    for index, (size, kind) in enumerate(tensors):
         if bucket_bytes is not None and size >= bucket_bytes:
-            packed.append([place])
+            buckets.append([index])
             continue
         bucket, filled = open_buckets.get(kind, (None, 0))
         if bucket is None or (bucket_bytes is not None and filled + size > bucket_bytes):
             bucket, filled = [], 0
-            packed.append(bucket)
-        bucket.append(place)
+            buckets.append(bucket)
+        bucket.append(index)
         open_buckets[kind] = (bucket, filled + size)
-    return packed
+    return buckets

@@ -1,61 +1,75 @@
-"""The two-dimensional device mesh, with the paper's axis names (Mikami et al., arXiv 1811.05233, section 2.2)."""
+"""The two-dimensional device mesh, with the axis names of Mikami et al., arXiv 1811.05233, section 2.2.
+
+Importing this module does not import JAX.
+"""
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from jaxdp.config import ConfigError
 from jaxdp.config import Mesh as MeshConfig
+from jaxdp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jax
 
 VERTICAL, HORIZONTAL = "vertical", "horizontal"
 AXES = (VERTICAL, HORIZONTAL)
-MOST_WORKERS_OF_A_SERVER = 64
 
-
-def unfit(strategy: str, devices: int) -> str | None:
-    """Why an all-reduce strategy cannot run on this many devices, or None where it can."""
-    if strategy == "parameter_server" and devices > MOST_WORKERS_OF_A_SERVER:
-        return f"one server takes at most {MOST_WORKERS_OF_A_SERVER} devices"
-    return None
+# Mikami et al., Table 4: GPUs -> (vertical, horizontal). Only 3,456 differs from the most square shape, 54x64.
+PUBLISHED_GRIDS = {1024: (32, 32), 2048: (32, 64), 2176: (34, 64), 3456: (48, 72), 4096: (64, 64)}
 
 
 def most_square(devices: int) -> tuple[int, int]:
-    """The factorisation (vertical, horizontal) nearest to a square, the horizontal side not the shorter one."""
+    """The factorization (vertical, horizontal) of `devices` that is nearest to a square, with vertical <= horizontal."""
     vertical = next(v for v in range(math.isqrt(devices), 0, -1) if devices % v == 0)
     return vertical, devices // vertical
 
 
-def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int, int]:
-    """(vertical, horizontal) over at most `devices` devices; ConfigError where the config asks for what is not there.
+def default_shape(devices: int) -> tuple[int, int]:
+    """(vertical, horizontal) on one host without a configured side: the published grid, or the most square shape."""
+    return PUBLISHED_GRIDS.get(devices) or most_square(devices)
 
-    A side that is given is kept. With neither given: rows are hosts, and on one host the shape is the most square.
+
+def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int, int]:
+    """(vertical, horizontal) of a mesh of at most `devices` devices.
+
+    Configured sides are kept. If neither is configured, each host is a row; on one host `default_shape` decides. Raises
+    ConfigError if the configured sides do not fit the devices.
     """
     vertical, horizontal = config.vertical, config.horizontal
     if vertical is not None and horizontal is not None:
-        if vertical * horizontal > devices:
+        needed = vertical * horizontal
+        if needed > devices:
             raise ConfigError(
-                f"mesh: {vertical}x{horizontal} is not allowed; it takes {vertical * horizontal} devices and there are "
-                f"{devices}; give a smaller mesh, or on a CPU --mesh.cpu-devices {vertical * horizontal}"
+                "mesh",
+                f"{vertical}x{horizontal}",
+                reason=f"needs {needed} devices, {devices} available",
+                hint=f"use a smaller mesh, or on a CPU --mesh.cpu-devices {needed}",
             )
         return vertical, horizontal
-    for name, given in (("vertical", vertical), ("horizontal", horizontal)):
-        if given is not None:
-            if given > devices:
+    for name, side in (("vertical", vertical), ("horizontal", horizontal)):
+        if side is not None:
+            if side > devices:
                 raise ConfigError(
-                    f"mesh.{name}: {given} is not allowed; there are {devices} devices; give at most {devices}, or on a CPU "
-                    f"--mesh.cpu-devices {given}"
+                    f"mesh.{name}",
+                    side,
+                    reason=f"{devices} devices available",
+                    hint=f"use at most {devices}, or on a CPU --mesh.cpu-devices {side}",
                 )
-            if devices % given:
+            if devices % side:
                 raise ConfigError(
-                    f"mesh.{name}: {given} is not allowed; it must divide the {devices} devices, or give both sides"
+                    f"mesh.{name}", side, reason=f"must divide the number of devices, {devices}", hint="or set both sides"
                 )
-            other = devices // given
-            return (given, other) if name == "vertical" else (other, given)
+            other = devices // side
+            return (side, other) if name == "vertical" else (other, side)
     if hosts > 1 and devices % hosts == 0:
         return hosts, devices // hosts
-    return most_square(devices)
+    return default_shape(devices)
 
 
-def make_mesh(vertical: int, horizontal: int, devices=None):
-    """A jax Mesh of shape (vertical, horizontal) over the first of `devices` (JAX's own), rows being consecutive devices."""
+def make_mesh(vertical: int, horizontal: int, devices: "Sequence[jax.Device] | None" = None) -> "jax.sharding.Mesh":
+    """A mesh of the first vertical * horizontal of `devices` (default: `jax.devices()`); consecutive devices form a row."""
     import jax
     from jax.sharding import AxisType
 
@@ -63,14 +77,14 @@ def make_mesh(vertical: int, horizontal: int, devices=None):
     return jax.make_mesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
-def of_every_process(devices: list, used: int, processes: int) -> list:
-    """`used` of the devices, equally many of each process. devices: process by process, each with equally many."""
-    own, share = len(devices) // processes, used // processes
-    return [devices[process * own + place] for process in range(processes) for place in range(share)]
+def devices_of_every_process(devices: list, used: int, processes: int) -> list:
+    """`used` of the devices, the same number from each process. devices: ordered by process, the same number for each."""
+    per_process, used_per_process = len(devices) // processes, used // processes
+    return [devices[process * per_process + index] for process in range(processes) for index in range(used_per_process)]
 
 
-def abstract_mesh(vertical: int, horizontal: int):
-    """The same mesh without devices: what is traced for it can be looked at and lowered on any machine."""
+def abstract_mesh(vertical: int, horizontal: int) -> "jax.sharding.AbstractMesh":
+    """The same mesh without devices, for tracing and lowering on any machine."""
     from jax.sharding import AbstractMesh, AxisType
 
     return AbstractMesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2)

@@ -1,39 +1,46 @@
-"""Gradients combined while the backward pass goes on: those of one part of a network travel while those of others are computed.
+"""All-reduce of gradients that overlaps with the backward pass.
 
-XLA hides a collective only behind what its schedule puts between the start and the end of it. Left to itself it computes the
-gradients of all weights last, and everything travels after them. Here the backward pass goes part by part, as a ship through
-locks: `Overlap.passed` opens the next part only when the weights' gradients of the last one are computed, and when what was
-sent at the lock before has arrived. So every stage of every message has the backward pass of one whole part to hide behind.
+XLA can hide a collective only behind what its schedule places between the collective's start and end. By default it computes
+the gradients of all weights last, and all messages follow them. Here the backward pass runs part by part: an optimization
+barrier holds the next part until this part's gradients and the stages started one part earlier are done. So every stage of
+every message can overlap with the backward pass of one whole part.
 """
+
+from typing import Any
 
 from jax import lax
 
-from jaxdp.parallel.allreduce import divided, packed, unpacked
+from jaxdp.parallel.allreduce import Message, divide, pack_messages, unpack_messages
+from jaxdp.strategies import Stage
 
 
 class Overlap:
-    """The gradients of a network's parts on their way: see `allreduce.total` for the arguments.
+    """The gradients of the parts of a network while they are reduced. See `allreduce.all_reduce_sum` for the arguments.
 
-    divisor: by which they are divided before they set off.
+    divisor: gradients are divided by it before they are sent. sent: (gradient, its messages) of each part, in the order of the
+    backward pass. in_flight: messages with a stage that has started and is not yet awaited.
     """
 
-    def __init__(self, strategy, wire_dtype, bucket_bytes: int | None, divisor: int = 1):
-        self.how, self.divisor = (strategy, wire_dtype, bucket_bytes), divisor
-        self.sent = []  # of each part, in the order of the backward pass: (its gradient, the messages with it)
-        self.under_way = []  # messages with a stage begun at the last lock
+    def __init__(self, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, divisor: int = 1) -> None:
+        self.strategy, self.wire_dtype, self.bucket_bytes, self.divisor = strategy, wire_dtype, bucket_bytes, divisor
+        self.sent: list[tuple[dict, list[Message]]] = []
+        self.in_flight: list[Message] = []
 
-    def passed(self, cotangent, gradient):
-        """The backward pass of a part is done: its gradient sets off. Returns the cotangent with which it goes on."""
-        cotangent, gradient, _ = lax.optimization_barrier((cotangent, gradient, [one.vector for one in self.under_way]))
-        messages = packed(divided(gradient, self.divisor), *self.how)
+    def enqueue(self, cotangent: Any, gradient: dict) -> Any:
+        """Start the reduction of a part's gradient. Returns the cotangent with which the backward pass continues."""
+        vectors = [message.vector for message in self.in_flight]
+        cotangent, gradient, _ = lax.optimization_barrier((cotangent, gradient, vectors))
+        messages = pack_messages(
+            divide(gradient, self.divisor), self.strategy, wire_dtype=self.wire_dtype, bucket_bytes=self.bucket_bytes
+        )
         self.sent.append((gradient, messages))
-        self.under_way = [one for one in self.under_way + messages if one.stages]
-        for one in self.under_way:
-            one.advance()
+        self.in_flight = [message for message in self.in_flight + messages if message.stages]
+        for message in self.in_flight:
+            message.run_next_stage()
         return cotangent
 
-    def arrived(self) -> dict:
-        """The sums over all devices of all that was sent, in one tree."""
-        for one in self.under_way:
-            one.arrive()
-        return {name: value for tree, messages in self.sent for name, value in unpacked(tree, messages).items()}
+    def wait_all(self) -> dict:
+        """The sums over all devices of all enqueued gradients, in one tree."""
+        for message in self.in_flight:
+            message.finish()
+        return {name: value for tree, messages in self.sent for name, value in unpack_messages(tree, messages).items()}

@@ -1,6 +1,6 @@
-"""What a run's directory tells: a line for people, and a page with curves, times, classes and tables."""
+"""`jaxdp report`: a summary of runs as text or JSON, and an HTML page with plots and tables, made from their directories."""
 
 from jaxdp.report.page import write
-from jaxdp.report.reached import as_text, report
+from jaxdp.report.summary import as_text, report
 
 __all__ = ["as_text", "report", "write"]

@@ -1,26 +1,32 @@
-"""The report as files: one page that needs neither network nor JavaScript, and its pictures beside it."""
+"""The report as files: an HTML page without scripts or external files, its figures as PNG, and tables as CSV."""
 
 import base64
 import dataclasses
 import io
+import os
 import re
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxdp.config import ConfigError, Mesh
-from jaxdp.errors import first_line
-from jaxdp.report.classes import Classes, by_class, classes_csv, confusions_csv
-from jaxdp.report.communication import measure
-from jaxdp.report.curves import check_number, curves, settings, time_parts
-from jaxdp.report.history import History, read_all
-from jaxdp.report.tables import classes_table, differences, numbers, reached, times
-from jaxdp.training.workdir import CHECKPOINTS
+from jaxdp.config import Mesh
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import NotRegularError, check_local, read_regular
+from jaxdp.report.communication import measure_communication
+from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
+from jaxdp.report.run_history import History, read_all
+from jaxdp.report.tables import classes_table, differences_table, numbers_table, summary_lines, time_table
+from jaxdp.training.run_dir import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = "report.html"
-MARK = '<meta name="generator" content="jaxdp report">'
+GENERATOR = '<meta name="generator" content="jaxdp report">'
 FILES = '<meta name="files" content="{}">'
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
@@ -34,183 +40,198 @@ td { text-align: right; font-variant-numeric: tabular-nums }
 """
 
 
+PathLike = str | os.PathLike
+
+
 def write(
-    workdirs,
-    output=None,
+    workdirs: Sequence[PathLike],
+    output: PathLike | None = None,
+    *,
     evaluate: bool = True,
     checkpoint: str = "newest",
-    datasets=None,
+    datasets: tuple | None = None,
     communication: bool = False,
-    say=lambda text: None,
+    info: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write the page report.html and its pictures about one run or several; returns the page's path.
+    """Write report.html with its figures and CSV files for one or more runs; returns the path of the page.
 
-    output: their directory; None: WORKDIR/report for one run, `report` in the current directory for several. evaluate: count
-    the held-out images by class, with the checkpoint that `checkpoint` names (newest, best, or its samples), on the
-    accelerators of this machine or one CPU device. datasets: as for `jaxdp.train`. communication: first measure how much of the
-    steps' time is exposed communication, on devices like those of the runs, which must be free; it is kept in
-    WORKDIR/communication.json for later reports; say is told of it. An earlier report there is replaced.
+    output: directory of the page; None: WORKDIR/report for one run, ./report for several. evaluate: evaluate the held-out
+    images by class, on the accelerators of this machine or on one CPU device. checkpoint: the checkpoint for it: newest, best,
+    or its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure
+    exposed communication on devices like those of the runs, which must be idle, and keep it in WORKDIR/communication.json.
+    info: receives progress lines. Replaces an earlier report in the directory.
 
-    Raises ConfigError for a directory without a run, or files in the way that no report has written.
+    Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
+    from jaxdp.report import plots
+
     workdirs = list(workdirs)
     if not workdirs:
-        raise ConfigError("workdir: () is not allowed; give at least one run's directory")
-    if len({Path(workdir).resolve() for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("workdir: a run is given twice, which is not allowed; give each once")
+        raise ConfigError("workdir", reason="missing", hint="give the directory of at least one run")
+    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("workdir", reason="a run is given twice", hint="give every run once")
     if output == "":
-        raise ConfigError("--output: '' is not allowed; give a directory")
-    check_number(workdirs)
+        raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
+    check_local(output, "--output")
+    plots.check_number(workdirs)
     runs = read_all(workdirs)
     default = Path(workdirs[0]) / "report" if len(workdirs) == 1 else Path("report")
     folder = default if output is None else Path(output)
-    _made(folder)
-    before = _own_files(folder)
+    _make_directory(folder)
+    old_files = _files_of_earlier_report(folder)
     if communication:
-        for run in sorted(runs, key=lambda run: -run.told.get("devices", 0)):  # a CPU is divided once, for the most devices
-            measure(run, say=say)
+        # Most devices first: the number of virtual CPU devices is fixed when JAX starts.
+        for run in sorted(runs, key=lambda run: -run.result.get("devices", 0)):
+            measure_communication(run, info=info)
     if evaluate:
         _check_checkpoint(runs, checkpoint)
-    found = [_classes(run, evaluate, checkpoint, datasets) for run in runs]
+    confusions = [_evaluate(run, checkpoint, datasets) if evaluate else "skipped: --no-evaluate" for run in runs]
     if evaluate:
-        for run, one in zip(runs, found, strict=True):
-            if isinstance(one, str):
-                say(f"{run.label}: accuracy by class and confusion matrix {one}")
-    files = _pictures(runs, found)
-    for number, one in enumerate(found, 1):
-        if isinstance(one, Classes):
-            files |= {f"classes-{number}.csv": classes_csv(one), f"confusions-{number}.csv": confusions_csv(one)}
-    files = {PAGE: _page(runs, found, files).encode()} | files  # first, as it lists those that are ours
+        for run, confusion in zip(runs, confusions, strict=True):
+            if isinstance(confusion, str):
+                info(f"{run.label}: accuracy by class {confusion}")
+    files = _figures(runs, confusions)
+    for number, confusion in enumerate(confusions, 1):
+        if isinstance(confusion, Confusion):
+            files[f"classes-{number}.csv"] = classes_csv(confusion)
+            files[f"confusions-{number}.csv"] = confusions_csv(confusion)
+    files = {PAGE: _page(runs, confusions, files).encode()} | files  # first: it lists the files of the report
     for name in files:
-        if name not in before and (folder / name).exists():
-            raise _in_the_way(folder, name)
-    _replaced(folder, files)
-    for name in before - files.keys():
+        if name not in old_files and (folder / name).exists():
+            raise _foreign_file(folder, name)
+    _replace_files(folder, files)
+    for name in old_files - files.keys():
         (folder / name).unlink(missing_ok=True)
     return folder / PAGE
 
 
-def _replaced(folder: Path, files: dict[str, bytes]) -> None:
-    """Write all files, then put them into the folder. Raises OSError, the folder being as it was, where there is no space."""
-    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as written:
-        try:
-            for name, data in files.items():
-                (Path(written) / name).write_bytes(data)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(folder)) from None
-        for name in files:
-            (Path(written) / name).replace(folder / name)
-
-
-def _pictures(runs: list[History], found: list) -> dict[str, bytes]:
-    """The PNGs by name. Names of runs and classes are text: what stands between dollars is no formula."""
-    import matplotlib
-
-    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box stands for it; the tables have it
-        figures = {"curves.png": curves(runs), "settings.png": settings(runs), "time.png": time_parts(runs)}
-        for number, one in enumerate(found, 1):
-            if isinstance(one, Classes):
-                figures[f"classes-{number}.png"] = by_class(one)
-        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
-
-
-def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
-    """Raise ConfigError for the name of a checkpoint that no run can have, or that none of these has."""
-    folders = [run.path / CHECKPOINTS for run in runs]
-    if checkpoint not in ("newest", "best") and not any((folder / checkpoint).is_dir() for folder in folders if checkpoint):
-        raise ConfigError(f"--checkpoint: {checkpoint!r} is not allowed; give newest, best, or the samples of one")
-
-
-def _made(folder: Path) -> None:
+def _make_directory(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is a file" if folder.exists() else error.strerror
-        raise ConfigError(f"--output: {str(folder)!r} is not allowed; {reason}; give another directory") from None
+        reason = "is a file" if folder.exists() else os.strerror(error.errno or 0)
+        raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
 
 
-def _own_files(folder: Path) -> set[str]:
-    """The files there that an earlier report has written. Raises ConfigError for a page that is none of ours."""
+def _files_of_earlier_report(folder: Path) -> set[str]:
+    """The files in the directory that an earlier report has written. Raises ConfigError for a foreign report.html."""
     if not (folder / PAGE).exists():
         return set()
-    text = (folder / PAGE).read_text(errors="replace")[:2000]
-    if MARK not in text:
-        raise _in_the_way(folder, PAGE)
-    listed = re.search(FILES.format(r"([a-z0-9. -]*)"), text)
-    return {PAGE, *(listed[1].split() if listed else ())}
+    try:
+        text = read_regular(folder / PAGE)[:2000].decode(errors="replace")
+    except NotRegularError:
+        raise _foreign_file(folder, PAGE) from None
+    if GENERATOR not in text:
+        raise _foreign_file(folder, PAGE)
+    names = re.search(FILES.format(r"([a-z0-9. -]*)"), text)
+    return {PAGE, *(names[1].split() if names else ())}
 
 
-def _in_the_way(folder: Path, name: str) -> ConfigError:
-    return ConfigError(
-        f"--output: {str(folder)!r} is not allowed; it holds a {name} that no report has written; give another directory"
-    )
+def _foreign_file(folder: Path, name: str) -> ConfigError:
+    reason = f"contains a {name} that no report has written"
+    return ConfigError("--output", str(folder), reason=reason, hint="give another directory")
 
 
-def _classes(run: History, evaluate: bool, checkpoint: str, datasets):
-    """The run's classes, or in words why they are missing."""
-    if not evaluate:
-        return "left out: --no-evaluate"
-    if run.state == "running":
-        return "left out: the run is going on, and its devices are in use; make the report again when it is done"
+def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
+    """Raise ConfigError if no run has a checkpoint of this name."""
+    folders = [run.path / CHECKPOINTS for run in runs]
+    if checkpoint not in ("newest", "best") and not any((folder / checkpoint).is_dir() for folder in folders if checkpoint):
+        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint="give newest, best, or its number of samples")
+
+
+def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusion | str:
+    """The run's confusion matrix, or why it is missing."""
+    if run.status == "running":
+        return "skipped: the run is still training and uses its devices; write the report again when it has finished"
     if run.config.data.source == "given" and datasets is None:
-        return "missing: the run's images were handed over from Python; give them to jaxdp.report.write as datasets"
-    from jaxdp.training.restored import confusion
+        return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"
+    from jaxdp.inference.evaluate import confusion_matrix
 
     try:
-        given = datasets if run.config.data.source == "given" else None
         config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
-        told, counts, names = confusion(config, run.path, checkpoint, given)
+        given = datasets if run.config.data.source == "given" else None
+        metrics, counts, names = confusion_matrix(config, run.path, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"
-    words = f"{told['checkpoint']}, epoch {told['epoch']:.2f}: {100 * told['eval_accuracy']:.2f} % of "
-    return Classes(counts, names, words + f"{told['eval_examples']} held-out images")
+    caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "
+    return Confusion(counts, names, caption + f"{metrics['eval_examples']} held-out images")
 
 
-def _png(figure) -> bytes:
+def _figures(runs: list[History], confusions: list[Confusion | str]) -> dict[str, bytes]:
+    """The PNG files by name."""
+    import matplotlib
+
+    from jaxdp.report import plots
+
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
+        figures = {
+            "curves.png": plots.curves_figure(runs),
+            "settings.png": plots.settings_figure(runs),
+            "time.png": plots.time_figure(runs),
+        }
+        for number, confusion in enumerate(confusions, 1):
+            if isinstance(confusion, Confusion):
+                figures[f"classes-{number}.png"] = plots.confusion_figure(confusion)
+        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+
+
+def _png(figure: "Figure") -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120)
     return data.getvalue()
 
 
-def _page(runs: list[History], found: list, files: dict[str, bytes]) -> str:
-    def picture(name: str, alt: str) -> str:
+def _replace_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write all files to a temporary directory, then move them. Raises OSError before any is moved if the disk is full."""
+    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as temporary:
+        try:
+            for name, data in files.items():
+                (Path(temporary) / name).write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
+        for name in files:
+            (Path(temporary) / name).replace(folder / name)
+
+
+def _page(runs: list[History], confusions: list[Confusion | str], files: dict[str, bytes]) -> str:
+    def image(name: str, alt: str) -> str:
         if name not in files:
             return ""
         data = base64.b64encode(files[name]).decode()
         return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
 
-    title = ", ".join(run.label for run in runs) if len(runs) <= 3 else f"{len(runs)} runs, {runs[0].label} the first"
+    title = ", ".join(run.label for run in runs) if len(runs) <= 3 else f"{runs[0].label} and {len(runs) - 1} more runs"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in reached(runs)),
+        *(f"<p>{escape(line)}</p>" for line in summary_lines(runs)),
         "<h2>Loss and accuracy</h2>",
-        picture("curves.png", "Loss and accuracy against epochs and against time"),
+        image("curves.png", "Loss and accuracy against epochs and against time"),
         "<h2>Learning rate, momentum, batch size and speed</h2>",
-        picture("settings.png", "Learning rate, momentum, global batch and images a second against epochs"),
-        "<h2>Where the time went</h2>",
-        picture("time.png", "Shares of the wall time"),
-        times(runs),
+        image("settings.png", "Learning rate, momentum, global batch and images per second against epochs"),
+        "<h2>Wall time</h2>",
+        image("time.png", "Shares of the wall time"),
+        time_table(runs),
         "<h2>Classes</h2>",
     ]
-    for number, (run, one) in enumerate(zip(runs, found, strict=True), 1):
+    for number, (run, confusion) in enumerate(zip(runs, confusions, strict=True), 1):
         if len(runs) > 1:
             parts.append(f"<h3>{escape(run.label)}</h3>")
-        if isinstance(one, str):
-            parts.append(f"<p>Accuracy by class and confusion matrix: {escape(one)}.</p>")
+        if isinstance(confusion, str):
+            parts.append(f"<p>Accuracy by class and confusion matrix {escape(confusion)}.</p>")
             continue
-        parts.append(f"<p>{escape(one.checkpoint)}.</p>")
-        parts.append(picture(f"classes-{number}.png", f"Accuracy by class and mistakes of {run.label}"))
-        parts.append(classes_table(one))
+        parts.append(f"<p>{escape(confusion.caption)}.</p>")
+        parts.append(image(f"classes-{number}.png", f"Accuracy by class and confusion matrix of {run.label}"))
+        parts.append(classes_table(confusion))
         parts.append(
-            f'<p class="quiet">All classes, and all mistakes with their numbers of images, are in classes-{number}.csv and '
-            f"confusions-{number}.csv beside this page.</p>"
+            f'<p class="quiet">Next to this page, classes-{number}.csv lists all classes, and confusions-{number}.csv all '
+            "pairs of label and prediction with their numbers of images.</p>"
         )
     if len(runs) > 1:
-        parts += ["<h2>What differs</h2>", differences(runs)]
-    parts += ["<h2>All numbers</h2>", numbers(runs)]
-    parts.append(f'<p class="quiet">Made by jaxdp report at {time.strftime("%Y-%m-%d %H:%M:%S")}.</p>')
-    head = f'<meta charset="utf-8">{MARK}{FILES.format(" ".join(files))}'
+        parts += ["<h2>Differences between the configurations</h2>", differences_table(runs)]
+    parts += ["<h2>All numbers</h2>", numbers_table(runs)]
+    parts.append(f'<p class="quiet">Written by jaxdp report on {time.strftime("%Y-%m-%d at %H:%M:%S")}.</p>')
+    head = f'<meta charset="utf-8">{GENERATOR}{FILES.format(" ".join(files))}'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
     body = "\n".join(filter(None, parts))

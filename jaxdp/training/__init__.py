@@ -1,0 +1,1 @@
+"""The training run: step, evaluation, programs, and the trainer that connects them."""

@@ -1,4 +1,6 @@
-"""The gradient of a run's first step, to be compared: strategies with one another, a mesh with a single device."""
+"""The gradient of a run's first step, to compare strategies with one another or a mesh with a single device."""
+
+from typing import Any
 
 import jax
 import numpy as np
@@ -6,36 +8,42 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Config
-from jaxdp.data.feed import put
-from jaxdp.data.order import sample_ids
+from jaxdp.data.prefetch import to_global, train_batch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.training.prepared import Prepared
-from jaxdp.training.programs import mesh_of
+from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import create_state
-from jaxdp.training.step import gradient_and_report
+from jaxdp.training.step import Batch, compute_gradients
+from jaxdp.training.step_compiler import mesh_of
 from jaxdp.validation import validate
 
 
-def first_gradient(config: Config):
-    """The gradient of the first step of `config`, as its devices combine it: NumPy arrays in the tree of the parameters.
+def first_gradient(config: Config) -> dict[str, Any]:
+    """The mean gradient over all devices in the first step of `config`: NumPy arrays in the tree of the parameters.
 
-    Nothing is trained and nothing is written. Raises ConfigError where the run could not be begun.
+    Nothing is trained or written. Raises ConfigError if the run cannot start.
     """
     config = validate(config)
-    prepared = Prepared.of(config)
-    phase, data = prepared.plan.phases[0], prepared.datasets
-    mesh, model = mesh_of(phase, prepared.devices), models.create(config.model)
+    setup = RunSetup.create(config)
+    phase, datasets = setup.plan.phases[0], setup.datasets
+    mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
     state = create_state(config, model, mesh)
-    positions = np.arange(phase.global_batch)
-    images, labels = data.train.batch(sample_ids(config.seed, positions, len(data.train)), positions)
-    batch = {"images": images, "labels": labels, "positions": positions.astype(np.uint32)}
+    host_batch: dict[str, np.ndarray] = train_batch(
+        datasets.train, seed=config.seed, first_sample=0, global_batch=phase.global_batch
+    )
 
-    def gradient(params, batch_stats, batch):
-        pixels = (data.mean, data.std)
-        return gradient_and_report(config, model, pixels, phase.accumulation, params, batch_stats, batch)[0]
+    def gradient(params: dict, batch_stats: dict, batch: Batch) -> dict:
+        return compute_gradients(
+            config,
+            model,
+            params,
+            batch_stats=batch_stats,
+            batch=batch,
+            pixel_stats=(datasets.mean, datasets.std),
+            accumulation=phase.accumulation,
+        )[0]
 
-    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = allreduce.proves_replication(config.reduce.strategy)
-    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
-    return jax.device_get(jax.jit(mapped)(state.params, state.batch_stats, put(batch, mesh)))
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
+    in_specs, check_vma = (replicated, replicated, sharded), allreduce.proves_replication(config.reduce.strategy)
+    mapped = jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma)
+    return jax.device_get(jax.jit(mapped)(state.params, state.batch_stats, to_global(host_batch, mesh)))

@@ -1,54 +1,35 @@
-"""What a run knows of itself while it goes on, and what it gave in the end."""
+"""The result of a finished run: its fields, result.json and the summary on the screen."""
 
 import dataclasses
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__
-from jaxdp.config import ConfigError
-from jaxdp.parallel.stragglers import in_words
-from jaxdp.training.console import clock
-
-
-@dataclass
-class Progress:
-    """Where a run stands beside its state, saved with every checkpoint. Seconds add up over all sessions of the run.
-
-    evaluated: the last evaluation's record. evaluation_due: one fell due at these samples and is not done. pinned: samples of
-    checkpoints that are kept for good. told_exploded: it was said that the loss has exploded. sessions: how often the run was
-    started.
-    """
-
-    samples: int = 0
-    steps: int = 0
-    wall_seconds: float = 0.0
-    training_seconds: float = 0.0
-    evaluation_seconds: float = 0.0
-    input_seconds: float = 0.0
-    saving_seconds: float = 0.0
-    compilation_seconds: float = 0.0
-    first_step_seconds: float | None = None
-    evaluated: dict | None = None
-    evaluation_due: bool = False
-    skipped_steps: int = 0
-    bad_images: dict = dataclasses.field(default_factory=dict)
-    pinned: list = dataclasses.field(default_factory=list)
-    told_exploded: bool = False
-    sessions: int = 1
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.stragglers import describe
+from jaxdp.errors import ConfigError
+from jaxdp.loggers.console import Quiet, Screen, format_duration
+from jaxdp.training.run_dir import RESULT
+from jaxdp.training.run_setup import RunSetup
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run gave. accuracy and top5 are shares in [0, 1]; seconds are wall-clock, over all sessions of the run.
+    """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
-    images_per_second leaves out compilation, evaluation and saving; seconds_to_first_step counts from the start of the command;
-    compilation_seconds are those in which the run waited for a program, most being compiled while it trains.
-    Work that was lost when a session was cut off and done again is counted once. Of the last session's steps: waiting_share of
-    their time the devices waited for a process that was not ready, and slowest are those that they waited for most.
+    accuracy, top5: shares in [0, 1]. loss: mean held-out cross entropy. images_per_second: of training alone, without
+    compilation, evaluation, audits and saving. seconds_to_first_step: from the start of the command. compilation_seconds: time
+    that the run waited for a program; most programs are compiled while it trains. Work that an interrupted session lost and a
+    later one repeated counts once. waiting_share: share of the last session's step time in which devices waited for a process
+    that was not ready. slowest: the processes waited for most. refused_connections: connections to rank 0's control port that
+    did not prove the run's secret. save_error: why the last state could not be saved; None if it was.
     """
 
     accuracy: float
@@ -66,80 +47,106 @@ class TrainResult:
     devices: int
     device_kind: str
     mesh: tuple[int, int]
-    versions: dict
+    versions: dict[str, str]
     workdir: str
     skipped_steps: int = 0
     strategy: str = ""
     input_seconds: float = 0.0
     saving_seconds: float = 0.0
     compilation_seconds: float = 0.0
+    audit_seconds: float = 0.0
+    audits: int = 0
     sessions: int = 1
-    bad_images: dict = dataclasses.field(default_factory=dict)
+    bad_images: dict[str, str] = dataclasses.field(default_factory=dict)
     processes: int = 1
     hosts: int = 1
     waiting_share: float = 0.0
-    slowest: list = dataclasses.field(default_factory=list)
+    slowest: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    refused_connections: int = 0
+    save_error: str | None = None
 
     @classmethod
-    def of(cls, progress: Progress, plan, **more) -> "TrainResult":
-        """Of a run that has come to the end of its plan; more: the fields that neither of them tells."""
-        phase, last = plan.phases[-1], progress.evaluated
-        both = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
+    def collect(
+        cls,
+        progress: Progress,
+        setup: RunSetup,
+        *,
+        workdir: Path,
+        strategies: Sequence[str],
+        group: ProcessGroup,
+        save_error: str | None,
+    ) -> "TrainResult":
+        """The result of a run at the end of its plan. All processes call this. strategies: of every phase."""
+        by_process = group.all_gather_object("bad images", progress.bad_images)
+        bad_images = {name: reason for images in by_process for name, reason in images.items()}
+        progress = dataclasses.replace(progress, bad_images=bad_images)
+        assert progress.last_evaluation is not None  # `collect` is called after the last evaluation
+        assert progress.first_step_seconds is not None
+        report, evaluation, phase = group.straggler_report(whole_run=True), progress.last_evaluation, setup.plan.phases[-1]
+        shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
         return cls(
-            accuracy=last["eval_accuracy"],
-            top5=last["eval_top5"],
-            loss=last["eval_loss"],
-            eval_examples=last["eval_examples"],
-            epochs=progress.samples / plan.examples,
+            accuracy=evaluation["eval_accuracy"],
+            top5=evaluation["eval_top5"],
+            loss=evaluation["eval_loss"],
+            eval_examples=evaluation["eval_examples"],
+            epochs=progress.samples / setup.plan.examples,
             seconds_to_first_step=progress.first_step_seconds,
             images_per_second=progress.samples / progress.training_seconds,
             devices=phase.devices,
-            mesh=(phase.vertical, phase.horizontal),
+            device_kind=setup.devices[0].device_kind,
+            mesh=phase.shape,
             versions=versions(),
-            **{name: getattr(progress, name) for name in both},
-            **more,
+            workdir=str(workdir),
+            strategy=", ".join(dict.fromkeys(strategies)),
+            processes=group.num_processes,
+            hosts=len(set(group.host_numbers)),
+            waiting_share=report.get("waiting_share", 0.0),
+            slowest=report.get("slowest", []),
+            refused_connections=group.refused_connections,
+            save_error=save_error,
+            **{name: getattr(progress, name) for name in shared},
         )
 
 
 def versions() -> dict[str, str]:
-    """Of everything that a run's numbers depend on."""
+    """Versions of Python and of the packages that a run's numbers depend on."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    own = {"jaxdp": __version__, "python": platform.python_version()}
-    return own | {name: version(name) for name in packages}
+    return {"jaxdp": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def read_result(path: Path, text: str) -> TrainResult:
-    """The result that a finished run left in `path`. Raises ConfigError where it is damaged."""
+    """The result of the finished run in `path`, from the text of its result.json. Raises ConfigError if it is damaged."""
     try:
         return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
     except ValidationError:
         raise ConfigError(
-            f"--workdir: {str(path)!r} is not allowed; its result.json is damaged; "
-            "delete that file to go on from the last checkpoint, or give another directory"
+            "--workdir",
+            str(path),
+            reason=f"its {RESULT} is damaged",
+            hint="delete that file to resume from the last checkpoint, or use another directory",
         ) from None
 
 
-def show_result(screen, result: TrainResult) -> None:
-    skipped = f", {result.skipped_steps} of them skipped for a gradient that was not finite" if result.skipped_steps else ""
-    screen.say(
+def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
+    """Show the summary of a finished run."""
+    skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
+    screen.info(
         f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, {result.eval_examples} held-out "
         f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
     )
     sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
-    screen.say(
-        f"time {clock(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
+    screen.info(
+        f"time {format_duration(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
     if result.slowest:
-        screen.say(in_words({"waiting_share": result.waiting_share, "slowest": result.slowest}))
+        screen.info(describe({"waiting_share": result.waiting_share, "slowest": result.slowest}))
     if result.bad_images:
-        first = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
-        screen.say(f"{len(result.bad_images)} images could not be used and were skipped, all listed in result.json: {first}")
-    files = [
-        name
-        for name in ("result.json", "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
-        if (Path(result.workdir) / name).exists()
-    ]
-    screen.say(f"results in {result.workdir}: {', '.join(files)}")
+        examples = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
+        screen.info(f"{len(result.bad_images)} unusable images were skipped (all are listed in {RESULT}): {examples}")
+    workdir = Path(result.workdir)
+    names = (RESULT, "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
+    files = [name for name in names if (workdir / name).exists()]
+    screen.info(f"results in {workdir}: {', '.join(files)}")
     if "training.png" in files:
-        screen.picture(Path(result.workdir) / "training.png")
+        screen.image(workdir / "training.png")

@@ -1,185 +1,257 @@
-"""One session of a run: everything is checked, the directory claimed, and the loop set going from where the run stands."""
+"""`jaxdp.train`: joins the processes, checks the configuration, data and directory of a run, and trains it."""
 
 import dataclasses
+import os
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, NoReturn
 
 import jax
 
-from jaxdp.config import Config, ConfigError
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, first_line
-from jaxdp.parallel import distributed
-from jaxdp.parallel.cluster import alone_in_a_larger_job
-from jaxdp.planning import summary_table
-from jaxdp.training import agreement, finetuning, seal
-from jaxdp.training import workdir as directories
-from jaxdp.training.console import Quiet, Screen
-from jaxdp.training.guard import TrainingError
-from jaxdp.training.loop import Run
-from jaxdp.training.metrics import guarded
-from jaxdp.training.notebook import screen_here
-from jaxdp.training.prepared import Prepared
+from jaxdp.checkpoint.listing import latest_valid, read_manifests
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
+from jaxdp.config import Config
+from jaxdp.distributed import runtime, watchdog
+from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopRequested
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
+from jaxdp.files import check_local
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.notebook import default_screen
+from jaxdp.loggers.writers import Writer, wrap_writers
+from jaxdp.plan_summary import summary_table
+from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
-from jaxdp.training.stop import Signals, StopAsked, Stopped, StoppedAtOnce
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.trainer import Trainer
 from jaxdp.validation import changes, from_dict, validate
 
 
 def train(
     config: Config,
-    workdir=None,
-    resume="auto",
-    screen: Screen | Quiet | bool | None = None,
-    started=None,
-    datasets=None,
-    accept_changes=False,
-    signals: Signals | None = None,
+    workdir: str | Path | None = None,
+    *,
+    resume: str | Path = "auto",
+    accept_changes: bool = False,
+    datasets: tuple[Any, Any] | None = None,
+    writers: Writer | Sequence[Writer] = (),
+    screen: Screen | Quiet | Literal[False] | None = None,
     cluster: str = "auto",
-    writers=(),
+    started: float | None = None,
+    signals: SignalHandler | None = None,
 ) -> TrainResult:
-    """Train as `config` says, into `workdir` (default runs/NAME), going on from its newest sound checkpoint if it has one.
+    """Train `config` in `workdir` and return the result; resume from the newest valid checkpoint if the directory has one.
 
-    A finished run there is returned as it is, where its data are these. resume: "auto"; "never" for a new directory beside one
-    that holds a run; or the path of another run's directory or checkpoint to go on from. accept_changes: of a config that is
-    not the run's own. screen: where the run is shown; None: inline in a notebook, nowhere in a program; False: nowhere.
-    started: `time.monotonic()` at the start of the command, for the times reported. datasets: (training, evaluation), objects
-    with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label), in place of the config's source. signals:
-    entered already, where the command line has done so. cluster: whose variables tell of the other processes of the run: auto,
-    none, or a launcher's name (see `jaxdp.parallel.cluster`). writers: objects with `write(record)` and `close()` that get
-    every record, on the first process (see docs/watching.md); one that raises is warned of and left alone, and the run goes on.
+    A finished run in the directory is not repeated: its result is returned.
 
-    Messages name the command line's flags, which are arguments here: `--resume never` is resume="never", `--workdir DIR`
-    workdir="DIR", `--accept-changes` accept_changes=True, and others are fields of the config.
+    config: what to train. workdir: the run directory (default: runs/NAME). resume: "auto"; "never", to start a new run in
+    NAME-2, NAME-3, ... if the directory holds one; or the path of a checkpoint or directory of another run, to continue from in
+    this directory. accept_changes: resume although the configuration or the data differ from those of the checkpoint. datasets:
+    (training, evaluation) in place of the config's source; objects with `__len__` and `__getitem__` -> (uint8 pixels or encoded
+    bytes, label). writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
+    docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
+    notebook, else nowhere); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
+    or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
+    times. signals: a `SignalHandler` that is already entered.
 
-    Raises ConfigError where the run cannot be begun, or does not fit into memory, TrainingError where it cannot go on, and
-    Stopped where it was asked to stop (SIGTERM, SIGINT) and saved. Where another process of the run fails, this one says so and
-    exits.
+    Error messages name flags of the command line; here they are arguments: `--resume never` is resume="never".
+
+    Raises ConfigError if the run cannot start or does not fit into memory, TrainingError if it cannot continue, and Stopped
+    after a stop signal (SIGTERM, SIGINT, SIGUSR1), when the run is saved. If another process of the run fails, this process
+    prints which one and exits.
     """
     started = time.monotonic() if started is None else started
-    screen = screen_here() if screen is None else screen or Quiet()
+    screen = default_screen() if screen is None else screen or Quiet()
     if datasets is not None:
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
-    config, writers = validate(config), guarded(writers)
-    path = Path("runs") / config.name if workdir is None else Path(workdir)
-    if workdir == "":
-        raise ConfigError("--workdir: '' is not allowed; give a directory")
-    with nullcontext(signals) if signals else Signals(leave=partial(_interrupt, screen.again)) as signals:
-        signals.team = team = distributed.join(cluster, config.guard, signals.look_alone)
-        if team.failed:
-            raise TrainingError(
-                "the processes of this run have failed before, and cannot train together any more; start them anew"
-            )
-        team.before_exit, team.look, team.advice = screen.end, signals.look_waiting, f"{screen.again} begins again"
+    config, guarded_writers = validate(config), wrap_writers(writers)
+    check_local(workdir, "--workdir")
+    check_local(resume, "--resume")
+    path = run_dir.resolve_workdir(workdir, config)
+    handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_command))
+    with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
+        group = runtime.join(cluster, guard=config.guard, poll=signals.poll_local, secret_dir=path)
+        if group.failed:
+            raise TrainingError("the processes of this run have failed before; start all of them again")
+        signals.attach(group)
+        watch.attach(group)
+        group.attach(before_exit=screen.end, poll=signals.poll_while_waiting)
+        group.set_resume_hint(f"{screen.resume_command} starts over")
+        session = _Session(
+            config,
+            path,
+            resume=resume,
+            accept_changes=accept_changes,
+            datasets=datasets,
+            writers=guarded_writers,
+            screen=screen if group.is_rank0 else Quiet(),
+            started=started,
+            signals=signals,
+        )
         try:
-            screen = screen if team.first else Quiet()
-            return _train(config, path, resume, screen, started, datasets, accept_changes, signals, writers)
+            return session.run()
         except Stopped:
             raise
-        except StopAsked:
-            told = f"stopped by {signals.asked} before the first step"
-            raise Stopped(f"{told}; {screen.again} goes on from the last checkpoint, if there is one") from None
+        except StopRequested:
+            message = f"stopped by {signals.stop_reason} before the first step"
+            raise Stopped(f"{message}; {screen.resume_command} continues from the last checkpoint, if there is one") from None
         except BaseException as error:
-            broken = isinstance(error, jax.errors.JaxRuntimeError)
-            reason = first_line(error) + (distributed.of_gloo(error) if broken else "")
-            team.fail(reason, EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE, broken)
+            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
+            group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
             raise
         finally:
             screen.end()
 
 
-def _train(config, path: Path, resume, screen, started, datasets, accept_changes, signals: Signals, writers) -> TrainResult:
-    team = signals.team
-    origin = None if resume in ("auto", "never") else _origin(Path(resume), path)
-    kept = team.share("weights", _kept_digest(config, path, resume, origin) if team.first else None)
-    config, weights = signals.run(finetuning.opened, config, kept)
-    agreement.check(team, lambda: agreement.facts(config, resume, accept_changes))
-    if origin is not None:
-        _check_same(origin, config, accept_changes)
-    if resume == "never":
-        path = Path(team.share("directory", str(directories.next_free(path))))
-    found = origin or next(seal.all_sealed(path / directories.CHECKPOINTS), None) if team.first else None
-    begun = team.share("begun", found and found.told.get("per_worker_batch"))
-    prepared = Prepared.of(config, datasets, team, begun, signals.run)
-    agreement.check(team, lambda: prepared.data_facts)
-    with directories.claimed(path) if team.first else nullcontext():
-        finished, remarks = team.share("settled", directories.settle(path, config, accept_changes) if team.first else None)
-        agreement.check_directory(team, path)
-        if finetuning.is_gone(config, weights):
-            remarks.append(finetuning.without_its_file(config))
-        if finished is not None:
-            if found is not None and origin is None:
-                prepared.check_fits(found, accept_changes)
-            result = read_result(path, finished)
-            for remark in [f"{path} holds this run, finished; for a new one: --resume never", *remarks]:
-                screen.say(remark)
-            show_result(screen, result)
-            return result
-        screen.table(summary_table(prepared.plan, distributed.describe(prepared.devices, team), prepared.model_summary))
-        for remark in [*remarks, *_remarks(prepared, team)]:
-            screen.say(remark)
-        result = Run(prepared, path, screen, started, signals, origin, accept_changes, weights, writers).to_the_end()
-        show_result(screen, result)
-        with suppress(StopAsked):  # all is done and saved
-            team.exchange("the others to be done", None)
+def _force_stop(again: str) -> NoReturn:
+    raise ForcedStop(f"stopped immediately by a second signal; {again} continues from the last checkpoint, if there is one")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Session:
+    """One call of `train`, after the processes have joined. The fields are the arguments of `train`."""
+
+    config: Config
+    workdir: Path
+    _: dataclasses.KW_ONLY
+    resume: str | Path
+    accept_changes: bool
+    datasets: tuple[Any, Any] | None
+    writers: Sequence[Writer]
+    screen: Screen | Quiet
+    started: float
+    signals: SignalHandler
+
+    def run(self) -> TrainResult:
+        """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
+        group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
+        group.set_phase("start", activity="reading what the run starts from")
+        origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
+        digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
+        config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
+        consistency.check(group, lambda: consistency.facts(config, self.resume, accept_changes))
+        if origin is not None and not accept_changes:
+            _check_same_config(origin, config)
+        path = self.workdir
+        if self.resume == "never":
+            path = Path(group.broadcast_object("directory", str(run_dir.next_free(path))))
+
+        manifest = origin or next(read_manifests(path / run_dir.CHECKPOINTS), None) if group.is_rank0 else None
+        saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
+        group.set_phase("load", activity="starting JAX and opening the data")
+        setup = RunSetup.create(
+            config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
+        )
+        consistency.check(group, lambda: setup.data_facts)
+
+        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
+            prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
+            result_text, remarks = group.broadcast_object("prepared directory", prepared)
+            consistency.check_shared_directory(group, path)
+            if finetune.is_missing(config, weights):
+                remarks.append(finetune.missing_file_warning(config))
+            if result_text is not None:
+                if manifest is not None and origin is None:
+                    setup.check_fits(manifest, accept_changes)
+                result = read_result(path, result_text)
+                for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
+                    screen.info(remark)
+                return _show_and_check(screen, result)
+            screen.table(summary_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
+            for remark in [*remarks, *_warnings(setup, group)]:
+                screen.info(remark)
+            trainer = Trainer(
+                setup,
+                path,
+                StartPoint(origin, weights, accept_changes),
+                signals=signals,
+                screen=screen,
+                started=self.started,
+                writers=self.writers,
+            )
+            result = trainer.fit()
+            group.set_phase("finish")
+            with suppress(StopRequested):  # everything is saved
+                group.all_gather_object("the end of the run", None)
+            return _show_and_check(screen, result)
+
+    def _saved_digest(self, origin: Manifest | None) -> str | None:
+        """The digest of the weights file that the run to be resumed stored; None for a new run."""
+        if self.config.finetune.weights is None or self.resume == "never":
+            return None
+        try:
+            saved = from_dict(origin.metadata["config"]) if origin else run_dir.run_config(self.workdir)
+        except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
+            return None
+        return finetune.saved_digest(self.config, saved)
+
+
+def _show_and_check(screen: Screen | Quiet, result: TrainResult) -> TrainResult:
+    """Show a finished run. Raises TrainingError if none of its checkpoints could be saved, so that its weights are lost."""
+    show_result(screen, result)
+    if result.save_error is None:
         return result
-
-
-def _remarks(prepared: Prepared, team) -> list[str]:
-    """What people should know before a run."""
-    remarks = [*prepared.datasets.remarks]
-    if remark := alone_in_a_larger_job():
-        remarks.append(remark)
-    asked = prepared.config.mesh
-    uneven = distributed.hosts_with_equally_many(team) < len(set(team.host_numbers))
-    if uneven and not (asked.vertical or asked.horizontal):
-        remarks.append(
-            "the hosts do not have equally many processes: rows of the mesh are no hosts, and horizontal rings cross them; "
-            "start equally many on each, or give mesh.vertical and mesh.horizontal"
+    latest = latest_valid(Path(result.workdir) / run_dir.CHECKPOINTS)
+    if latest is None:
+        raise TrainingError(
+            f"no checkpoint could be saved ({result.save_error}), so the trained weights are lost; make {result.workdir} "
+            "writable with enough space, and train again with --resume never"
         )
-    if not prepared.as_begun:
-        remarks.append(
-            "these devices cannot keep the per-worker batch with which the run was begun: batch normalisation's groups are "
-            "others from here on; the order of the data, the learning rate and the batches are the same"
+    screen.info(f"the last checkpoint could not be saved ({result.save_error}); the newest is {latest.path}")
+    return result
+
+
+def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
+    """Warnings to show before a run."""
+    warnings = [*setup.datasets.warnings]
+    warnings += [warning for warning in (unused_tasks_warning(), core_binding_warning()) if warning]
+    mesh = setup.config.mesh
+    is_uneven = runtime.uniform_host_count(group) < len(set(group.host_numbers))
+    if is_uneven and not (mesh.vertical or mesh.horizontal):
+        warnings.append(
+            "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
+            "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
-    return remarks
+    if not setup.keeps_per_worker_batch:
+        warnings.append(
+            "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "
+            "change; the order of the data, the learning rate and the global batches stay the same"
+        )
+    return warnings
 
 
-def _interrupt(again: str):
-    raise StoppedAtOnce(f"stopped at once by a second signal; {again} goes on from the last checkpoint, if there is one")
-
-
-def _kept_digest(config: Config, path: Path, resume, origin: seal.Sealed | None) -> str | None:
-    """What the run to go on with keeps of the weights from which it was begun; None for a new one."""
-    if config.finetune.weights is None or resume == "never":
-        return None
-    try:
-        return finetuning.kept_digest(config, from_dict(origin.told["config"]) if origin else directories.run_config(path))
-    except ConfigError:  # there is no run, or `settle` says what is wrong with it
-        return None
-
-
-def _origin(given: Path, workdir: Path) -> seal.Sealed:
-    """The checkpoint that --resume PATH names: PATH itself, or the newest sound one in PATH/checkpoints."""
-    refused = f"--resume: {str(given)!r} is not allowed"
-    if given.resolve() == workdir.resolve() or workdir.resolve() in given.resolve().parents:
-        raise ConfigError(f"{refused}; it belongs to this run's own directory; give a new --workdir to go on from it")
-    try:
-        found = seal.read(given) if (given / seal.SEAL).exists() else None
-    except seal.Damaged as error:
-        raise ConfigError(f"{refused}; {error}; give another checkpoint") from None
-    found = found or seal.newest_good(given / directories.CHECKPOINTS)
-    if found is None:
+def _read_origin(path: Path, workdir: Path) -> Manifest:
+    """The checkpoint that --resume PATH names: PATH itself, or the newest valid one in PATH/checkpoints."""
+    real_path, real_workdir = Path(os.path.realpath(path)), Path(os.path.realpath(workdir))
+    if real_path == real_workdir or real_workdir in real_path.parents:
         raise ConfigError(
-            f"{refused}; it holds no sound checkpoint; give auto, never, a run's directory or one of its checkpoints"
+            "--resume",
+            str(path),
+            reason="it belongs to the directory of this run",
+            hint="use a new --workdir to continue from it",
         )
-    return found
+    try:
+        manifest = read_manifest(path) if (path / MANIFEST).exists() else None
+    except CorruptCheckpoint as error:
+        raise ConfigError("--resume", str(path), reason=str(error), hint="use another checkpoint") from None
+    manifest = manifest or latest_valid(path / run_dir.CHECKPOINTS)
+    if manifest is None:
+        hint = "use auto, never, the directory of a run or one of its checkpoints"
+        raise ConfigError("--resume", str(path), reason="it holds no valid checkpoint", hint=hint)
+    return manifest
 
 
-def _check_same(origin: seal.Sealed, config: Config, accept_changes: bool) -> None:
-    """Raise ConfigError where a checkpoint is of a different run, unless that is accepted."""
-    if (difference := changes(from_dict(origin.told["config"]), config)) and not accept_changes:
+def _check_same_config(origin: Manifest, config: Config) -> None:
+    """Raise ConfigError if a checkpoint is of a run with another configuration."""
+    if differences := changes(from_dict(origin.metadata["config"]), config):
         raise ConfigError(
-            f"--resume: {str(origin.path)!r} is not allowed; it is of a different run ({'; '.join(difference)}); give "
-            "--accept-changes to go on with them"
+            "--resume",
+            str(origin.path),
+            reason=f"it is of a different run ({'; '.join(differences)})",
+            hint="use --accept-changes to continue with these changes",
         )

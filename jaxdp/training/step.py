@@ -1,132 +1,191 @@
-"""The training step: one `jit(shard_map)` over the mesh, a pure function of (state, batch, hyperparameters)."""
+"""The training step: one `jit(shard_map)` over the mesh, a pure function of (state, batch, hyperparameters).
+
+From the inside out: `local_gradient` differentiates the loss on one device, `compute_gradients` averages over micro-batches and
+devices, `make_train_step` adds the update of the state and compiles the whole.
+"""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, skips_steps
-from jaxdp.data.augment import augment, mix, normalise
+from jaxdp.data.augment import PixelStat, augment, mix, normalize
 from jaxdp.losses import cross_entropy, rank_of_label
+from jaxdp.models import Network
+from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
-from jaxdp.training import loss_scale
-from jaxdp.training.state import TrainState, build_optimizer
+from jaxdp.training.state import TrainState, make_optimizer, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
+Batch = dict[str, jax.Array]
+PixelStats = tuple[PixelStat, PixelStat]  # mean and standard deviation, on the 0-255 scale
 
-def _varying(tree):
-    """The same values, marked as one device's own, so that differentiation adds no reduction of its own."""
+
+def _varying(tree: Any) -> Any:
+    """The same values, marked as different on every device, so that JAX adds no reduction when it differentiates."""
     return lax.pcast(tree, AXES, to="varying")
 
 
-def local_gradient(config: Config, model, pixels, params, batch_stats, scale, batch, overlap: Overlap | None = None):
-    """Gradient of the trained parts and sums of one worker's batch on its own device, not yet combined with any other.
+def local_gradient(
+    config: Config,
+    model: Network,
+    params: dict,
+    *,
+    batch_stats: dict,
+    batch: Batch,
+    pixel_stats: PixelStats,
+    scale: float | jax.Array,
+    overlap: Overlap | None = None,
+) -> tuple[dict, dict]:
+    """Gradient of `scale` times the mean loss over one micro-batch, on one device and before any reduction.
 
-    The gradient is that of `scale` times the loss. params must be varying. overlap: where the gradient of each part is sent as
-    soon as it is known; it then holds them, and the gradient returned is empty. Returns (gradient, {"moments", "loss",
-    "correct"}), loss and share of right answers being means.
+    params: varying over the mesh. overlap: receives the gradient of every segment as soon as it is computed; the gradient
+    returned is then empty. Returns (gradient of the trainable parameters, aux); aux: {"loss" and "accuracy", means over the
+    micro-batch, "moments" for the running statistics}.
     """
     labels, smoothing = batch["labels"], config.optimizer.label_smoothing
     with jax.named_scope("augmentation"):
-        x, share = normalise(augment(config, batch["images"], batch["positions"]), *pixels), None
+        x, share = normalize(augment(config, batch["images"], batch["positions"]), *pixel_stats), None
         if config.data.mix != "none":
             x, partner, share = mix(config, x, batch["positions"])
 
-    def loss_of(logits):
+    def mean_loss(logits: jax.Array) -> jax.Array:
         loss = cross_entropy(logits, labels, smoothing)
         if share is not None:
             loss = share * loss + (1 - share) * cross_entropy(logits, labels[partner], smoothing)
         return loss.mean()
 
-    pulls, moments = [], {}
-    frozen, trained = model.divided(config.finetune.frozen_stages)
+    vjp_fns: list[Callable] = []
+    moments: dict[str, Any] = {}
+    frozen, trainable = model.split_frozen(config.finetune.frozen_stages)
     with jax.named_scope("forward"):
-        for part in frozen:
-            x, _ = model.apply_part(part, {name: params[name] for name in part}, batch_stats, x, train=False)
-        for place, part in enumerate(trained):
-            own, ends = {name: params[name] for name in part}, bool(frozen) and place == 0
+        for segment in frozen:
+            x, _ = model.apply_segment(_select(params, segment), batch_stats, x, segment=segment, train=False)
+        for index, segment in enumerate(trainable):
+            stop_gradient = bool(frozen) and index == 0  # nothing before this segment is trained
 
-            def run(own, x, part=part, ends=ends):
-                return model.apply_part(part, own, batch_stats, lax.stop_gradient(x) if ends else x)
+            def forward(
+                segment_params: dict, x: jax.Array, *, segment: tuple[str, ...] = segment, stop_gradient: bool = stop_gradient
+            ) -> tuple[jax.Array, dict]:
+                x = lax.stop_gradient(x) if stop_gradient else x
+                return model.apply_segment(segment_params, batch_stats, x, segment=segment)
 
-            x, pull, found = jax.vjp(run, own, x, has_aux=True)
-            pulls.append(pull)
-            moments |= found
-        loss, pull = jax.vjp(loss_of, x)
-        correct = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
+            x, vjp_fn, segment_moments = jax.vjp(forward, _select(params, segment), x, has_aux=True)
+            vjp_fns.append(vjp_fn)
+            moments |= segment_moments
+        loss, loss_vjp_fn = jax.vjp(mean_loss, x)
+        accuracy = (rank_of_label(x, labels) == 0).mean(dtype=jnp.float32)
     with jax.named_scope("backward"):
-        (cotangent,) = pull(jnp.ones_like(loss) * scale)
-    gradient = {}
-    for pull in reversed(pulls):
+        (cotangent,) = loss_vjp_fn(jnp.ones_like(loss) * scale)
+    gradient: dict[str, Any] = {}
+    for vjp_fn in reversed(vjp_fns):
         with jax.named_scope("backward"):
-            own, cotangent = pull(cotangent)
+            segment_gradient, cotangent = vjp_fn(cotangent)
         if overlap:
-            cotangent = overlap.passed(cotangent, own)
+            cotangent = overlap.enqueue(cotangent, segment_gradient)
         else:
-            gradient |= own
-    return gradient, {"moments": moments, "loss": loss, "correct": correct}
+            gradient |= segment_gradient
+    return gradient, {"moments": moments, "loss": loss, "accuracy": accuracy}
 
 
-def accumulated(gradient_of, batch, count: int):
-    """The mean over `count` micro-batches of what `gradient_of` returns for each, added up by `lax.scan`."""
+def _select(params: dict, segment: Sequence[str]) -> dict:
+    return {name: params[name] for name in segment}
+
+
+def accumulate_gradients(gradient_of: Callable[[Batch], Any], batch: Batch, count: int) -> Any:
+    """Mean over `count` equal micro-batches of what `gradient_of` returns for each, summed by `lax.scan`."""
     if count == 1:
         return gradient_of(batch)
-    micro = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-    first = jax.tree.map(lambda x: x[0], micro)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient_of, first))
+    micro_batches = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+    shapes = jax.eval_shape(gradient_of, jax.tree.map(lambda x: x[0], micro_batches))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def add(total, part):
-        return jax.tree.map(jnp.add, total, gradient_of(part)), None
+    def add(total: Any, micro_batch: Batch) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradient_of(micro_batch)), None
 
-    total, _ = lax.scan(add, _varying(zeros), micro)
+    total, _ = lax.scan(add, _varying(zeros), micro_batches)
     return jax.tree.map(lambda x: x / count, total)
 
 
-def gradient_and_report(config: Config, model, pixels, accumulation: int, params, batch_stats, batch, scale=1.0, images=None):
-    """The mean gradient and report over all workers, the same on every device. Call inside `shard_map`.
+def compute_gradients(
+    config: Config,
+    model: Network,
+    params: dict,
+    *,
+    batch_stats: dict,
+    batch: Batch,
+    pixel_stats: PixelStats,
+    accumulation: int = 1,
+    scale: float | jax.Array = 1.0,
+    images: jax.Array | None = None,
+    reductions: list | None = None,
+) -> tuple[dict, dict]:
+    """Mean gradient and aux (see `local_gradient`) over all workers, equal on every device. Call inside `shard_map`.
 
-    The loss is multiplied by `scale` before differentiation and the gradient divided by it after it has travelled. images: all
-    training images, where the batch has their numbers in place of them.
+    The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
+    training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
+    (tree, messages) of every reduction is appended, for an audit.
     """
     varying = _varying(params)
-    # The gradient of the mean loss is the sum of all devices' parts of it. With loss scaling they are divided only after the
-    # backward pass, of which the scale uses the whole range.
-    scaling = config.loss_scale.name != "none"
-    part = scale if scaling else scale / lax.axis_size(AXES)
+    # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
+    # after the backward pass, so that the scaled backward pass uses the full range of float16.
+    scaled = config.loss_scale.name != "none"
+    local_scale = scale if scaled else scale / lax.axis_size(AXES)
+    divisor = lax.axis_size(AXES) if scaled else 1
+    strategy, wire_dtype = config.reduce.strategy, allreduce.wire_dtype_of(config.reduce)
+    bucket_bytes, overlap = config.reduce.bucket_bytes, None
+    if config.reduce.overlap:
+        overlap = Overlap(strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, divisor=divisor)
 
-    def gradient_of(batch):
+    def gradient_of(batch: Batch) -> tuple[dict, dict]:
         if images is not None:
-            batch = batch | {"images": jnp.take(images, batch["numbers"], axis=0)}
-        return local_gradient(config, model, pixels, varying, batch_stats, part, batch, overlap if accumulation == 1 else None)
+            batch = batch | {"images": jnp.take(images, batch["indices"], axis=0)}
+        return local_gradient(
+            config,
+            model,
+            varying,
+            batch_stats=batch_stats,
+            batch=batch,
+            pixel_stats=pixel_stats,
+            scale=local_scale,
+            overlap=overlap if accumulation == 1 else None,
+        )
 
-    wire = None if config.reduce.wire_dtype == "float32" else jnp.dtype(config.reduce.wire_dtype)
-    how = config.reduce.strategy, wire, config.reduce.bucket_bytes
-    divisor = lax.axis_size(AXES) if scaling else 1
-    overlap = Overlap(*how, divisor) if config.reduce.overlap else None
-    gradient, report = accumulated(gradient_of, batch, accumulation)
+    gradient, aux = accumulate_gradients(gradient_of, batch, accumulation)
     if overlap:
-        _, trained = model.divided(config.finetune.frozen_stages)
-        for part in reversed(trained) if gradient else ():  # of several micro-batches, of which nothing was sent yet
-            overlap.passed((), {name: gradient[name] for name in part})
-        gradient = overlap.arrived()
+        _, trainable = model.split_frozen(config.finetune.frozen_stages)
+        for segment in reversed(trainable) if gradient else ():  # accumulated: no segment was enqueued yet
+            overlap.enqueue((), _select(gradient, segment))
+        gradient = overlap.wait_all()
+        if reductions is not None:
+            reductions += overlap.sent
     else:
-        gradient = allreduce.total(allreduce.divided(gradient, divisor), *how)
-    if scaling:
+        gradient = allreduce.divide(gradient, divisor)
+        gradient = allreduce.all_reduce_sum(
+            gradient, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sent=reductions
+        )
+    if scaled:
         gradient = jax.tree.map(lambda g: g / scale, gradient)
-    return gradient, allreduce.mean(report, config.reduce.strategy, bucket_bytes=None)
+    return gradient, allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
 
 
-def update_statistics(batch_stats, moments, decay: float):
-    """One moving-average update from the moments of all workers: var = mean of squares - mean^2, after averaging."""
+def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
+    """One moving-average update of the running statistics from the moments of all workers.
 
-    def update(stats, new):
+    The variance is the mean of squares minus the squared mean, both averaged over workers first.
+    """
+
+    def update(stats: dict, new: dict) -> dict:
         if "mean" not in stats:
             return {name: update(stats[name], new[name]) for name in stats}
         variance = jnp.maximum(new["square"] - new["mean"] ** 2, 0.0)
@@ -138,59 +197,83 @@ def update_statistics(batch_stats, moments, decay: float):
     return update(batch_stats, moments)
 
 
-def make_train_step(config: Config, model, pixels, mesh, accumulation: int, resident: bool = False):
-    """step(state, batch, hyperparameters) -> (state, metrics), compiled once for a batch size; the state is donated.
+def without_reduction(config: Config) -> Config:
+    """The config with a step that sends no gradients."""
+    reduction: dict[str, Any] = {"strategy": allreduce.no_reduce}  # a function, which no config file can name
+    return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, overlap=False, **reduction))
 
-    pixels: (mean, std) of the pixels, for normalisation. batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32,
-    "positions" [B] uint32}, rows over all devices; with `resident` "numbers" [B] int32 in place of the images, and all images,
-    uint8 [N, H, W, 3], as a fourth argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"},
-    uint32, which draws the augmentation in place of the config's: another seed is the same program.
-    metrics: {"loss", "accuracy", "gradient_norm"}, float32 scalars of this step's batch before the update, and with loss
-    scaling {"loss_scale"}; with it or where the guard skips {"skipped_steps", "skipped_in_a_row"}: a step whose gradient is
-    not finite then changes nothing.
+
+def make_train_step(
+    config: Config,
+    model: Network,
+    mesh: Mesh | AbstractMesh,
+    *,
+    pixel_stats: PixelStats,
+    accumulation: int,
+    resident: bool = False,
+) -> jax.stages.Wrapped:
+    """step(state, batch, hyperparameters) -> (state, metrics), jitted; the state is donated.
+
+    batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
+    `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
+    argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
+    augmentation; all can change without a new compilation. accumulation: micro-batches of one device.
+
+    metrics: float32 scalars {"loss", "accuracy", "gradient_norm"} of this batch before the update; with loss scaling
+    {"loss_scale"}; with loss scaling or `guard.non_finite=skip` also {"skipped_steps", "skipped_in_a_row"}. A step whose
+    loss or gradient is not finite then leaves the state unchanged but for these counters and the loss scale.
     """
-    if mesh.size == 1:  # nobody to exchange with, and XLA would copy the gradient all the same
-        alone = dataclasses.replace(config.reduce, strategy=allreduce.local, overlap=False)
-        config = dataclasses.replace(config, reduce=alone)
-    scaling, skipping = config.loss_scale.name != "none", skips_steps(config)
-    trained = partial(model.trained, frozen_stages=config.finetune.frozen_stages)
+    if mesh.size == 1:  # without communication; XLA would copy the gradient nevertheless
+        config = without_reduction(config)
+    scaled, skips = config.loss_scale.name != "none", skips_steps(config)
+    trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
-    def updated(state: TrainState, gradient, moments, hyperparameters):
-        optimizer = build_optimizer(config, model, *(hyperparameters[name] for name in HYPERPARAMETERS))
-        params = trained(state.params)
+    def update(state: TrainState, gradient: dict, *, moments: dict, hyperparameters: dict) -> TrainState:
+        optimizer = make_optimizer(config, model, **{name: hyperparameters[name] for name in HYPERPARAMETERS})
+        params = trainable(state.params)
         updates, opt_state = optimizer.update(gradient, state.opt_state, params)
         params = optax.apply_updates(params, updates)
-        statistics = update_statistics(trained(state.batch_stats), moments, statistics_decay)
+        statistics = update_statistics(trainable(state.batch_stats), moments, statistics_decay)
         average = state.average
         if config.optimizer.average_decay is not None:
             average = average.include(params, statistics, config.optimizer.average_decay)
         return TrainState(state.params | params, state.batch_stats | statistics, opt_state, average, state.loss_scale)
 
-    def step(state: TrainState, batch, hyperparameters, images=None):
-        seeded = dataclasses.replace(config, seed=hyperparameters["seed"])
-        scale = state.loss_scale.scale if scaling else 1.0
-        gradient, report = gradient_and_report(
-            seeded, model, pixels, accumulation, state.params, state.batch_stats, batch, scale, images
+    def step(  # noqa: PLR0917 - shard_map passes arguments by position
+        state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        scale = state.loss_scale.scale if scaled else 1.0
+        gradient, aux = compute_gradients(
+            with_seed(config, hyperparameters["seed"]),
+            model,
+            state.params,
+            batch_stats=state.batch_stats,
+            batch=batch,
+            pixel_stats=pixel_stats,
+            accumulation=accumulation,
+            scale=scale,
+            images=images,
         )
         with jax.named_scope("gradient_norm"):
             norm = optax.tree.norm(gradient)
-        metrics = {"loss": report["loss"], "accuracy": report["correct"], "gradient_norm": norm}
+        metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": norm}
         with jax.named_scope("optimizer"):
-            new = updated(state, gradient, report["moments"], hyperparameters)
-        if skipping:
-            finite = jnp.isfinite(norm) & jnp.isfinite(report["loss"])
-            new = jax.tree.map(partial(jnp.where, finite), new, state)
-            new = new._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
-            metrics |= {"loss_scale": scale} if scaling else {}
+            new_state = update(state, gradient, moments=aux["moments"], hyperparameters=hyperparameters)
+        if skips:
+            finite = jnp.isfinite(norm) & jnp.isfinite(aux["loss"])
+            new_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
+            new_state = new_state._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
+            metrics |= {"loss_scale": scale} if scaled else {}
             metrics |= {
-                "skipped_steps": new.loss_scale.skipped,
-                "skipped_in_a_row": new.loss_scale.in_a_row,
+                "skipped_steps": new_state.loss_scale.skipped,
+                "skipped_in_a_row": new_state.loss_scale.consecutive_skips,
             }
-        return new, metrics
+        return new_state, metrics
 
-    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = allreduce.proves_replication(config.reduce.strategy)
-    specs = (everywhere, rows, everywhere) + (everywhere,) * resident
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=proven)
-    return jax.jit(mapped, donate_argnums=0)
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
+    in_specs = (replicated, sharded, replicated) + (replicated,) * resident
+    check_vma = allreduce.proves_replication(config.reduce.strategy)
+    return jax.jit(
+        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma), donate_argnums=0
+    )

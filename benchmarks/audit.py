@@ -1,0 +1,309 @@
+"""Detection rate, false alarms and cost of audits of reductions.
+
+    python benchmarks/audit.py [--trials 100] [--clean 1000] [--runs 200] [--only corrupted clean runs cost]
+
+The contributions are gradients of a small ResNet during training, on eight virtual CPU devices. For every strategy and wire
+dtype, on three of five meshes, a program reduces them as the step does, with a corruption given as arguments, and audits the
+result.
+
+- corrupted: a flipped bit of a device's vector before or after any stage (all bits equally often), a device's contribution left
+  out, or the contribution of the previous step; each in a random message. A corruption is certain to be found if it changes a
+  sum by more than twice the bound; trials continue until there are --trials of these.
+- clean: audits of uncorrupted messages.
+- runs: runs of one and of two processes that audit every step.
+- cost: a ResNet-18 of a quarter of the width on 32x32 images, audited every fourth step.
+
+Writes benchmarks/results/audit.json, keeping parts that are not selected, and prints the tables.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from jaxdp.strategies import STRATEGIES
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/audit.json"
+MESHES = ((1, 2), (1, 8), (2, 4), (4, 2), (8, 1))
+WIRES = ("float32", "bfloat16", "float16")
+# Every strategy with every wire dtype, on three meshes each.
+COMBINATIONS = tuple(
+    (strategy, MESHES[(row + 2 * column) % len(MESHES)], wire)
+    for row, strategy in enumerate(STRATEGIES)
+    for column, wire in enumerate(WIRES)
+)
+TENSORS = 12  # of the gradient, from the head on
+KINDS = ("none", "bit", "lost", "stale")
+SMALL = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "512", "--data.eval-examples", "32"),
+    *("--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--batch.0.global-batch", "16"),
+    *("--batch.1.global-batch", "16"),
+    *("--schedule.warmup-epochs", "1", "--schedule.learning-rate", "0.01", "--optimizer.name", "sgd"),
+    *("--logging.no-tensorboard", "--logging.every-steps", "1000", "--evaluation.every-epochs", "None"),
+]
+MEDIUM = ["--data.image-size", "32", "--model.width", "16", "--batch.0.global-batch", "32", "--batch.1.global-batch", "32"]
+
+
+def gradients(steps: int) -> list[list[np.ndarray]]:
+    """By step: the first tensors of the gradient that are sent, [8, ...], one row for each device's own part."""
+    import jax
+    from jax.sharding import PartitionSpec
+
+    from jaxdp import models
+    from jaxdp.bench.step_runner import build_step
+    from jaxdp.config import Config, Data, Model, Phase, Reduce
+    from jaxdp.parallel.mesh import AXES, make_mesh
+    from jaxdp.training.step import compute_gradients
+
+    config = Config(
+        data=Data(source="synthetic", image_size=8),
+        model=Model(depth=18, width=8, stem="small", classes=10),
+        batch=(Phase(global_batch=32),),
+        reduce=Reduce(strategy="psum", bucket_bytes=1),
+    )
+    mesh, model = make_mesh(1, 8), models.create(config.model)
+    one = build_step(config, mesh, global_batch=32, strategy="psum")
+
+    def own(params, batch_stats, batch):
+        sent = []
+        compute_gradients(
+            config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=(127.5, 64.0), reductions=sent
+        )
+        return [message.local[None] for _, messages in sent for message in messages][:TENSORS]
+
+    rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+    specs = {"in_specs": (everywhere, everywhere, rows), "out_specs": rows}
+    own = jax.jit(jax.shard_map(own, mesh=mesh, **specs))
+    found = []
+    for _ in range(steps):
+        found.append([np.asarray(leaf) for leaf in own(one.state.params, one.state.batch_stats, one.batch)])
+        one()
+    return found
+
+
+class Audited:
+    """A reduction of all tensors and its audit, compiled once: corruptions are arguments."""
+
+    def __init__(self, strategy: str, mesh_shape: tuple[int, int], wire: str, shapes):
+        """shapes: arrays as in `gradients`."""
+        import jax
+        import jax.numpy as jnp
+        from jax import lax
+        from jax.sharding import PartitionSpec
+
+        from jaxdp.parallel import allreduce
+        from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
+        from jaxdp.parallel.mesh import AXES, make_mesh
+
+        mesh, dtype = make_mesh(*mesh_shape), jnp.dtype(wire)
+        stages, route, self.wire = allreduce.stages_of(strategy), second_route(strategy, *mesh_shape), wire
+        vertical, horizontal = mesh_shape
+        allowed = rounding_bound(strategy, dtype, vertical=vertical, horizontal=horizontal)
+        bits = jnp.uint32 if dtype.itemsize == 4 else jnp.uint16
+
+        def corrupted(vector, before, how):
+            place = (how["place"] % vector.size).astype(jnp.int32)
+            value = lax.bitcast_convert_type(vector[place], bits) ^ (jnp.ones((), bits) << how["bit"].astype(bits))
+            flipped = vector.at[place].set(lax.bitcast_convert_type(value, dtype))
+            made = {"bit": flipped, "lost": jnp.zeros_like(vector), "stale": before}
+            return jnp.select([how["kind"] == KINDS.index(kind) for kind in made], list(made.values()), vector)
+
+        def per_device(tree, before, how):
+            tree, before = ([leaf[0] for leaf in one] for one in (tree, before))
+            found, changes = [], []
+            sent = zip(*(allreduce.pack_messages(one, strategy, wire_dtype=dtype) for one in (tree, before)), strict=True)
+            for number, (message, stale) in enumerate(sent):
+                magnitude = lax.psum(jnp.abs(message.contribution.astype(jnp.float32)), AXES)
+                bound = magnitude * allowed.relative + allowed.absolute
+                for boundary in range(len(stages) + 1):
+                    here = (lax.axis_index(AXES) == how["device"]) & (number == how["message"]) & (boundary == how["boundary"])
+                    vector = message.vector
+                    message.vector = jnp.where(here, corrupted(vector, vector if boundary else stale.contribution, how), vector)
+                    change = jnp.abs(message.vector.astype(jnp.float32) - vector.astype(jnp.float32))
+                    change = jnp.where(jnp.isfinite(change), change, jnp.inf)
+                    changes.append(change.max() / bound.max() if boundary else jnp.max(change / bound))
+                    if message.stages:
+                        message.run_next_stage()
+                found.append(compare_sums(message, route, allowed))
+            return {name: jnp.stack([one[name] for one in found])[None] for name in found[0]}, jnp.stack(changes).max()[None]
+
+        rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+        specs = {"in_specs": (rows, rows, everywhere), "out_specs": rows, "check_vma": False}
+        self.call = jax.jit(jax.shard_map(per_device, mesh=mesh, **specs))
+        tensors = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in shapes]
+        self.messages = len(allreduce.leaf_buckets(tensors, allreduce.BUCKET_BYTES, dtype))
+        self.devices, self.boundaries, self.bits = mesh.size, len(stages) + 1, 8 * dtype.itemsize
+        self.certain = 2 / (1 - allowed.relative)  # above so many bounds a change moves a sum out of reach of rounding
+
+    def __call__(self, now, before, **how) -> tuple[dict, float]:
+        """(what the devices found, by how many bounds the sum was changed). now, before: `gradients` of two steps."""
+        from jaxdp.training.audit import local_findings
+
+        how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "message", "boundary", "place", "bit")}
+        found, changes = self.call(*([leaf[: self.devices] for leaf in one] for one in (now, before)), how)
+        return local_findings(found), float(np.max(changes))
+
+
+def corruptions(make, steps, trials: int, draw) -> dict:
+    """By kind: how many of the certain ones, and of the others, were found, and at the right message."""
+    results = {}
+    for kind in KINDS[1:]:
+        counts, bits, least_missed = Counter(), {}, 0.0
+        while counts["certain"] < trials:
+            audited = make(*draw.choice(COMBINATIONS))
+            step, message = draw.randrange(1, len(steps)), draw.randrange(audited.messages)
+            how = {
+                "kind": KINDS.index(kind),
+                "device": draw.randrange(audited.devices),
+                "message": message,
+                "boundary": draw.randrange(audited.boundaries) if kind == "bit" else 0,
+                "place": draw.randrange(2**31),
+                "bit": draw.randrange(audited.bits),
+            }
+            found, change = audited(steps[step], steps[step - 1], **how)
+            assert found["messages"].keys() <= {str(message)}, (how, found)
+            certain, seen = change > audited.certain, bool(found["messages"])
+            counts["certain" if certain else "uncertain"] += 1
+            counts["certain found" if certain else "uncertain found"] += seen
+            if kind == "lost" and seen:
+                counts["device named"] += found["messages"][str(message)]["missing"] == [how["device"]]
+            if kind == "bit":
+                one = bits.setdefault(f"{audited.wire} {how['bit']}", [0, 0])
+                one[0], one[1] = one[0] + seen, one[1] + 1
+            if not seen:
+                least_missed = max(least_missed, change)
+        results[kind] = dict(counts) | {"largest_missed_in_bounds": least_missed} | ({"by_bit": bits} if bits else {})
+        print(kind, results[kind], flush=True)
+    return results
+
+
+def clean(make, steps, audits: int) -> dict:
+    """Audits of what was not corrupted, every combination equally often: how many reported something."""
+    done, reported, shares = 0, 0, {}
+    for step, combination in itertools.product(range(1, len(steps)), COMBINATIONS):
+        if done == audits:
+            break
+        audited = make(*combination)
+        found, _ = audited(steps[step], steps[step - 1])
+        done, reported = done + 1, reported + bool(found["messages"])
+        if done % 100 == 0:
+            print(f"{done} clean audits, {reported} reported", flush=True)
+        shares[combination[2]] = max(shares.get(combination[2], 0.0), found["share"])
+    messages = {wire: make("torus", (2, 4), wire).messages for wire in WIRES}
+    return {"audits": done, "reported": reported, "messages_an_audit": messages, "largest_share_of_bound": shares}
+
+
+def run(flags: list[str], epochs: float, processes: int) -> dict:
+    """The result of `jaxdp train`, by several processes."""
+    epochs = ["--epochs", str(epochs), "--batch.0.until-epoch", str(epochs / 2)]
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--", "train.py"]
+        done = subprocess.run([*line, "--workdir", f"{folder}/run", *flags, *epochs], cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return json.loads(Path(folder, "run/result.json").read_text())
+
+
+def runs(audits: int) -> list[dict]:
+    """Real runs whose every step is audited, which end only if no audit reports anything."""
+    results = []
+    for processes, strategy in ((1, "torus"), (2, "torus"), (2, "psum")):
+        mesh = ["--mesh.cpu-devices", str(4 // processes), "--reduce.strategy", strategy, "--guard.audit-every-steps", "1"]
+        result = run([*SMALL, *mesh], 16 * audits / 512, processes)
+        results.append({"processes": processes, "strategy": strategy, "audits": result["audits"], "steps": result["steps"]})
+        print(results[-1], flush=True)
+    return results
+
+
+def cost() -> list[dict]:
+    """An audit beside a step, in runs on images of 32x32: seconds of each, and the share of the time at the default."""
+    from jaxdp.config import Guard
+
+    results = []
+    for processes in (1, 2):
+        flags = [*SMALL, *MEDIUM, "--mesh.cpu-devices", str(4 // processes), "--guard.audit-every-steps", "4"]
+        result = run(flags, 3, processes)
+        audit, step = result["audit_seconds"] / result["audits"], result["training_seconds"] / result["steps"]
+        every = Guard().audit_every_steps
+        results.append({"processes": processes, "devices": 4, "audits": result["audits"], "audit_seconds": audit})
+        results[-1] |= {"step_seconds": step, "steps_between_audits": every, "share": audit / step / every}
+        print(results[-1], flush=True)
+    return results
+
+
+def table(record: dict) -> str:
+    """Markdown."""
+    lines = ["| corruption of a message | certain to be found | found | other | found |", "|---|---|---|---|---|"]
+    names = {
+        "bit": "a flipped bit of a device's vector",
+        "lost": "a device's contribution left out",
+        "stale": "the contribution of the previous step",
+    }
+    for kind, one in record["corrupted"].items():
+        certain, others = (f"{one.get(f'{which}', 0)} | {one.get(f'{which} found', 0)}" for which in ("certain", "uncertain"))
+        lines.append(f"| {names[kind]} | {certain} | {others} |")
+    checked, real = record["clean"], record.get("runs", [])
+    audits = sum(one["audits"] for one in real)
+    shares = ", ".join(f"{share:.3f} ({wire})" for wire, share in checked["largest_share_of_bound"].items())
+    costs = "; ".join(
+        f"{one['processes']} process{'es' * (one['processes'] > 1)}: {one['audit_seconds'] / one['step_seconds']:.2f} steps, "
+        f"{100 * one['share']:.2f} % of the run at one every {one['steps_between_audits']} steps"
+        for one in record["cost"]
+    )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"False alarms: {checked['reported']} of {checked['audits']:,} audits; the largest difference was, as a share of "
+            f"its bound, {shares}." + (f" 0 of {audits:,} in runs of one and two processes." if real else ""),
+            f"An audit takes, with {costs}.",
+        ]
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=100, help="certain corruptions of each kind")
+    parser.add_argument("--clean", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=200, help="audited steps of each run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=["corrupted", "clean", "runs", "cost"])
+    parser.add_argument("--output", type=Path, default=RESULT)
+    args = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+    from jaxdp.bench.environment import provenance
+
+    record = json.loads(args.output.read_text()) if args.output.exists() else {}
+    record["provenance"] = provenance()
+    if {"corrupted", "clean"} & set(args.only):
+        steps = gradients(-(-args.clean // len(COMBINATIONS)) + 1)
+        make = cache(lambda *combination: Audited(*combination, steps[0]))
+        if "clean" in args.only:
+            record["clean"] = clean(make, steps, args.clean)
+            print(record["clean"], flush=True)
+        if "corrupted" in args.only:
+            record["corrupted"] = corruptions(make, steps, args.trials, random.Random(args.seed))
+    if "runs" in args.only:
+        record["runs"] = runs(args.runs)
+    if "cost" in args.only:
+        record["cost"] = cost()
+    args.output.write_text(json.dumps(record, indent=1) + "\n")
+    if record.keys() >= {"corrupted", "clean", "cost"}:
+        print(table(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple
+
+from jaxdp.analysis import cost_model
+from jaxdp.parallel.mesh import default_shape
+from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.strategies import STRATEGIES, unsupported_reason
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RESNET50_MACS = 4_089_184_256  # multiply-adds of an image of 224 pixels
+MAX_DEVICES = 16_384
+COLUMNS = ["strategy", "all-reduce", "in one message", "step", "efficiency", "images/s"]
+COLUMNS += ["doubling pays up to", "shortest step at"]
+DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
+STYLES = (("#000000", "-"), ("#D55E00", "--"), ("#E69F00", "-."), ("#0072B2", "-"), ("#CC79A7", ":"))  # of strategies
+
+
+class Network(NamedTuple):
+    """latency: seconds per round. bandwidth: bytes per second of a link."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, strategy: str, mesh: tuple[int, int], messages: list[int]) -> float:
+        """Seconds of all messages, one after another. messages: bytes of each."""
+        return sum(
+            cost_model.allreduce_seconds(strategy, *mesh, num_bytes=size, latency=self.latency, bandwidth=self.bandwidth)
+            for size in messages
+        )
+
+
+def images_per_second(model_summary: dict) -> float:
+    """Images/s of one device without communication: a V100 on ResNet-50 (Mikami et al.), scaled by multiply-adds."""
+    return cost_model.V100_IMAGES_PER_SECOND * RESNET50_MACS / model_summary["macs"]
+
+
+def worker_mesh(phase: PlannedPhase) -> tuple[int, int]:
+    """The mesh with one device per worker: that of the phase if it does not accumulate gradients, otherwise the default."""
+    return phase.shape if phase.accumulation == 1 else default_shape(phase.workers)
+
+
+def predict(
+    plan: Plan,
+    model_summary: dict,
+    network: Network,
+    *,
+    rate: float | None = None,
+    normalization_messages: list[int] | None = None,
+) -> dict:
+    """Step time and efficiency of every phase with one device per worker, by strategy.
+
+    rate: images/s of one device without communication; None for `images_per_second`. normalization_messages: bytes of each
+    message of synchronized batch normalization in a step, which is a psum for every strategy.
+    """
+    between_layers = normalization_messages or []
+    rate = rate or images_per_second(model_summary)
+    messages = model_summary["messages"]
+    phases = []
+    for phase in plan.phases:
+        mesh = worker_mesh(phase)
+        computation = phase.per_worker_batch / rate
+        normalization = network.seconds("psum", mesh, between_layers)
+        strategies = {}
+        for name, strategy in STRATEGIES.items():
+            if not strategy.cost or strategy.unsupported_reason(phase.workers):
+                continue
+
+            def communication(devices: int, *, name: str = name, phase: PlannedPhase = phase, mesh: tuple = mesh) -> float:
+                shape = mesh if devices == phase.workers else default_shape(devices)
+                return network.seconds(name, shape, messages) + network.seconds("psum", shape, between_layers)
+
+            seconds = communication(phase.workers)
+            total = cost_model.step_seconds(computation * phase.workers, phase.workers, seconds)
+            counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not strategy.unsupported_reason(n)]
+            diminishing, fastest = cost_model.turning_points(computation * phase.workers, communication, counts)
+            strategies[name] = {
+                "communication_seconds": seconds,
+                "one_message_seconds": network.seconds(name, mesh, [sum(messages)]) + normalization,
+                "step_seconds": total,
+                "efficiency": computation / total,
+                "images_per_second": phase.global_batch / total,
+                "diminishing_from": diminishing,
+                "fastest_at": fastest,
+                "most_devices": counts[-1],
+            }
+        phases.append(
+            {
+                "index": phase.index,
+                "workers": phase.workers,
+                "mesh": list(mesh),
+                "global_batch": phase.global_batch,
+                "computation_seconds": computation,
+                "normalization_seconds": normalization,
+                "strategies": strategies,
+            }
+        )
+    return {
+        "latency": network.latency,
+        "bandwidth": network.bandwidth,
+        "message_bytes": sum(messages),
+        "messages": messages,
+        "normalization_messages": between_layers,
+        "device_images_per_second": rate,
+        "phases": phases,
+    }
+
+
+def tables(prediction: dict) -> Iterator["Table"]:
+    """A rich table per phase."""
+    from rich.table import Table
+
+    between_layers = prediction["normalization_messages"]
+    network = f"{1e6 * prediction['latency']:g} us and {prediction['bandwidth'] / 1e9:g} GB/s"
+    for phase in prediction["phases"]:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.title = (
+            f"phase {phase['index']} on a network of {network}: {phase['workers']} workers "
+            f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
+            f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
+        )
+        if between_layers:
+            table.title += (
+                f"; batch normalization: {sum(between_layers):,} bytes in {len(between_layers)} messages, "
+                f"{1e3 * phase['normalization_seconds']:.2f} ms of each all-reduce time below"
+            )
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name == "strategy" else "right")
+        for strategy, row in phase["strategies"].items():
+            table.add_row(
+                strategy,
+                f"{1e3 * row['communication_seconds']:.3f} ms",
+                f"{1e3 * row['one_message_seconds']:.3f} ms",
+                f"{1e3 * row['step_seconds']:.3f} ms",
+                f"{100 * row['efficiency']:.1f} %",
+                f"{row['images_per_second']:,.0f}",
+                *(
+                    f"{row['most_devices']:,} or more" if row[name] is None else f"{row[name]:,}"
+                    for name in ("diminishing_from", "fastest_at")
+                ),
+            )
+        yield table
+
+
+def notes(prediction: dict) -> list[str]:
+    """The assumptions of a prediction, as paragraphs."""
+    normalization = (
+        "Synchronized batch normalization sends messages between the layers, forward and backward, as psum for every strategy. "
+        "The next layer waits for them, so they cannot be hidden."
+    )
+    return [
+        f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
+        "communication is hidden; messages are sent one after another, as the step sends them (--reduce.bucket-bytes). XLA may "
+        "combine the messages of gradients and statistics, at most into one (third column). The last two columns count "
+        "devices, in powers of two, that share the batch of the phase.",
+        *([normalization] if prediction["normalization_messages"] else []),
+    ]
+
+
+def draw(prediction: dict, path: str | Path | IO[bytes]) -> None:
+    """Plot efficiency against devices, up to 16,384: with a fixed batch per device (left) and a fixed global batch (right)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    weak, strong = figure.subplots(1, 2)
+    phase, network = prediction["phases"][-1], Network(prediction["latency"], prediction["bandwidth"])
+    between_layers = prediction["normalization_messages"]
+    one_device = phase["computation_seconds"]
+    names = [name for name, strategy in STRATEGIES.items() if strategy.cost]
+    for name, (color, line) in zip(names, itertools.cycle(STYLES), strict=False):
+        communication = {
+            n: network.seconds(name, default_shape(n), prediction["messages"])
+            + network.seconds("psum", default_shape(n), between_layers)
+            for n in DEVICE_COUNTS
+            if not unsupported_reason(name, n)
+        }
+        efficiency = [one_device / (one_device + seconds) for seconds in communication.values()]
+        weak.plot(list(communication), efficiency, color=color, linestyle=line, label=name)
+        counts = [n for n in communication if n <= phase["global_batch"]]
+        efficiency = [cost_model.speed_up(one_device * phase["workers"], n, communication[n]) / n for n in counts]
+        strong.plot(counts, efficiency, color=color, linestyle=line, label=name)
+    weak.set_title(f"{phase['global_batch'] // phase['workers']} images per device", fontsize="medium")
+    strong.set_title(f"global batch {phase['global_batch']:,}", fontsize="medium")
+    for axes in (weak, strong):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(DEVICE_COUNTS[::2], [f"{n:,}" for n in DEVICE_COUNTS[::2]], fontsize="small")
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("devices")
+        axes.grid(alpha=0.3)
+    weak.set_ylabel("efficiency")
+    weak.legend(fontsize="small", frameon=False)
+    sizes = prediction["messages"] + between_layers
+    figure.suptitle(
+        f"Predicted: {sum(sizes) / 1e6:.1f} MB in {len(sizes)} messages, {1e6 * network.latency:g} us, "
+        f"{network.bandwidth / 1e9:g} GB/s, {prediction['device_images_per_second']:.0f} images/s per device, no overlap",
+        fontsize="medium",
+    )
+    figure.savefig(path, format="png", dpi=120)

@@ -1,0 +1,68 @@
+"""The environment of a measurement: hardware, versions and commit, which every recorded measurement carries."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+VIRTUAL_NOTE = (
+    "These devices are parts of one CPU: the figures show that the program runs and what it costs in memory traffic here, "
+    "not how fast a network is."
+)
+
+
+def provenance(packages: Sequence[str] = PACKAGES) -> dict:
+    """Processor, cores, accelerators, Python, library versions, and the commit: the checkout's, or JAXDP_COMMIT."""
+    import jax
+
+    from jaxdp import __version__
+
+    return {
+        "processor": _processor(),
+        "gpus": _gpus(),
+        "cores": len(os.sched_getaffinity(0)),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processes": jax.process_count(),
+        "python": platform.python_version(),
+        "versions": {"jaxdp": __version__} | {name: version(name) for name in packages},
+        "libc": " ".join(platform.libc_ver()),
+        "huge_pages": huge_pages(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "commit": _commit(),
+    }
+
+
+def huge_pages() -> str:
+    """The kernel's setting for transparent huge pages: always, madvise, never, or "" where unknown."""
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return path.read_text().split("[")[-1].split("]")[0] if path.exists() else ""
+
+
+def _commit() -> str | None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("JAXDP_COMMIT")
+
+
+def _gpus() -> list[str]:
+    """Name, driver, clocks and power limit of each GPU, from nvidia-smi."""
+    query = "--query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,43 @@
+"""Measured ceilings of the devices of a mesh: matrix multiplication and memory bandwidth."""
+
+import statistics
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxdp.parallel import timing
+from jaxdp.parallel.mesh import AXES
+
+MATRIX_SIDE = {"cpu": 2048, "gpu": 8192}
+VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # of all devices together; more than any cache holds
+
+
+def measure(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, float]:
+    """{"flops", "bytes_per_second"}, medians of all devices of a mesh together, each working independently.
+
+    flops: of the product of two square matrices of `dtype`. bytes_per_second: read and written when adding to a long float32
+    vector.
+    """
+    platform = mesh.devices.flat[0].platform
+    side = MATRIX_SIDE.get(platform, MATRIX_SIDE["gpu"])
+    elements = VECTOR_ELEMENTS.get(platform, VECTOR_ELEMENTS["gpu"]) // mesh.size
+    rows = PartitionSpec(AXES)
+
+    def on_each_device(function: Callable, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Callable[[], jax.Array]:
+        make_inputs = jax.jit(
+            lambda: jax.random.normal(jax.random.key(0), (mesh.size, *shape), dtype), out_shardings=NamedSharding(mesh, rows)
+        )
+        inputs = make_inputs()
+        mapped = jax.jit(jax.shard_map(lambda x: function(x[0])[None], mesh=mesh, in_specs=rows, out_specs=rows))
+        compiled = mapped.lower(inputs).compile()
+        return lambda: compiled(inputs)
+
+    calls = {
+        "flops": on_each_device(lambda x: x @ x, (side, side), jnp.dtype(dtype)),
+        "bytes_per_second": on_each_device(lambda x: x + 1, (elements,), jnp.float32),
+    }
+    work = {"flops": 2 * side**3 * mesh.size, "bytes_per_second": 2 * 4 * elements * mesh.size}
+    seconds = timing.time_alternately(calls, repeats)
+    return {name: work[name] / statistics.median(seconds[name]) for name in calls}

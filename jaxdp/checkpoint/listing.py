@@ -1,0 +1,58 @@
+"""The checkpoints in a folder: listing, choosing, and renaming corrupt ones."""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jaxdp.checkpoint.manifest import (
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    is_checkpoint_name,
+    read_manifest,
+    verify_files,
+)
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Directories in `folder` with a checkpoint's name, newest first. Their content is not checked."""
+    if not folder.is_dir():
+        return []
+    paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: int(path.name), reverse=True)
+
+
+def read_manifests(folder: Path) -> Iterator[Manifest]:
+    """The valid manifests in `folder`, newest first. The files they list are not checked; invalid manifests are skipped."""
+    for path in checkpoint_paths(folder):
+        with contextlib.suppress(CorruptCheckpoint, UnreadableCheckpoint):
+            yield read_manifest(path)
+
+
+def is_valid(manifest: Manifest) -> bool:
+    """Whether every file of a checkpoint matches its manifest. Reads all files."""
+    try:
+        verify_files(manifest)
+    except (CorruptCheckpoint, UnreadableCheckpoint):
+        return False
+    return True
+
+
+def latest_valid(folder: Path, max_samples: int | None = None) -> Manifest | None:
+    """The newest checkpoint of at most `max_samples` samples whose files are all intact; None if there is none."""
+    candidates = (m for m in read_manifests(folder) if max_samples is None or m.samples <= max_samples)
+    return next(filter(is_valid, candidates), None)
+
+
+def by_accuracy(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """The checkpoints saved right after an evaluation, best first; ties are broken in favor of the newer one."""
+    scored = [manifest for manifest in manifests if manifest.accuracy is not None]
+    return sorted(scored, key=lambda manifest: (manifest.accuracy, manifest.samples), reverse=True)
+
+
+def quarantine(path: Path, suffix: str = "corrupt") -> Path:
+    """Rename a checkpoint to NAME.SUFFIX (NAME.SUFFIX-2, ...), so that it is no longer used. Returns the new path."""
+    names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
+    target = next(name for name in names if not name.exists())
+    path.rename(target)
+    return target

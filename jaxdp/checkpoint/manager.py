@@ -1,0 +1,298 @@
+"""Saving checkpoints in the background and restoring the newest valid one."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxdp.checkpoint.checksums import describe_arrays, diverged_devices
+from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid, quarantine, read_manifests
+from jaxdp.checkpoint.manifest import (
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    file_checksum,
+    is_checkpoint_name,
+    read_manifest,
+    state_files,
+    write_manifest,
+)
+from jaxdp.checkpoint.orbax_io import (
+    CheckpointMismatch,
+    all_finite,
+    copy_to_host,
+    load_state,
+    make_checkpointer,
+    save_error,
+    silence_orbax,
+    write_state,
+)
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.checkpoint.replicas import StateReport, rejection_reason
+from jaxdp.checkpoint.retention import Retention
+from jaxdp.config import Checkpoint as CheckpointConfig
+from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.errors import TrainingError
+
+UNFINISHED = "saving-"  # prefix of directories that are being written or removed
+SAVING_THREAD = "checkpoint"  # prefix of the names of threads that write
+SUSPECT = "suspect"  # suffix of checkpoints that may contain a wrong gradient
+
+
+class Rollback(NamedTuple):
+    """Result of `CheckpointManager.quarantine_unaudited`.
+
+    checkpoint: the checkpoint to continue from; None to start over. quarantined: new paths of the newer checkpoints. failures:
+    those that could not be renamed, with the reason.
+    """
+
+    checkpoint: Path | None
+    quarantined: list[Path]
+    failures: list[str]
+
+
+class CheckpointManager:
+    """Saves, restores and removes the checkpoints of one run in `folder`.
+
+    All processes of the group write; rank 0 completes, removes and reports. In a run of one process a failed save is reported
+    and the run continues; with several processes it ends the run, because a disk that is full for one would block all of them.
+
+    info: called with each message for the user. last_error: why the last save failed; None if it succeeded.
+    """
+
+    def __init__(
+        self, folder: Path, config: CheckpointConfig, info: Callable[[str], Any], *, group: ProcessGroup | None = None
+    ) -> None:
+        self.folder, self.info, self.group = folder, info, group or SingleProcess()
+        self.retention = Retention(config.keep)
+        self.last_error: str | None = None
+        self._rejection: TrainingError | None = None
+        self._host_state: Any = None  # host memory that every save reuses
+        self._pending: Future | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=SAVING_THREAD)
+        silence_orbax()
+        self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes, all_processes=True)
+
+    def save(self, state: Any, samples: int, metadata: dict, *, before_manifest: Callable[[], None] = lambda: None) -> None:
+        """Start saving a replicated state; returns when it has been copied from the devices.
+
+        Waits for the previous save. metadata: see `Manifest`. before_manifest: called on rank 0 before the manifest is written,
+        for files that must be on the disk when the checkpoint is.
+        """
+        self.wait()
+        diverged = diverged_devices(getattr(state, "params", state))
+        self._host_state = copy_to_host(state, self._host_state)
+        self._pending = self._thread.submit(
+            self._save, self._host_state, samples, metadata, diverged=diverged, before_manifest=before_manifest
+        )
+
+    def wait(self) -> None:
+        """Wait for the save in progress, if any."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def check(self) -> None:
+        """Raise the TrainingError of a save that rejected the state."""
+        if self._rejection:
+            raise self._rejection
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self.group.is_rank0 and (self._pending is None or self._pending.done()):
+            self._clean_up()
+
+    def restore(self, abstract_state_of: Callable[[int], Any]) -> tuple[Any, Manifest] | None:
+        """(state, manifest) of the newest valid checkpoint; None if the folder holds no checkpoint.
+
+        abstract_state_of: maps samples to the tree that `load_state` expects. Rank 0 chooses the checkpoint. It renames corrupt
+        ones and removes what an interrupted save left. Raises TrainingError if all checkpoints are corrupt, CheckpointMismatch
+        if the newest one has other arrays.
+        """
+        restored = self._restore_newest(abstract_state_of) if self.group.is_rank0 else None
+        samples = self.group.broadcast_object("restored checkpoint", restored[1].samples if restored else None)
+        if restored or samples is None:
+            return restored
+        try:
+            manifest = read_manifest(self.folder / str(samples))
+            return load_state(manifest, abstract_state_of(samples)), manifest
+        except (CorruptCheckpoint, CheckpointMismatch) as error:
+            rank = self.group.rank
+            raise TrainingError(f"{error} (on rank {rank}, host {self.group.hosts[rank]}; rank 0 could read it)") from None
+
+    def _restore_newest(self, abstract_state_of: Callable[[int], Any]) -> tuple[Any, Manifest] | None:
+        corrupt = []
+        self._clean_up()
+        for path in checkpoint_paths(self.folder):
+            try:
+                manifest = read_manifest(path)
+                state = load_state(manifest, abstract_state_of(manifest.samples))
+            except CorruptCheckpoint as error:
+                corrupt.append((path, str(error)))
+                continue
+            for bad_path, reason in corrupt:
+                self.info(f"skipped the checkpoint of samples {bad_path.name}: {reason}; renamed to {quarantine(bad_path)}")
+            return state, manifest
+        if corrupt:
+            errors = "; ".join(reason for _, reason in corrupt)
+            raise TrainingError(f"no checkpoint in {self.folder} is valid ({errors}); to start over, use --resume never")
+        return None
+
+    def continue_from(self, manifest: Manifest) -> None:
+        """Adopt the retained and audited checkpoints that the run had when it saved this checkpoint."""
+        progress = Progress(**manifest.metadata["progress"])
+        self.retention.resume(progress.retained, progress.audited_checkpoint, resumed=manifest.samples)
+
+    def retain_latest(self, max_samples: int) -> Manifest | None:
+        """Never remove the newest valid checkpoint of at most `max_samples` samples; returns it, or None if there is none."""
+        manifest = latest_valid(self.folder, max_samples)
+        if manifest:
+            self.retention.retain(manifest.samples)
+        return manifest
+
+    def mark_audited(self) -> int | None:
+        """Keep the newest checkpoint until the next audit passes. Returns its samples; None if there is no checkpoint."""
+        newest = next(read_manifests(self.folder), None)
+        self.retention.mark_audited(newest.samples if newest else None)
+        return self.retention.audited
+
+    def quarantine_unaudited(self) -> Rollback:
+        """Rename all checkpoints after the last audit that passed to NAME.suspect. Only rank 0 calls this.
+
+        If no audit has passed, the checkpoint that this session started from is the last one to trust.
+        """
+        samples = self.retention.rollback_samples
+        trusted = None if samples is None else latest_valid(self.folder, samples)
+        quarantined, failures = [], []
+        for path in checkpoint_paths(self.folder):
+            if trusted is None or int(path.name) > trusted.samples:
+                try:
+                    quarantined.append(quarantine(path, SUSPECT))
+                except OSError as error:
+                    failures.append(f"{path} ({error.strerror})")
+        return Rollback(trusted.path if trusted else None, quarantined, failures)
+
+    # The following methods run in the saving thread.
+
+    def _save(
+        self,
+        host_state: Any,
+        samples: int,
+        metadata: dict,
+        *,
+        diverged: list[jax.Device],
+        before_manifest: Callable[[], None],
+    ) -> None:
+        """Check the state on all processes, write it, complete the checkpoint, and remove expired ones."""
+        path, group = self.folder / f"{UNFINISHED}{samples}", self.group
+        group.set_background_save(f"the checkpoint of {samples} samples")
+        arrays, checksum, error = self._prepare(path, host_state)
+        report = StateReport(
+            diverged=[str(device) for device in diverged],
+            finite=all_finite(getattr(host_state, "params", host_state)),
+            checksum=checksum,
+            error=error,
+            bad_images=metadata.get("progress", {}).get("bad_images", {}),
+        )
+        reports = [StateReport(**fields) for fields in group.all_gather_object("ready to save", dataclasses.asdict(report))]
+        if reason := rejection_reason(samples, reports, group.hosts):
+            shutil.rmtree(path, ignore_errors=True)
+            self._rejection = TrainingError(reason)
+            return
+        error = next((report.error for report in reports if report.error), None)
+        if error is None:
+            error = self._write(path, host_state)
+        if group.is_rank0 and error is None:
+            bad_images = {name: reason for report in reports for name, reason in report.bad_images.items()}
+            if bad_images:
+                metadata = metadata | {"progress": metadata["progress"] | {"bad_images": bad_images}}
+            error = self._complete(path, samples, metadata, arrays=arrays, before_manifest=before_manifest)
+        self.last_error = error = group.broadcast_object("manifest", error)
+        group.set_background_save("")
+        if error is None:
+            group.set_resume_hint(f"the same command continues from {self.folder / str(samples)}")
+        elif group.is_rank0:
+            self._abandon(path, error)
+
+    def _prepare(self, path: Path, host_state: Any) -> tuple[dict[str, list], str | None, str | None]:
+        """Make the directory and compute (descriptions of all arrays, their checksum, error)."""
+        try:
+            if self.group.is_rank0:
+                self._clean_up()
+                path.mkdir(parents=True)
+            arrays = describe_arrays(host_state)
+            return arrays, hashlib.sha256(json.dumps(arrays).encode()).hexdigest(), None
+        except Exception as error:  # its type depends on the file system
+            return {}, None, save_error(error)
+
+    def _write(self, path: Path, host_state: Any) -> str | None:
+        """Write the arrays; returns the first error of any process."""
+        error = None
+        try:
+            write_state(self._checkpointer, path, host_state, num_processes=self.group.num_processes)
+        except Exception as failure:  # for example a full disk
+            error = save_error(failure)
+            if self.group.num_processes > 1:  # the others wait in Orbax, which does not pass on the error
+                self._abandon(path, error)
+        return next(filter(None, self.group.all_gather_object("written", error)), None)
+
+    def _complete(
+        self, path: Path, samples: int, metadata: dict, *, arrays: dict, before_manifest: Callable[[], None]
+    ) -> str | None:
+        """Write the manifest and rename the directory to its final name; returns the error if that fails."""
+        try:
+            before_manifest()
+            files = {name: file_checksum(path / name) for name in state_files(path)}
+            write_manifest(Manifest(path, samples, metadata, arrays, files))
+            final = self.folder / str(samples)
+            if final.exists():  # of the same samples, saved before their evaluation
+                replaced = _rename_for_removal(final)
+                path.rename(final)
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                path.rename(final)
+        except Exception as error:  # for example a full disk
+            return save_error(error)
+        with contextlib.suppress(OSError):  # retried after the next save
+            for manifest in self.retention.expired(list(read_manifests(self.folder))):
+                shutil.rmtree(_rename_for_removal(manifest.path), ignore_errors=True)
+        return None
+
+    def _abandon(self, path: Path, error: str) -> None:
+        """Remove a failed save. A single process continues without it; several processes end."""
+        shutil.rmtree(path, ignore_errors=True)
+        message = f"the checkpoint {path} could not be saved ({error})"
+        if self.group.num_processes > 1:
+            self.group.abort(message)
+        latest = latest_valid(self.folder)
+        kept = f"the checkpoint {latest.path} is kept" if latest else "there is no other checkpoint yet"
+        self.info(f"{message}; training continues, and {kept}")
+
+    def _clean_up(self) -> None:
+        """Remove what interrupted or failed saves left; Orbax may write for a moment after a failure.
+
+        A save that was interrupted between its manifest and its final name is completed.
+        """
+        for path in self.folder.glob(f"{UNFINISHED}*"):
+            name = path.name.removeprefix(UNFINISHED)
+            if is_checkpoint_name(name) and not (self.folder / name).exists():
+                with contextlib.suppress(CorruptCheckpoint, UnreadableCheckpoint, OSError):
+                    if read_manifest(path).samples == int(name):
+                        path.rename(self.folder / name)
+        for path in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename_for_removal(path: Path) -> Path:
+    """Rename a checkpoint, so that `_clean_up` removes it if this process is interrupted before it does."""
+    target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
+    shutil.rmtree(target, ignore_errors=True)
+    path.rename(target)
+    return target

@@ -1,0 +1,42 @@
+"""Rules for which checkpoints of a run are kept."""
+
+from jaxdp.checkpoint.listing import by_accuracy
+from jaxdp.checkpoint.manifest import Manifest
+
+
+class Retention:
+    """Keeps the newest `keep` checkpoints, the most accurate one, the retained ones and the last audited one.
+
+    Checkpoints are identified by their number of samples. retained: checkpoints that are never removed. audited: the newest
+    checkpoint when an audit last passed. resumed: the checkpoint this session started from, kept until an audit passes.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+        self.retained: list[int] = []
+        self.audited: int | None = None
+        self.resumed: int | None = None
+
+    def resume(self, retained: list[int], audited: int | None, *, resumed: int) -> None:
+        """Continue with the retained and audited checkpoints of the run's earlier sessions."""
+        self.retained, self.audited, self.resumed = [*retained], audited, resumed
+
+    def retain(self, samples: int) -> None:
+        """Never remove the checkpoint of `samples` samples."""
+        if samples not in self.retained:
+            self.retained.append(samples)
+
+    def mark_audited(self, samples: int | None) -> None:
+        """Record the newest checkpoint when an audit passed; None if there was none."""
+        self.audited, self.resumed = samples, None
+
+    @property
+    def rollback_samples(self) -> int | None:
+        """The checkpoint to return to if an audit fails: the last audited one, else the one this session started from."""
+        return self.resumed if self.audited is None else self.audited
+
+    def expired(self, manifests: list[Manifest]) -> list[Manifest]:
+        """The checkpoints to remove. manifests: all of the run's, newest first."""
+        kept = {self.audited, self.resumed, *self.retained}
+        kept |= {manifest.samples for manifest in [*manifests[: self.keep], *by_accuracy(manifests)[:1]]}
+        return [manifest for manifest in manifests if manifest.samples not in kept]

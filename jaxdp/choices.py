@@ -1,0 +1,219 @@
+"""Tables of the named choices of a configuration: optimizers, schedules, data sources, augmentations and a few others.
+
+Config types, validation, `--help`, plan output and tests are derived from these tables. The functions that implement the
+choices are registered where they are defined, with `Choices.implement`, which raises at import if one is missing. This module
+imports neither JAX nor third-party packages.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Implementation = TypeVar("Implementation")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a config field. help: noun phrase for `--help`. uses: names of the fields that the choice reads, separated
+    by spaces; fields that every choice of a table reads need not be listed."""
+
+    help: str
+    uses: str = ""
+
+
+@dataclass(frozen=True)
+class Source(Choice):
+    """A data source.
+
+    in_memory: it makes its images itself, in one size. min_classes: smallest `model.classes`. train_split, eval_split: allowed
+    values (None: any). train_images: size of the training set, if published. mean, std: pixel statistics for normalization, on
+    the scale 0 to 255, per channel or for all channels.
+    """
+
+    in_memory: bool = False
+    min_classes: int = 2
+    train_split: tuple[str, ...] | None = None
+    eval_split: tuple[str, ...] | None = None
+    train_images: int | None = None
+    mean: float | tuple[float, ...] = (123.675, 116.28, 103.53)  # ImageNet's
+    std: float | tuple[float, ...] = (58.395, 57.12, 57.375)
+
+
+@dataclass(frozen=True)
+class Augmentation(Choice):
+    """An augmentation. resizes: it crops from stored images of another size than `data.image_size`."""
+
+    resizes: bool = False
+
+
+Entry = TypeVar("Entry", bound=Choice)
+
+
+class Choices(Generic[Entry]):
+    """The choices of one config field.
+
+    field: the field, such as `optimizer.name`. section: the section of the config that holds the fields in `Choice.uses`.
+    other: entry for names that are not in the table; None if there are no others.
+    """
+
+    def __init__(self, field: str, section: str, entries: dict[str, Entry], *, other: Entry | None = None) -> None:
+        self.field, self.section, self.entries, self.other = field, section, entries, other
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __getitem__(self, name: str) -> Entry:
+        """The entry of a name. Raises KeyError for an unknown one."""
+        if self.other is not None:
+            return self.entries.get(name, self.other)
+        return self.entries[name]
+
+    @property
+    def help(self) -> str:
+        """Names with their help texts, for `--help`."""
+        texts = [f"{name}: {entry.help}" if entry.help else name for name, entry in self.entries.items()]
+        return "; ".join([*texts, self.other.help] if self.other else texts)
+
+    @property
+    def dependent_fields(self) -> list[str]:
+        """Fields of `section` that some choices use and others ignore, sorted."""
+        used = [frozenset(entry.uses.split()) for entry in self._all()]
+        return sorted(used[0].union(*used) - used[0].intersection(*used))
+
+    def ignored_fields(self, name: str) -> list[str]:
+        """Fields of `section` that the choice `name` ignores and another choice uses, sorted."""
+        return [field for field in self.dependent_fields if field not in self[name].uses.split()]
+
+    def users(self, fields: Iterable[str]) -> list[str]:
+        """Names of the choices that use all of `fields`."""
+        needed = set(fields)
+        return [name for name, entry in self.entries.items() if needed <= set(entry.uses.split())]
+
+    def implement(self, functions: dict[str, Implementation]) -> dict[str, Implementation]:
+        """`functions`, by name. Raises TypeError unless they are exactly one for each choice."""
+        if missing := [name for name in self.entries if name not in functions]:
+            raise TypeError(f"{self.field}: no implementation of {', '.join(missing)}")
+        if unknown := [name for name in functions if name not in self.entries]:
+            raise TypeError(f"{self.field}: {', '.join(unknown)} is implemented but missing in jaxdp/choices.py")
+        return functions
+
+    def _all(self) -> list[Choice]:
+        return [*self.entries.values(), *([self.other] if self.other else [])]
+
+
+OPTIMIZERS = Choices(
+    "optimizer.name",
+    "optimizer",
+    {
+        "lars": Choice("layer-wise adaptive rate scaling (You et al.)", "trust_coefficient eps denominator"),
+        "sgd": Choice("stochastic gradient descent with momentum"),
+    },
+)
+MOMENTUM_RULES = Choices(
+    "optimizer.momentum_rule",
+    "optimizer",
+    {
+        "constant": Choice("the same for all batches"),
+        "noise_scale": Choice("keeps learning rate / (batch * (1 - momentum)) constant", "momentum_batch"),
+        "as_printed": Choice("the formula printed by Mikami et al.", "momentum_batch"),
+    },
+)
+SCHEDULES = Choices(
+    "schedule.name",
+    "schedule",
+    {
+        "cosine": Choice("warm-up, then half a cosine down to `end`", "start end"),
+        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`", "start end power"),
+        "goyal": Choice("steps, scaled linearly with the batch (Goyal et al.)", "boundaries factor"),
+        "sony_a": Choice("configuration A of Mikami et al., polynomial", "start end power"),
+        "sony_b": Choice("configuration B of Mikami et al., with jumps", "start power boundaries factor"),
+    },
+)
+LOSS_SCALES = Choices(
+    "loss_scale.name",
+    "loss_scale",
+    {
+        "none": Choice(""),
+        "static": Choice("fixed", "initial"),
+        "dynamic": Choice(
+            "halved when a gradient is not finite, and the step skipped; doubled after `growth_steps` finite steps",
+            "initial growth_steps minimum maximum give_up_after",
+        ),
+    },
+)
+AUGMENTATIONS = Choices(
+    "data.augmentation",
+    "augment",
+    {
+        "none": Augmentation(""),
+        "digits": Augmentation("small rotations, scales, shears and shifts"),
+        "paper": Augmentation(
+            "Mikami et al., see `augment`",
+            "min_scale max_scale angle aspect distortion brightness contrast contrast_centre noise flip padding",
+            resizes=True,
+        ),
+        "random_resized_crop": Augmentation("crop of random area and aspect ratio, flip", "flip min_area", resizes=True),
+        "pad_and_crop": Augmentation("crop of the padded image, flip", "flip padding"),
+    },
+)
+MIXES = Choices(
+    "data.mix",
+    "data",
+    {
+        "none": Choice(""),
+        "mixup": Choice("blend of whole images (Zhang et al.)", "mix_alpha"),
+        "cutmix": Choice("rectangle of the other image (Yun et al.)", "mix_alpha"),
+    },
+)
+READ_FROM_DISK = "directory threads train_split eval_split"
+SOURCES = Choices(
+    "data.source",
+    "data",
+    {
+        "digits": Source(
+            "scikit-learn's handwritten digits (1,797 real images)",
+            "train_split eval_split",
+            in_memory=True,
+            min_classes=10,
+            train_split=("train", "fit"),
+            eval_split=("test", "validation"),
+            mean=78.0,
+            std=89.0,
+        ),
+        "synthetic": Source(
+            "seeded images of any size and number", "train_examples eval_examples", in_memory=True, mean=127.5, std=52.0
+        ),
+        "folder": Source("images in `directory`/SPLIT/CLASS/", READ_FROM_DISK),
+        "given": Source("the `datasets` argument of `jaxdp.train`", READ_FROM_DISK),
+        "imagenet2012": Source("ImageNet", READ_FROM_DISK, min_classes=1000, train_images=1_281_167),
+        "cifar10": Source("CIFAR-10", READ_FROM_DISK, min_classes=10, train_images=50_000),
+    },
+    other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", READ_FROM_DISK),
+)
+STATISTICS = Choices(
+    "model.statistics",
+    "model",
+    {
+        "moving_average": Choice("moving averages over the training batches", "norm_momentum"),
+        "last_batch": Choice("statistics of the last training batch over all workers"),
+    },
+)
+NON_FINITE = Choices(
+    "guard.non_finite",
+    "guard",
+    {"stop": Choice("end the run"), "skip": Choice("skip the step (dynamic loss scaling always does)", "skip_at_most")},
+)
+TABLES: tuple[Choices, ...] = (
+    OPTIMIZERS,
+    MOMENTUM_RULES,
+    SCHEDULES,
+    LOSS_SCALES,
+    AUGMENTATIONS,
+    MIXES,
+    SOURCES,
+    STATISTICS,
+    NON_FINITE,
+)

@@ -1,0 +1,280 @@
+"""`jaxdp bench`: measure this machine."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.config import IN_MEMORY, Config
+from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of
+from jaxdp.flags import flag_value, parse, rows
+from jaxdp.recipes import load_recipe
+from jaxdp.validation import validate
+
+LARGEST_MESSAGE = 2**34  # bytes; larger than any model's gradients, and every device holds a copy
+
+
+@dataclasses.dataclass(frozen=True)
+class Allreduce:
+    """Time every all-reduce strategy on the mesh of this machine, verify every sum, fit latency and bandwidth, and recommend a
+    strategy. Exits with 1 if a strategy returns wrong sums.
+
+    Examples:
+      jaxdp bench allreduce
+      jaxdp launch --processes 2 -- jaxdp bench allreduce --mesh.cpu-devices 2
+      jaxdp bench allreduce --config imagenet_sony_exp2 --mesh.cpu-devices 8 --sizes 65536 1048576 --repeats 5
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe whose mesh, wire type and gradient are measured"""
+    sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
+    """Sizes of the messages, in bytes"""
+    dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
+    """Types of the messages"""
+    repeats: int = 9
+    """Number of timed calls of each strategy, alternating"""
+    output: str = "bench/allreduce"
+    """Directory for allreduce.json and allreduce.png"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """Time the input pipeline in images/s: reading, decoding, cropping, batching, transfer to the devices.
+
+    Examples:
+      jaxdp bench input
+      jaxdp bench input --data.source folder --data.directory ~/pictures --batch-size 128
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "imagenet_goyal_8k"
+    """Recipe whose crop is measured"""
+    batch_size: int = 64
+    """Number of images per batch"""
+    repeats: int = 5
+    """Number of timed calls of each stage"""
+    output: str = "bench/input"
+    """Directory for input.json and input.png"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Time the training step on increasing numbers of devices: speed-up, efficiency, exposed communication, stalls.
+
+    Examples:
+      jaxdp bench scaling --config cifar10_resnet50 --devices 1 2 4 8 --mesh.cpu-devices 8 --batch.0.global-batch 32
+      jaxdp bench scaling --config imagenet_mlperf_3264 --devices 1 2 4 8
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe whose step is timed, with the batch of its first phase"""
+    devices: tuple[int, ...] = ()
+    """Increasing numbers of devices (default: powers of two up to all)"""
+    repeats: int = 7
+    """Number of timed steps of each kind, alternating"""
+    output: str = "bench/scaling"
+    """Directory for scaling.json and scaling.png"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Time the training step on synthetic images on the devices: images/s, fraction of the devices' peak, memory, compilation
+    time, and time to the first step with a cold and a warm cache.
+
+    Examples:
+      jaxdp bench step
+      jaxdp bench step --config imagenet_goyal_256 --batch-size 256 --batch.0.per-worker-batch 256 --model.dtype bfloat16
+      jaxdp bench step --model.stem small --batch-size 64 --mesh.cpu-devices 1 --no-starts --kernels
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe whose step is timed"""
+    batch_size: int | None = None
+    """Number of images per step on all devices (default: the first phase's batch, or its per-worker batch on each device)"""
+    starts: bool = True
+    """Time of two complete commands to their first step"""
+    kernels: bool = False
+    """Table of the step's time by kind of kernel, from a profile of some more steps"""
+    repeats: int = 7
+    """Number of timed rounds"""
+    seconds: float = 2.0
+    """Approximate duration of a round, in seconds"""
+    output: str = "bench/step"
+    """Directory for step.json and step.png"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+Options = Allreduce | Input | Scaling | Step
+
+
+def run(arguments: list[str], program: str) -> None:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(
+            f"usage: {program} NAME [options]\n\nMeasure parts of a run on this machine.\n\n"
+            f"benchmarks:\n{rows(BENCHES)}\n\n"
+            f"`{program} NAME --help` lists every option.\n\nExamples:\n"
+            f"  {program} allreduce --mesh.cpu-devices 8\n  {program} step --config imagenet_goyal_256 --batch-size 256"
+        )
+        return
+    if not arguments or arguments[0] not in BENCHES:
+        raise one_of("bench", arguments[0] if arguments else "", BENCHES)
+    name, flags = arguments[0], arguments[1:]
+    kind, bench = COMMANDS[name]
+    recipe = load_recipe(flags, default=kind.config)
+    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe)), flags)
+
+
+def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
+    if not options.sizes or min(options.sizes) < 4:
+        raise ConfigError("--sizes", options.sizes, reason="must be at least 4 bytes each")
+    if max(options.sizes) > LARGEST_MESSAGE:
+        raise ConfigError("--sizes", max(options.sizes), reason=f"must be at most {LARGEST_MESSAGE} (16 GiB)")
+    from jaxdp.distributed import runtime
+
+    group = runtime.join(guard=options.run.guard, secret_dir=Path(options.output))
+    with runtime.fail_together(group):
+        record = _allreduce_record(options)
+        if group.is_rank0:
+            from jaxdp.bench import allreduce
+
+            _bench_result(options, "allreduce", record, bench=allreduce)
+    runtime.exit_together(group, EXIT_FAILURE if record["wrong_sums"] else 0)
+
+
+def _allreduce_record(options: Allreduce) -> dict[str, Any]:
+    """The record of `jaxdp bench allreduce`, on all processes."""
+    config, devices = _start(options)
+    import jax
+
+    from jaxdp import models
+    from jaxdp.bench import allreduce
+    from jaxdp.parallel.mesh import choose_shape, make_mesh
+
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    if mesh.size < 2:
+        raise ConfigError("mesh", reason="an all-reduce needs at least two devices", hint="on a CPU use --mesh.cpu-devices 4")
+    size = config.data.image_size
+    gradient, _ = jax.eval_shape(lambda: models.create(config.model).init(jax.random.key(0), (size, size, 3)))
+    gradient = models.create(config.model).trainable(gradient, config.finetune.frozen_stages)
+    return allreduce.run(config, mesh, gradient, sizes=options.sizes, dtypes=options.dtypes, repeats=options.repeats)
+
+
+def _bench_input(options: Input, flags: list[str]) -> None:
+    if options.batch_size < 1:
+        raise ConfigError("--batch-size", options.batch_size, reason="must be at least 1")
+    config, devices = _start(options)
+    from jaxdp.bench import input as bench
+    from jaxdp.data.sources import open_split
+    from jaxdp.parallel.mesh import make_mesh
+
+    has_source = any(flag_value(flags, flag) is not None for flag in ("--data.source", "--data.directory"))
+    if has_source and config.data.source in IN_MEMORY:
+        reason = "has no files to read"
+        raise ConfigError("data.source", config.data.source, reason=reason, hint="use folder or a prepared data set")
+    source = open_split(config.data, config.data.train_split) if has_source else None
+    count = max(n for n in range(1, len(devices) + 1) if options.batch_size % n == 0)
+    record = bench.run(config, make_mesh(1, count), batch_size=options.batch_size, repeats=options.repeats, source=source)
+    _bench_result(options, "input", record, bench=bench)
+
+
+def _bench_scaling(options: Scaling, flags: list[str]) -> None:
+    config, devices = _start(options)
+    from jaxdp.bench import scaling
+    from jaxdp.loggers.console import Screen
+
+    counts = options.devices or tuple(2**power for power in range(len(devices).bit_length()))
+    record = scaling.run(config, counts, repeats=options.repeats, progress=Screen(sys.stderr).info)
+    _bench_result(options, "scaling", record, bench=scaling)
+
+
+def _bench_step(options: Step, flags: list[str]) -> None:
+    if not options.seconds > 0:
+        raise ConfigError("--seconds", options.seconds, reason="must be greater than 0")
+    config = _validated(options)
+    from jaxdp.bench import step as bench
+    from jaxdp.loggers.console import Screen
+    from jaxdp.parallel.mesh import choose_shape, make_mesh
+
+    def checked_batch(devices: int) -> int:
+        batch = bench.default_batch(config, devices) if options.batch_size is None else options.batch_size
+        bench.check(config, batch, devices=devices, profile=options.kernels)
+        return batch
+
+    starts = None
+    if options.starts:
+        batch = checked_batch(bench.count_devices(config))
+        Screen(sys.stderr).info("running two commands of one step each to time their start ...")
+        starts = bench.time_first_steps(config, batch)
+    config, devices = _start(options)
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices)))
+    batch = checked_batch(mesh.size)
+    record = bench.run(
+        config,
+        mesh,
+        batch=batch,
+        repeats=options.repeats,
+        seconds=options.seconds,
+        first_steps=starts,
+        profile=options.kernels,
+    )
+    _bench_result(options, "step", record, bench=bench)
+
+
+def _validated(options: Options) -> Config:
+    """The config of a benchmark. Raises ConfigError for it or for the common options."""
+    if options.repeats < 1:
+        raise ConfigError("--repeats", options.repeats, reason="must be at least 1")
+    return validate(options.run)
+
+
+def _start(options: Options) -> tuple[Config, list]:
+    """(validated config, devices of this machine)."""
+    from jaxdp.distributed import runtime
+
+    config = _validated(options)
+    return config, runtime.start(config.mesh, compile=config.compile)
+
+
+def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench: ModuleType) -> None:
+    """Write the JSON file and the plot of a benchmark, and print its tables."""
+    from jaxdp.loggers.console import Screen
+
+    folder = Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    bench.draw(record, folder / f"{name}.png")
+    if options.json:
+        print(json.dumps(record, indent=1))
+        return
+    screen = Screen()
+    for part in [*bench.render(record), f"written to {folder}: {name}.json, {name}.png"]:
+        (screen.info if isinstance(part, str) else screen.table)(part)
+        screen.info("")
+
+
+COMMANDS: dict[str, tuple[type[Options], Callable[[Any, list[str]], None]]] = {
+    "allreduce": (Allreduce, _bench_allreduce),
+    "input": (Input, _bench_input),
+    "scaling": (Scaling, _bench_scaling),
+    "step": (Step, _bench_step),
+}
+BENCHES = {
+    "allreduce": "Time every all-reduce strategy",
+    "input": "Time the input pipeline: read, decode, crop, transfer",
+    "scaling": "Time the training step on increasing numbers of devices",
+    "step": "Time the training step, and the start of a command",
+}

@@ -1,0 +1,56 @@
+"""`jaxdp checkpoints`: list and verify the checkpoints of a run."""
+
+import dataclasses
+import json
+from typing import Any
+
+from jaxdp.cli.options import Switch
+from jaxdp.flags import parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """List the checkpoints of a run, oldest first, and verify the checksums of their files.
+
+    Examples:
+      jaxdp checkpoints --workdir runs/digits
+    """
+
+    workdir: str = "runs/digits"
+    """Working directory of the run"""
+    json: Switch = False
+    """Output as one JSON document: a list with an object per checkpoint"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    options = parse(Checkpoints, arguments, program)
+    from jaxdp.inference.load_run import list_checkpoints
+
+    rows = list_checkpoints(options.workdir)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    from jaxdp.loggers.console import Screen
+
+    screen = Screen()
+    if rows:
+        screen.table(_table(rows))
+    else:
+        screen.info(f"{options.workdir} contains no checkpoint")
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("samples", "epoch", "steps", "accuracy", "size"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    for row in rows:
+        known = row["epoch"] is not None
+        numbers = (f"{row['epoch']:.2f}", f"{row['steps']:,}") if known else ("", "")
+        accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"
+        size = f"{row['bytes'] / 1e6:,.1f} MB" if known else ""
+        state = (row["error"] or "valid").replace(f"{row['path']}/", "")
+        table.add_row(str(row["samples"]), *numbers, accuracy, size, state)
+    return table

@@ -1,0 +1,41 @@
+"""`jaxdp data prepare`: prepare a data set of tensorflow-datasets."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from jaxdp.errors import one_of
+from jaxdp.flags import parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+    """Download a data set and prepare it as array_record files, which training reads without TensorFlow (extra prepare).
+
+    Examples:
+      jaxdp data prepare imagenette
+      jaxdp data prepare imagenet2012 --directory ~/tensorflow_datasets --manual-directory ~/downloads
+    """
+
+    name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+    """Name of the data set, optionally with config and version: NAME/CONFIG:VERSION"""
+    directory: str | None = None
+    """Directory of prepared data sets (default: ~/tensorflow_datasets)"""
+    manual_directory: str | None = None
+    """Directory of archives that must be downloaded by hand, such as ImageNet's"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(
+            f"usage: {program} prepare NAME [options]\n\nDownload and prepare a data set of tensorflow-datasets.\n\n"
+            f"`{program} prepare --help` lists every option.\n\nExample:\n  {program} prepare imagenette"
+        )
+        return
+    if not arguments or arguments[0] != "prepare":
+        raise one_of("data", arguments[0] if arguments else "", ["prepare"])
+    options = parse(Prepare, arguments[1:], f"{program} prepare")
+    from jaxdp.data.tfds import prepare
+
+    print(prepare(options.name, options.directory, options.manual_directory))

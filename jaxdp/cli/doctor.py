@@ -1,0 +1,191 @@
+"""`jaxdp doctor`: check this machine, or with --verify prove that its devices train correctly."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.config import Config
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import EXIT_FAILURE, ConfigError
+from jaxdp.files import check_output, write_output
+from jaxdp.flags import parse
+from jaxdp.recipes import load_recipe
+from jaxdp.validation import validate
+
+
+def run(arguments: list[str], program: str) -> None:
+    recipe = load_recipe(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class Doctor:
+        """Check whether this machine can run a recipe: devices, versions, CUDA, NCCL, memory, disks, data, network, limits.
+        Exits with 1 if a check reports an error.
+
+        With --verify: prove that its devices train correctly. Compares the gradient of every strategy on every mesh with one
+        device's, repeats steps to the bit, checks exact sums of messages as large as the recipe's and exact resume, and times
+        the step on growing numbers of devices.
+
+        Examples:
+          jaxdp doctor
+          jaxdp doctor --config imagenet_goyal_8k --images-per-second 2000
+          jaxdp doctor --verify --output proofs.json
+          jaxdp doctor --verify --mesh.cpu-devices 8
+          jaxdp launch --processes 2 -- jaxdp doctor --verify
+        """
+
+        run: ConfigFields = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """Recipe to check for: a name in configs/, a .py file with config(), or a saved config.json"""
+        workdir: str | None = None
+        """Working directory of the run; None: runs/NAME"""
+        images_per_second: float | None = None
+        """Training speed of one device in images/s, as `jaxdp bench step` measures it, for the number of decoding cores"""
+        cluster: str = "auto"
+        """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+        coordinator: str | None = None
+        """HOST:PORT of rank 0, with --processes and --rank, as for `jaxdp train`"""
+        processes: int | None = None
+        """Number of processes of the run, on all hosts"""
+        rank: int | None = None
+        """Rank of this process, from 0"""
+        verify: Switch = False
+        """Proofs of correct training instead of checks, on all processes; splits a CPU into --mesh.cpu-devices, or 4"""
+        output: str | None = None
+        """JSON file for the proofs of --verify, with machine, versions and commit"""
+        overwrite: Switch = False
+        """Permission to overwrite the file given by --output"""
+        json: Switch = False
+        """Output as one JSON document on stdout"""
+
+    options = parse(Doctor, arguments, program)
+    config = validate(options.run)
+    rate = options.images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError("--images-per-second", rate, reason="must be above 0")
+    if options.verify:
+        if rate is not None:
+            raise ConfigError("--images-per-second", rate, reason="has no effect with --verify")
+        from jaxdp.distributed import runtime
+
+        join = partial(
+            runtime.join,
+            options.cluster,
+            coordinator=options.coordinator,
+            processes=options.processes,
+            rank=options.rank,
+        )
+        _verify(config, options.workdir, join=join, output=Output(options.output, options.overwrite, options.json))
+        return
+    if options.output is not None:
+        raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
+    with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
+        from jaxdp.doctor import runner
+    from jaxdp.distributed import launchers
+    from jaxdp.doctor.check_result import ERROR, any_running, summarize, to_dict
+    from jaxdp.loggers.console import Screen
+
+    results = runner.run_checks(
+        config,
+        Path("runs") / config.name if options.workdir is None else Path(options.workdir),
+        images_per_second=rate,
+        detect=partial(
+            launchers.detect,
+            options.cluster,
+            coordinator=options.coordinator,
+            processes=options.processes,
+            rank=options.rank,
+        ),
+    )
+    if options.json:
+        print(json.dumps(to_dict(results, config.name), indent=2))
+    else:
+        screen = Screen()
+        screen.info(f"checks for the recipe {config.name}")
+        screen.table(runner.make_table(results))
+        screen.info(summarize(results))
+    code = EXIT_FAILURE if any(result.status == ERROR for result in results) else 0
+    if any_running():
+        sys.stdout.flush()
+        os._exit(code)
+    if code:
+        sys.exit(code)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the record of the proofs goes: a JSON file if `path` is given, and stdout as a table or as JSON."""
+
+    path: str | None
+    overwrite: bool
+    json: bool
+
+    def check(self) -> None:
+        """Raise ConfigError if the file cannot be written."""
+        if self.path is not None:
+            check_output(self.path, self.overwrite)
+
+    def write(self, record: dict) -> None:
+        from jaxdp.doctor import verify
+        from jaxdp.loggers.console import Screen
+
+        text = verify.to_json(record)
+        if self.path is not None:
+            write_output(Path(self.path), (text + "\n").encode())
+        if self.json:
+            print(text)
+            return
+        screen = Screen()
+        for part in verify.report(record):
+            if isinstance(part, str):
+                screen.info(part)
+            else:
+                screen.table(part)
+        if self.path is not None:
+            screen.info(f"proofs written to {self.path}")
+
+
+def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessGroup], output: Output) -> None:
+    """Run the proofs; exits with 1 if one fails. join: returns the process group."""
+    from jaxdp.distributed import runtime
+    from jaxdp.training import run_dir
+
+    run_path = run_dir.resolve_workdir(workdir, config)
+    shared_dir = run_path.with_name(f"{run_path.name}-verify")
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, temporary files removed
+    try:
+        group = join(guard=config.guard, secret_dir=shared_dir)
+        with runtime.fail_together(group):
+            if workdir is not None and group.num_processes == 1:
+                raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
+            if group.is_rank0:
+                output.check()
+            record = _run_proofs(config, group, shared_dir)
+            if group.is_rank0:
+                output.write(record)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0)
+
+
+def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path) -> dict:
+    """Run the proofs on all processes and return their record; several processes share `shared_dir` meanwhile."""
+    from jaxdp.doctor import verify
+    from jaxdp.loggers.console import Quiet, Screen
+
+    info = Screen(sys.stderr).info if group.is_rank0 else Quiet().info
+    if group.num_processes == 1:
+        return verify.run(config, info)
+    if group.is_rank0:
+        shared_dir.mkdir(parents=True, exist_ok=True)
+    record = verify.run(config, info, group=group, shared_dir=shared_dir)
+    if group.is_rank0:
+        shutil.rmtree(shared_dir, ignore_errors=True)
+    return record

@@ -1,0 +1,49 @@
+"""`jaxdp evaluate`: evaluate a checkpoint on the held-out images."""
+
+import dataclasses
+import json
+
+from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.config import Config
+from jaxdp.flags import asks_for_help, flag_value, parse
+from jaxdp.recipes import register_from
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Compute the accuracy of a checkpoint on all held-out images, on the devices of this machine.
+
+    Examples:
+      jaxdp evaluate --workdir runs/digits
+      jaxdp evaluate --workdir runs/digits --checkpoint best --json
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    workdir: str = "runs/digits"
+    """Working directory of the run"""
+    checkpoint: str = "newest"
+    """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
+    config: str | None = None
+    """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    from jaxdp.training.run_dir import run_config
+
+    workdir = flag_value(arguments, "--workdir") or "runs/digits"
+    default = Evaluate(run=Config() if asks_for_help(arguments) else run_config(workdir))
+    options = parse(Evaluate, arguments, program, default=default)
+    register_from(options.config)
+    from jaxdp.inference.evaluate import evaluate
+
+    result = evaluate(options.run, options.workdir, options.checkpoint)
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    print(
+        f"accuracy {100 * result['eval_accuracy']:.2f} %  (top-5 {100 * result['eval_top5']:.2f} %, "
+        f"{result['eval_examples']} held-out images)  loss {result['eval_loss']:.4f}  "
+        f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
+    )

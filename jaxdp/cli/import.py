@@ -1,0 +1,49 @@
+"""`jaxdp import`: convert weights of torchvision or timm to a file for --finetune.weights."""
+
+import dataclasses
+import json
+from typing import Literal
+
+import tyro
+
+from jaxdp.cli.options import Switch
+from jaxdp.flags import parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """Convert the weights of a ResNet from torchvision or timm to a file with jaxdp's names, for --finetune.weights.
+
+    Examples:
+      jaxdp import resnet50.safetensors --output resnet50-jaxdp.safetensors
+      jaxdp import model.safetensors --output ours.safetensors --depth 50 --classes 1000
+    """
+
+    file: tyro.conf.Positional[str]
+    """Safetensors file with the names of torchvision or timm"""
+    output: str
+    """File to write, ending in .safetensors"""
+    depth: int | None = None
+    """Expected number of layers (default: any)"""
+    classes: int | None = None
+    """Expected number of classes (default: any)"""
+    stem: Literal["imagenet", "small"] | None = None
+    """Expected first layers (default: any)"""
+    overwrite: Switch = False
+    """Permission to overwrite the output file"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    options = parse(Import, arguments, program)
+    from jaxdp.models.weights import import_file
+
+    expected = {name: getattr(options, name) for name in ("depth", "classes", "stem")}
+    result = import_file(options.file, options.output, expected=expected, overwrite=options.overwrite)
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    model = result["model"]
+    summary = f"ResNet-{model['depth']}, {model['classes']} classes, {result['tensors']} tensors, {result['bytes']:,} bytes"
+    print(", ".join([f"{result['output']}: {summary}", *result["notes"]]))

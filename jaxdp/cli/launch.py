@@ -1,0 +1,33 @@
+"""`jaxdp launch`: start several processes of a run on this machine."""
+
+import dataclasses
+import sys
+
+from jaxdp.flags import parse
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """Start several processes of one run on this machine. Output lines are prefixed with the rank; if one process fails, all
+    are terminated.
+
+    Examples:
+      jaxdp launch --processes 2 -- train.py --mesh.cpu-devices 4
+      jaxdp launch --processes 8 --restarts 3 -- train.py --config imagenet_goyal_256
+    """
+
+    processes: int
+    """Number of processes; GPUs are divided evenly among them"""
+    restarts: int = 0
+    """Number of restarts after failures; a restarted run resumes from its last checkpoint"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    flags, command = arguments, []
+    if "--" in arguments:
+        index = arguments.index("--")
+        flags, command = arguments[:index], arguments[index + 1 :]
+    options = parse(Launch, flags, program)
+    from jaxdp.distributed.launch import launch
+
+    sys.exit(launch(command, options.processes, options.restarts))

@@ -1,0 +1,163 @@
+"""Entry point of the command line: finds the command and turns known errors into one line and an exit code."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TextIO
+
+from jaxdp import cli
+from jaxdp.distributed import address_space
+from jaxdp.errors import (
+    EXIT_CONFIG,
+    EXIT_FAILURE,
+    OneLine,
+    first_line,
+    not_imported,
+    one_of,
+    printable,
+    printable_lines,
+)
+from jaxdp.flags import asks_for_help, rows
+
+COMMANDS = {
+    "train": "Train a model",
+    "plan": "Print the plan of a run without running it",
+    "evaluate": "Evaluate a checkpoint on the held-out images",
+    "predict": "Predict the classes of images",
+    "checkpoints": "List and verify the checkpoints of a run",
+    "export": "Write the weights of a checkpoint to a safetensors file",
+    "import": "Convert weights of torchvision or timm to a file for --finetune.weights",
+    "bench": "Measure this machine: allreduce, input, scaling, step",
+    "data": "Prepare a data set of tensorflow-datasets",
+    "launch": "Start several processes of a run on this machine",
+    "report": "Summarize runs on a page with curves",
+    "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
+}
+ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # commands that start JAX
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """`jaxdp COMMAND ...`. Exits with 0 on success, 2 for an invalid command line or configuration, 75 for a run that was
+    stopped by a signal and saved, 1 for any other error."""
+    with _errors_in_one_line():
+        _main(sys.argv[1:] if arguments is None else list(arguments))
+
+
+def run(command: str, arguments: list[str], program: str) -> None:
+    """Run one command; known errors become one line on stderr and an exit code."""
+    with _errors_in_one_line():
+        _run(command, arguments, program)
+
+
+def _main(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help(), flush=True)
+        sys.exit(0 if arguments else EXIT_CONFIG)
+    command, rest = arguments[0], arguments[1:]
+    if command == "--version":
+        return _version()
+    if command not in COMMANDS:
+        raise one_of("command", command, COMMANDS)
+    _run(command, rest, f"jaxdp {command}")
+
+
+def _run(command: str, arguments: list[str], program: str) -> None:
+    if arguments == ["--version"]:
+        return _version()
+    if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
+        os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
+    if command in ON_DEVICES and not asks_for_help(arguments):
+        address_space.check()
+    try:
+        import_module(f"{cli.__name__}.{command}").run(arguments, program)
+    except Exception as error:
+        if command != "doctor" or not_imported(error) is None:
+            raise
+        from jaxdp.doctor import fallback
+
+        fallback.print_report("--json" in arguments)
+        sys.exit(EXIT_FAILURE)
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    _open_streams()
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # report an error of writing like any other
+    except KeyboardInterrupt:
+        print("jaxdp: interrupted", file=sys.stderr, flush=True)
+        _flush()
+        os._exit(EXIT_FAILURE)  # without waiting for compilations in threads
+    except BrokenPipeError:  # closed by the reader of stdout, as in `jaxdp plan | head`
+        _leave(EXIT_FAILURE)
+    except Exception as error:
+        if (line := _line_of(error)) is None:
+            raise
+        print(f"jaxdp: {printable_lines(line)}", file=sys.stderr, flush=True)
+        _leave(error.exit_code if isinstance(error, OneLine) else EXIT_FAILURE)
+
+
+def _line_of(error: Exception) -> str | None:
+    """The line that replaces the traceback of an error; None for unexpected errors, which keep it."""
+    if isinstance(error, OneLine):
+        return str(error)
+    if isinstance(error, OSError) and (error.filename or error.errno is not None):
+        return f"{printable(error.filename, 4096)}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        return address_space.out_of_memory_message(error)
+    if package := not_imported(error):
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return f"{package} cannot be imported ({reason}); `jaxdp doctor` lists missing and broken packages"
+    return None
+
+
+def _open_streams() -> None:
+    """Replace closed streams (`jaxdp plan >&-`) by /dev/null; otherwise the next opened file would take their descriptor."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+
+
+def _flush() -> None:
+    """Flush stdout; if that fails, redirect it to /dev/null, because Python flushes again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _version() -> None:
+    from jaxdp import __version__
+
+    print(f"jaxdp {__version__}", flush=True)
+
+
+def _prints_boxes(stream: TextIO) -> bool:
+    try:
+        "\u256d\u2500".encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _help() -> str:
+    return (
+        "usage: jaxdp COMMAND [options]\n       jaxdp --version\n\n"
+        "Synchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
+        f"commands:\n{rows(COMMANDS)}\n\n`jaxdp COMMAND --help` lists every option.\n\n"
+        "Examples:\n  jaxdp train --config digits --seed 1\n  jaxdp plan --config imagenet_sony_exp2 --devices 64\n"
+        "  jaxdp doctor"
+    )
+
+
+def _leave(code: int) -> None:
+    _flush()
+    distributed = sys.modules.get("jaxdp.distributed.runtime")
+    if distributed and distributed.current_group().num_processes > 1:
+        os._exit(code)  # the other processes are informed; JAX would wait for them
+    sys.exit(code)

@@ -1,0 +1,170 @@
+"""`jaxdp plan`: print the plan of a run, and predictions of its messages, step time and memory."""
+
+import dataclasses
+import io
+import json
+import os
+from typing import Any
+
+from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.files import check_output, write_output
+from jaxdp.flags import parse
+from jaxdp.planning import Plan as RunPlan
+from jaxdp.recipes import load_recipe
+from jaxdp.validation import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Print phases, steps, hyperparameters, parameters, multiply-adds and gradient bytes of a run.
+
+    Examples:
+      jaxdp plan
+      jaxdp plan --config imagenet_sony_exp2 --devices 8 --json
+      jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
+      jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 256 --gpus-per-host 8
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
+    devices: int | None = None
+    """Number of devices (default: hosts x gpus-per-host, or the devices of this machine)"""
+    hosts: int = 1
+    """Number of hosts, the rows of the mesh, among which the devices are divided evenly"""
+    gpus_per_host: int | None = None
+    """Number of devices per host"""
+    wire: Switch = False
+    """Collectives of a step: axis, type, bytes and number of each kind"""
+    network: str | None = None
+    """LATENCY,BANDWIDTH of the network in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
+    strategy"""
+    images_per_second: float | None = None
+    """Speed of one device without communication in images/s, for --network (default: the paper's V100, scaled by
+    multiply-adds)"""
+    picture: str | None = None
+    """PNG file for a plot of efficiency against devices, up to 16,384, with --network"""
+    overwrite: Switch = False
+    """Permission to overwrite the PNG file"""
+    compile_for: str | None = None
+    """GPU for which XLA compiles the step: a100, h100 or h200; needs no GPU (extra cuda13)"""
+    phase: int = 0
+    """Index of the phase to compile"""
+    json: Switch = False
+    """Output as one JSON document"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    options = parse(Plan, arguments, program, default=Plan(run=load_recipe(arguments, default="digits")))
+    config = validate(options.run)
+    if options.compile_for is not None:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
+    import jaxdp
+    from jaxdp.distributed import runtime
+    from jaxdp.plan_summary import as_dict, model_summary, summary_table
+
+    devices = _number_of_devices(options)
+    plan = jaxdp.plan(config, devices, options.hosts)
+    summary = model_summary(config)
+    document, parts = as_dict(plan, summary), []
+    if not options.json:
+        described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
+        parts.append(summary_table(plan, described, summary))
+    for name, section in (("wire", _wire), ("network", _network), ("compiled", _compiled)):
+        result = section(options, plan, summary)
+        if result is not None:
+            document[name], section_parts = result
+            parts += section_parts
+    if options.json:
+        print(json.dumps(document, indent=2))
+        return
+    from jaxdp.loggers.console import Screen
+
+    screen = Screen()
+    for number, part in enumerate(parts):
+        if number:
+            screen.info("")
+        (screen.info if isinstance(part, str) else screen.table)(part)
+
+
+def _number_of_devices(options: Plan) -> int | None:
+    """The number of devices given by the options; None: those of this machine. Raises ConfigError for a contradiction."""
+    for name in ("devices", "hosts", "gpus_per_host"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}", value, reason="must be at least 1")
+    devices = options.devices
+    if options.gpus_per_host is not None:
+        if devices not in (None, options.hosts * options.gpus_per_host):
+            reason = f"contradicts --hosts {options.hosts} --gpus-per-host {options.gpus_per_host}"
+            raise ConfigError("--devices", devices, reason=reason, hint="omit one of them")
+        return options.hosts * options.gpus_per_host
+    if options.hosts > 1 and devices is None:
+        raise ConfigError("--hosts", options.hosts, reason="requires --gpus-per-host or --devices")
+    if devices is not None and devices % options.hosts:
+        raise ConfigError("--hosts", options.hosts, reason=f"must divide the {devices} devices")
+    return devices
+
+
+Section = tuple[Any, list] | None  # (part of the JSON document, tables and paragraphs to print)
+
+
+def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+    """The collectives of a step; phases with the same ones share an account."""
+    if not options.wire:
+        return None
+    from jaxdp.parallel import collectives
+    from jaxdp.training.step_compiler import wire_accounts
+
+    if plan.config.reduce.strategy == "auto":
+        reason = "not supported by --wire, because measurements choose the strategy"
+        raise ConfigError("reduce.strategy", "auto", reason=reason, hint="use the name of a strategy")
+    accounts = wire_accounts(plan)
+    return [collectives.as_dict(account) for account in accounts], [collectives.table(account) for account in accounts]
+
+
+def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+    """Step time and efficiency on a network."""
+    if options.network is None:
+        for name in ("picture", "images_per_second"):
+            if getattr(options, name) is not None:
+                raise ConfigError(f"--{name.replace('_', '-')}", getattr(options, name), reason="requires --network")
+        return None
+    from jaxdp.analysis import network_model
+    from jaxdp.analysis.cost_model import parse_network
+    from jaxdp.training.step_compiler import normalization_messages
+
+    rate = options.images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
+    network = network_model.Network(*parse_network(options.network))
+    messages = normalization_messages(plan)
+    prediction = network_model.predict(plan, summary, network, rate=rate, normalization_messages=messages)
+    parts = [*network_model.tables(prediction), *network_model.notes(prediction)]
+    if options.picture is not None:
+        if not options.picture.endswith(".png"):
+            raise ConfigError("--picture", options.picture, reason="must end in .png")
+        output, picture = check_output(options.picture, options.overwrite, "--picture"), io.BytesIO()
+        network_model.draw(prediction, picture)
+        write_output(output, picture.getvalue())
+        parts.append(f"plot written to {options.picture}")
+    return prediction, parts
+
+
+def _compiled(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
+    """Memory, kernels and collectives of the step, compiled for a GPU."""
+    if options.compile_for is None:
+        if options.phase:
+            raise ConfigError("--phase", options.phase, reason="requires --compile-for")
+        return None
+    from jaxdp.analysis import aot
+
+    devices = _number_of_devices(options)
+    if devices is None:
+        reason, hint = "requires --hosts and --gpus-per-host", "for example --hosts 1 --gpus-per-host 8"
+        raise ConfigError("--compile-for", options.compile_for, reason=reason, hint=hint)
+    per_host = devices // options.hosts
+    compiled = aot.compile_for(plan, options.phase, gpu=options.compile_for, hosts=options.hosts, gpus_per_host=per_host)
+    return aot.as_dict(compiled), [aot.table(compiled)]

@@ -1,0 +1,110 @@
+"""`jaxdp predict`: predict the classes of images."""
+
+import csv
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tyro
+
+from jaxdp.cli.options import Switch
+from jaxdp.errors import EXIT_FAILURE, ConfigError, printable, printable_lines
+from jaxdp.flags import parse
+from jaxdp.recipes import register_from
+
+COLUMNS = ("image", "rank", "class", "name", "probability")
+LONGEST_PATH = 4096  # Linux's PATH_MAX
+
+
+@dataclasses.dataclass(frozen=True)
+class Predict:
+    """Print the most likely classes of images, preprocessed like the run's held-out images, on the devices of this machine.
+
+    Examples:
+      jaxdp predict --workdir runs/flowers picture.jpg
+      jaxdp predict --workdir runs/flowers --checkpoint best --top 3 --csv predictions.csv holiday/
+    """
+
+    images: tyro.conf.Positional[tuple[str, ...]]
+    """Image files, or directories that are searched recursively"""
+    workdir: str = "runs/digits"
+    """Working directory of the run"""
+    checkpoint: str = "newest"
+    """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
+    top: int | None = None
+    """Number of classes per image (default: 5, or all if there are fewer)"""
+    csv: str | None = None
+    """CSV file to write, with one row per image and class"""
+    overwrite: Switch = False
+    """Permission to overwrite the CSV file"""
+    config: str | None = None
+    """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+def run(arguments: list[str], program: str) -> None:
+    options = parse(Predict, arguments, program)
+    register_from(options.config)
+    from jaxdp.data.image_folder import find_images
+    from jaxdp.files import check_output, write_output
+    from jaxdp.inference.predict import ImageFiles, predict_source
+
+    if not options.images:
+        raise ConfigError("images", reason="missing", hint="give at least one file or directory")
+    table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
+    files, skipped, unreadable = find_images(options.images)
+    predictions, bad, about = predict_source(options.workdir, ImageFiles(files), options.checkpoint, top=options.top)
+    bad = unreadable | bad
+    results = [(file, classes) for file, classes in zip(files, _by_image(predictions), strict=True) if classes]
+    if table is not None:
+        write_output(table, _as_csv(results).encode("utf-8", "surrogateescape"))
+    if options.json:
+        rows = [{"image": file, "top": classes} for file, classes in results]
+        print(json.dumps(about | {"predictions": rows, "bad_images": bad, "left_out": skipped}, indent=2))
+    else:
+        if table is None:
+            _print(results)
+        destination = "" if table is None else f", written to {table}"
+        _log(f"{len(results)} image{'s' * (len(results) != 1)} predicted with {about['checkpoint']}{destination}")
+        if skipped:
+            _log(f"{len(skipped)} files skipped that have no image suffix, first {printable(skipped[0], LONGEST_PATH)}")
+    for file, reason in bad.items():
+        _log(f"cannot read {printable(file, LONGEST_PATH)}: {reason}")
+    if bad:
+        sys.exit(EXIT_FAILURE)
+
+
+def _log(text: str) -> None:
+    print(f"jaxdp: {printable_lines(text)}", file=sys.stderr, flush=True)
+
+
+def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for file, classes in results:
+        shares = [f"{entry['name']} {100 * entry['probability']:.2f} %" for entry in classes]
+        print(printable(f"{file}: {', '.join(shares)}", LONGEST_PATH))
+    sys.stdout.flush()
+
+
+def _by_image(predictions: Any) -> Iterator[list[dict[str, Any]]]:
+    """For each image [{"class", "name", "probability"}, ...], most likely first; [] for an unreadable image."""
+    for classes, names, probabilities in zip(*predictions, strict=True):
+        yield [
+            {"class": int(number), "name": name, "probability": float(probability)}
+            for number, name, probability in zip(classes[: len(names)], names, probabilities[: len(names)], strict=True)
+        ]
+
+
+def _as_csv(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for file, classes in results:
+        for rank, entry in enumerate(classes, 1):
+            writer.writerow([file, rank, entry["class"], entry["name"], f"{entry['probability']:.6g}"])
+    return text.getvalue()

@@ -1,0 +1,75 @@
+"""`jaxdp report`: print a summary of runs and write the HTML page."""
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import tyro
+
+from jaxdp.cli.options import Switch
+from jaxdp.distributed import address_space
+from jaxdp.errors import ConfigError
+from jaxdp.flags import parse
+from jaxdp.recipes import register_from
+
+
+def run(arguments: list[str], program: str) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Report:
+        """Print the accuracy of runs, and write one HTML page with their curves, times, classes and numbers.
+
+        For ImageNet, the epochs to 75.9 % are compared with the MLPerf reference for the same batch size. The page,
+        report.html, needs neither network nor JavaScript; its figures are also written as PNG.
+
+        Examples:
+          jaxdp report runs/digits
+          jaxdp report runs/first runs/second --output runs/compared
+          jaxdp report runs/first runs/second --json --no-html
+          jaxdp report runs/digits --communication
+        """
+
+        workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
+        """Directories of runs"""
+        output: str | None = None
+        """Directory of the page; None: WORKDIR/report for one run, ./report for several"""
+        html: bool = True
+        """HTML page; --no-html: print the summary only"""
+        evaluate: bool = True
+        """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
+        checkpoint: str = "newest"
+        """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples"""
+        config: str | None = None
+        """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
+        communication: Switch = False
+        """Measurement of exposed communication on devices like those of the run; kept for later reports"""
+        json: Switch = False
+        """Output as one JSON document: a list with an object per run"""
+
+    options = parse(Report, arguments, program)
+    if options.html:  # JAX starts
+        address_space.check()
+    register_from(options.config)
+    from jaxdp.report import as_text, report, write
+
+    if not options.workdir:
+        raise ConfigError("workdir", reason="missing", hint="give the directory of at least one run")
+    if not options.html and options.output is not None:
+        raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
+    if not options.html and options.communication:
+        raise ConfigError("--communication", reason="has no effect with --no-html", hint="leave one of them out")
+    summaries = [{"workdir": workdir} | report(workdir) for workdir in options.workdir]
+    lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
+    print(json.dumps(summaries, indent=2) if options.json else "\n".join(lines), flush=True)
+    if options.html:
+        from jaxdp.loggers.console import Screen
+
+        page = write(
+            options.workdir,
+            options.output,
+            evaluate=options.evaluate,
+            checkpoint=options.checkpoint,
+            communication=options.communication,
+            info=Screen(sys.stderr).info,
+        )
+        print(f"page: {page}", file=sys.stderr if options.json else sys.stdout)

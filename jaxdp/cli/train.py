@@ -1,0 +1,134 @@
+"""`jaxdp train`, also train.py: train a model."""
+
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+from jaxdp.cli import STARTED
+from jaxdp.errors import EXIT_STOPPED, ConfigError
+
+if TYPE_CHECKING:
+    from jaxdp.config import Config
+    from jaxdp.distributed.preemption import SignalHandler
+
+
+def run(arguments: list[str], program: str) -> None:
+    from jaxdp.distributed.preemption import SignalHandler, Stopped, StopRequested
+    from jaxdp.distributed.watchdog import watch
+
+    if not faulthandler.is_enabled():
+        with contextlib.suppress(OSError):  # stderr has no descriptor if it is captured
+            faulthandler.enable()  # prints the stack of a crash in native code
+    with watch(), SignalHandler() as signals:  # first, because a signal can arrive at any time
+        try:
+            _train(signals, arguments, program)
+        except (Stopped, StopRequested) as stopped:
+            from jaxdp.distributed import runtime
+
+            signals.set_on_second_signal(lambda: os._exit(EXIT_STOPPED))  # all is saved; mpirun signals remaining processes
+            group = runtime.current_group()
+            if group.is_rank0:
+                early = f"stopped by {signals.stop_reason} before the first step; the same command starts over"
+                with contextlib.suppress(OSError):  # its reader may be gone, as with Ctrl-C of `jaxdp train 2>&1 | tee log`
+                    print(f"jaxdp: {stopped if isinstance(stopped, Stopped) else early}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            group.close(exiting=True)
+            os._exit(EXIT_STOPPED)  # without waiting for compilations in threads
+
+
+def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None:
+    from jaxdp.cli.options import ConfigFields, Switch
+    from jaxdp.flags import parse
+    from jaxdp.recipes import load_recipe
+    from jaxdp.validation import validate
+
+    recipe = load_recipe(arguments, default="digits")
+
+    @dataclasses.dataclass(frozen=True)
+    class Train:
+        """Train a model. Without arguments: ResNet-50 on handwritten digits, configs/digits.py.
+
+        Examples:
+          python train.py --workdir runs/first
+          jaxdp train --config digits --epochs 4 --batch.0.until-epoch 2 --model.depth 18
+          jaxdp train --config runs/first/config.json --workdir runs/again
+        """
+
+        run: ConfigFields = dataclasses.field(default_factory=lambda: recipe)
+        config: str = "digits"
+        """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
+        workdir: str | None = None
+        """Working directory for all output (default: runs/NAME)"""
+        resume: str = "auto"
+        """Checkpoint to resume from. auto: the newest in the working directory; never: none, in a new directory if there is a
+        run; PATH: the newest of another run, or a checkpoint, in a new directory"""
+        accept_changes: Switch = False
+        """Permission to resume with another configuration than the run started with"""
+        cluster: str = "auto"
+        """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
+        coordinator: str | None = None
+        """HOST:PORT of rank 0, with --processes and --rank, instead of a launcher's variables"""
+        processes: int | None = None
+        """Number of processes of the run, on all hosts"""
+        rank: int | None = None
+        """Rank of this process, from 0"""
+        profile: str | None = None
+        """FIRST,COUNT: short for --logging.profile"""
+        json: Switch = False
+        """Result as one JSON document on stdout, all other output on stderr"""
+
+    options = parse(Train, arguments, program)
+    config = validate(_with_profile(options.run, options.profile))
+    from jaxdp.distributed import runtime
+    from jaxdp.loggers.console import Screen
+    from jaxdp.loggers.writers import to_json
+    from jaxdp.training import run_dir
+    from jaxdp.training.session import train
+
+    document = _stdout_for_the_document() if options.json else None
+    group = runtime.join(
+        options.cluster,
+        guard=config.guard,
+        poll=signals.poll_local,
+        secret_dir=run_dir.resolve_workdir(options.workdir, config),
+        coordinator=options.coordinator,
+        processes=options.processes,
+        rank=options.rank,
+    )
+    result = train(
+        config,
+        options.workdir,
+        resume=options.resume,
+        screen=Screen(sys.stderr if options.json else sys.stdout),
+        accept_changes=options.accept_changes,
+        started=STARTED,
+        signals=signals,
+    )
+    if options.json and group.is_rank0:
+        print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
+    runtime.exit_together(group)
+
+
+def _with_profile(config: "Config", profile: str | None) -> "Config":
+    """The config with the value of --profile in logging.profile."""
+    if profile is None:
+        return config
+    if config.logging.profile not in (None, profile):
+        reason = f"contradicts --logging.profile {config.logging.profile}"
+        raise ConfigError("--profile", profile, reason=reason, hint="use one of them")
+    return dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile=profile))
+
+
+def _stdout_for_the_document() -> IO[str]:
+    """The original stdout. The file descriptor is redirected to stderr, because native libraries such as gloo write to it."""
+    try:
+        number, errors = sys.stdout.fileno(), sys.stderr.fileno()
+    except OSError:  # captured by a notebook or a test
+        return sys.stdout
+    document = os.fdopen(os.dup(number), "w")
+    os.dup2(errors, number)
+    return document

@@ -1,0 +1,196 @@
+"""Loads host batches ahead of the step that needs them and transfers them to the mesh."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Generic, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxdp.data.chunks import PREFETCH_DEPTH
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.sampler import sample_ids
+from jaxdp.parallel.mesh import AXES
+
+Batch = dict[str, np.ndarray]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class BatchSource(Protocol):
+    """A data set that returns batches; its results depend on the arguments alone."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated.
+
+        indices: [B] examples; positions: [B] samples seen before each, from which random numbers are drawn.
+        """
+
+
+def batch_sharding(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Rows over all devices, vertical axis first: worker w holds rows from w * per_worker_batch on, on every mesh."""
+    return NamedSharding(mesh, PartitionSpec(AXES))
+
+
+def local_device_indices(mesh: Mesh) -> np.ndarray:
+    """Row-major indices of this process's devices in the mesh."""
+    return np.flatnonzero([device.process_index == jax.process_index() for device in mesh.devices.flat])
+
+
+def local_rows(mesh: Mesh, rows: int) -> np.ndarray:
+    """The rows of a batch of `rows` that this process's devices hold, int64: all of them in a single process."""
+    per_device = rows // mesh.size
+    return (local_device_indices(mesh)[:, None] * per_device + np.arange(per_device)).ravel()
+
+
+def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
+    """Global arrays over the mesh from this process's rows of a batch (see `local_rows`)."""
+    sharding, devices = batch_sharding(mesh), len(local_device_indices(mesh))
+    shapes = {name: (len(rows) // devices * mesh.size, *rows.shape[1:]) for name, rows in batch.items()}
+    return {name: jax.make_array_from_process_local_data(sharding, rows, shapes[name]) for name, rows in batch.items()}
+
+
+def load_images(source: BatchSource, seed: int, positions: np.ndarray) -> Batch:
+    """{"images", "labels", "positions"} of the samples at these positions of the run, int64 [B]."""
+    images, labels = source.batch(sample_ids(seed, positions, len(source)), positions)
+    return {"images": images, "labels": labels, "positions": positions.astype(np.uint32)}
+
+
+def load_indices(source: ArraySource, seed: int, positions: np.ndarray) -> Batch:
+    """`load_images` for an `ArraySource` that is resident on the devices: "indices" [B] int32 replace the images."""
+    indices = sample_ids(seed, positions, len(source))
+    return {"indices": indices.astype(np.int32), "labels": source.labels[indices], "positions": positions.astype(np.uint32)}
+
+
+def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_batch: int) -> Batch:
+    """The whole global batch, of all processes, of the step that starts after `first_sample` samples."""
+    return load_images(source, seed, np.arange(first_sample, first_sample + global_batch))
+
+
+def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: np.ndarray) -> Batch:
+    """`batch_size` examples in order from `first` on, padded.
+
+    rows: int [R], the rows of the padded batch to return (see `local_rows`). "seen" [R] int32 is 1 for examples and 0 for
+    padding; "weights" [R] int32 is also 0 for examples that the source ignores (labels below 0).
+    """
+    positions = first + rows
+    real = positions < min(first + batch_size, len(source))
+    positions = np.where(real, positions, 0)
+    images, labels = source.batch(positions, positions)
+    return {
+        "images": images,
+        "labels": np.maximum(labels, 0),
+        "positions": positions.astype(np.uint32),
+        "seen": real.astype(np.int32),
+        "weights": (real & (labels >= 0)).astype(np.int32),
+    }
+
+
+class Prefetcher(Generic[Item, Result]):
+    """Calls `load` for each item in order, `threads` items ahead of the caller.
+
+    wait_seconds: total time that `next` has blocked. Close it when done.
+    """
+
+    def __init__(self, load: Callable[[Item], Result], items: Iterable[Item], threads: int = PREFETCH_DEPTH) -> None:
+        self.load, self.items, self.wait_seconds = load, iter(items), 0.0
+        self.threads = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
+        self.pending = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, threads))
+
+    def next(self, wait: Callable[[Future], Result] = Future.result) -> Result | None:
+        """The next result, or None after the last; raises what `load` raised. wait: blocks on a future, returns its result."""
+        if not self.pending:
+            return None
+        began = time.perf_counter()
+        loaded = wait(self.pending.popleft())
+        self.wait_seconds += time.perf_counter() - began
+        self.pending.extend(self.threads.submit(self.load, item) for item in itertools.islice(self.items, 1))
+        return loaded
+
+    def close(self) -> None:
+        """Cancel what has not started."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class DeviceIterator:
+    """Training batches on the mesh, from `first` to `end` samples seen, loaded ahead of the step that needs them.
+
+    Each process loads the rows of its own devices. The host holds at most PREFETCH_DEPTH + 1 chunks of `chunk_rows` images per
+    device (None: whole batches); a batch of several chunks is assembled on the devices. resident: the images are on the devices
+    already, and batches hold their indices (see `load_indices`). Close it when done.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        mesh: Mesh,
+        *,
+        seed: int,
+        first: int,
+        end: int,
+        global_batch: int,
+        chunk_rows: int | None = None,
+        resident: bool = False,
+    ) -> None:
+        self.mesh, self.global_batch, self.rows = mesh, global_batch, global_batch // mesh.size
+        self.chunk_rows = chunk_rows or self.rows
+        load: Callable[..., Batch] = load_indices if resident else load_images
+        self.chunks = Prefetcher(lambda positions: load(source, seed, positions), self._positions(first, end))
+
+    def _positions(self, first: int, end: int) -> Iterator[np.ndarray]:
+        """The positions of every chunk."""
+        offsets = local_device_indices(self.mesh) * self.rows
+        for batch in range(first, end, self.global_batch):
+            for row in range(0, self.rows, self.chunk_rows):
+                yield (batch + offsets[:, None] + row + np.arange(self.chunk_rows)).ravel()
+
+    @property
+    def wait_seconds(self) -> float:
+        """Total time that `next` has blocked on images."""
+        return self.chunks.wait_seconds
+
+    def next(self, wait: Callable[[Future], Batch] = Future.result) -> dict[str, jax.Array] | None:
+        """The next batch on the mesh, or None after the last. wait: blocks on a future and returns its result."""
+        batch = None
+        for row in range(0, self.rows, self.chunk_rows):
+            host = self.chunks.next(wait)
+            if host is None:
+                return None
+            chunk = to_global(host, self.mesh)
+            if self.chunk_rows == self.rows:
+                return chunk
+            del host  # not held while the next chunk is loaded
+            batch = _empty_batch(self.mesh, self.global_batch, chunk) if row == 0 else batch
+            batch = _write_chunk(self.mesh)(batch, chunk, row)
+        return batch
+
+    def close(self) -> None:
+        """Stop loading."""
+        self.chunks.close()
+
+
+def _empty_batch(mesh: Mesh, rows: int, like: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    shapes = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in like.items()}
+    make = jax.jit(lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}, out_shardings=batch_sharding(mesh))
+    return make()
+
+
+@cache
+def _write_chunk(mesh: Mesh) -> Callable:
+    """A program that writes a chunk into every device's part of a batch, from a given row on."""
+    rows, replicated = PartitionSpec(AXES), PartitionSpec()
+
+    def write(batch: dict, chunk: dict, row: jax.Array) -> dict:
+        return jax.tree.map(lambda part, new: lax.dynamic_update_slice_in_dim(part, new, row, 0), batch, chunk)
+
+    mapped = jax.shard_map(write, mesh=mesh, in_specs=(rows, rows, replicated), out_specs=rows)
+    return jax.jit(mapped, out_shardings=batch_sharding(mesh), donate_argnums=0)

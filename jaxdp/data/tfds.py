@@ -1,0 +1,203 @@
+"""Opens and prepares data sets of tensorflow-datasets; training reads them without TensorFlow."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxdp.config import IN_MEMORY
+from jaxdp.data.decode import ImageError
+from jaxdp.data.records import READERS, Records
+from jaxdp.errors import ConfigError, first_line, nearest
+from jaxdp.files import check_local
+
+DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
+OTHER_SOURCES = (*IN_MEMORY, "folder")
+MANUAL_DOWNLOADS = {
+    "imagenet2012": (
+        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org provides after registration",
+        ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"),
+    ),
+}
+
+
+class NotPreparedError(ConfigError):
+    """A data set that tensorflow-datasets knows and that has not been prepared."""
+
+
+@dataclass(frozen=True)
+class TfdsSource:
+    """The examples of a split, or of a slice such as train[:10%], as (encoded image, label)."""
+
+    records: Records
+    classes: int
+    class_names: list[str]
+    splits: tuple[str, ...]
+    """of the data set"""
+    label: str
+    """the data set and split, for the names of images"""
+
+    @classmethod
+    def open(cls, name: str, directory: str | None, split: str, *, field: str = "data.train_split") -> "TfdsSource":
+        """Open a split.
+
+        directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors.
+
+        Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
+        """
+        builder = open_builder(name, directory)
+        features, splits = builder.info.features, builder.info.splits
+        for feature in ("image", "label"):
+            if feature not in features:
+                raise ConfigError("data.source", name, reason=f"no feature {feature!r}, only {', '.join(features)}")
+        if not hasattr(features["label"], "num_classes"):
+            raise ConfigError("data.source", name, reason="its labels are not classes")
+        try:
+            instructions = splits[split].file_instructions
+        except (KeyError, ValueError) as error:
+            reason = f"not a split of {name} ({first_line(error)})"
+            raise ConfigError(field, split, reason=reason, hint=f"give {', '.join(splits)}") from None
+        if splits[split].num_examples <= 0:
+            raise ConfigError(field, split, reason=f"{name} has no examples there")
+        for file in instructions:
+            if not os.path.exists(file.filename):
+                hint = f"prepare {name} again"
+                raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
+        file_format = builder.info.file_format.value
+        if file_format not in READERS:
+            reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
+            raise ConfigError("data.source", name, reason=reason)
+        try:
+            records = READERS[file_format].open(builder, split, instructions)
+            len(records)
+        except ConfigError:
+            raise
+        except Exception as error:  # RuntimeError or TypeError, by reader
+            folder = str(Path(instructions[0].filename).parent)
+            reason = f"a file of {name}, {split}, is damaged ({first_line(error)})"
+            raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
+        label = features["label"]
+        return cls(records, label.num_classes, label.names, tuple(splits), f"{name}, {split}")
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        """(encoded image, label). Raises ImageError for a record that cannot be read."""
+        try:
+            example = self.records[index]
+            image = example["image"]
+            return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
+        except (IndexError, ImageError):
+            raise
+        except Exception as error:  # RuntimeError, DecodeError, ..., by reader
+            raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
+
+    def name(self, index: int) -> str:
+        """The record's number, data set and split."""
+        return f"record {index} of {self.label}"
+
+
+def open_builder(
+    name: str, directory: str | None, *, field: str = "data.source", alternatives: tuple[str, ...] = OTHER_SOURCES
+) -> Any:
+    """The tfds builder of a prepared data set. field, alternatives: for errors, what asks for it and what else it accepts.
+
+    Raises NotPreparedError, or ConfigError for an unknown name, config or version and for damaged metadata.
+    """
+    import tensorflow_datasets as tfds
+
+    for path in _json_files(name, directory):
+        if not path.is_file():  # tensorflow-datasets would read it and might block forever
+            raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
+    try:
+        builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
+    except tfds.core.registered.DatasetNotFoundError:
+        if prepared := _prepared(name, directory):
+            hint = f"prepared are {', '.join(prepared)}"
+            raise ConfigError(field, name, reason="no such config or version", hint=hint) from None
+        suggestion = nearest(name, [*alternatives, *tfds.list_builders(with_community_datasets=False)])
+        question = f"did you mean {suggestion}? " if suggestion else ""
+        known = "".join(f"{source}, " for source in alternatives) + "or " * bool(alternatives)
+        hint = f"{question}give {known}a data set of tensorflow-datasets, such as imagenette or cifar10"
+        raise ConfigError(field, name, reason="unknown data set", hint=hint) from None
+    except Exception as error:  # ImportError, ValueError, AssertionError, ParseError, by data set and damage
+        prepared = _prepared(name, directory)
+        hint = f"prepared are {', '.join(prepared)}" if prepared else ""
+        reason = f"tensorflow-datasets cannot open it: {first_line(error).rstrip('.')}"
+        raise ConfigError(field, name, reason=reason, hint=hint) from None
+    if not builder.info.splits:
+        folder = Path(builder.data_dir)
+        versions = sorted(path.name for path in folder.parent.glob("*.*.*") if (path / DATASET_INFO).exists())
+        other = f" (versions {', '.join(versions)} are: give {name}:{versions[-1]})" if versions else ""
+        raise NotPreparedError(
+            field,
+            name,
+            reason=f"not prepared in {folder}{other}",
+            hint=f"run `jaxdp data prepare {name}`, give its directory with --data.directory, or try synthetic images with "
+            "--data.source synthetic",
+        )
+    return builder
+
+
+def _prepared(name: str, directory: str | None) -> list[str]:
+    """The prepared configs and versions of a data set, as name/config:version."""
+    folders = [path.parent for path in _json_files(name, directory) if path.name == DATASET_INFO]
+    root = _root(directory)
+    return sorted(f"{folder.parent.relative_to(root)}:{folder.name}" for folder in folders)
+
+
+def _json_files(name: str, directory: str | None) -> list[Path]:
+    """The metadata files of all prepared configs and versions of a data set."""
+    base = re.split("[/:]", name)[0]
+    patterns = (f"{base}/*/*.json", f"{base}/*/*/*.json") if base.isidentifier() else ()
+    return [path for pattern in patterns for path in _root(directory).glob(pattern)]
+
+
+def _root(directory: str | None) -> Path:
+    import tensorflow_datasets as tfds
+
+    return Path(directory or tfds.core.constants.DATA_DIR).expanduser()
+
+
+def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:
+    """Download a data set and prepare it as array_record; returns the directory of its files. Prepared data are left unchanged.
+
+    manual_directory: where archives lie that must be downloaded by hand. Raises ConfigError where the data set cannot be
+    prepared, naming what is missing.
+    """
+    import importlib.util
+
+    import tensorflow_datasets as tfds
+
+    for flag, path in (("--directory", directory), ("--manual-directory", manual_directory)):
+        check_local(path or "", flag)
+    if name in (*OTHER_SOURCES, "given"):
+        hint = "give a data set of tensorflow-datasets"
+        raise ConfigError("NAME", name, reason="this source needs no preparation", hint=hint)
+    try:
+        return str(open_builder(name, directory, field="NAME", alternatives=()).data_dir)
+    except NotPreparedError:
+        pass
+    base = name.split("/")[0].split(":")[0]
+    description, archives = MANUAL_DOWNLOADS.get(base, ("", ()))
+    if importlib.util.find_spec("tensorflow") is None:
+        also = f"; {name} also needs {description}" if description else ""
+        raise ConfigError(
+            "NAME",
+            name,
+            reason="TensorFlow is missing, which preparation needs and training does not",
+            hint=f"pip install -e '.[prepare]', or prepare it on another machine and copy the directory{also}",
+        )
+    builder = tfds.builder(name, file_format="array_record", **({"data_dir": directory} if directory else {}))
+    folder = Path(manual_directory or Path(builder.data_dir).parents[1] / "downloads/manual")
+    if missing := [file for file in archives if not (folder / file).exists()]:
+        reason = f"{', '.join(missing)} not found in {folder}"
+        raise ConfigError("NAME", name, reason=reason, hint=f"it needs {description}; give --manual-directory")
+    options = tfds.download.DownloadConfig(manual_dir=manual_directory)
+    try:
+        builder.download_and_prepare(download_config=options)
+    except Exception as error:  # no network, no space, a changed checksum, ..., by data set and release
+        raise ConfigError("NAME", name, reason=f"{type(error).__name__}: {first_line(error)}") from None
+    return str(builder.data_dir)

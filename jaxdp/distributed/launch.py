@@ -1,0 +1,234 @@
+"""`jaxdp launch`: starts the processes of a run on this machine, follows them, and ends them together."""
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import IO, TextIO
+
+from jaxdp.distributed import secret
+from jaxdp.distributed.preemption import STOP_SIGNALS
+from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
+
+SIGNAL_EXIT_CODE = 128  # plus the number of the signal
+GRACE_SECONDS = 10.0  # for the other processes to exit after the first failure
+POLL_SECONDS = 0.05
+LAST_LINES = 20
+MAX_PROCESSES = 1024
+FAILURE_LINE = re.compile(r"jaxdp: rank (\d+) (?:on \S+ )?(?:failed|was stopped)")
+Write = Callable[[TextIO, str], None]
+
+
+class Process:
+    """A process of the run. Its output is copied to this process's, with its rank before each line."""
+
+    def __init__(self, rank: int, process: subprocess.Popen[str]) -> None:
+        self.rank, self.process = rank, process
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.ended: float | None = None  # when, by the monotonic clock
+        self.killed = False
+        self._readers: list[threading.Thread] = []
+
+    @classmethod
+    def start(cls, rank: int, command: list[str], *, environment: dict[str, str], write: Write) -> "Process":
+        popen = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # the terminal sends Ctrl-C to the launcher only, which forwards it once
+        )
+        process = cls(rank, popen)
+        try:
+            process._read_output(write)
+        except BaseException:  # no more threads
+            process.signal(signal.SIGKILL)
+            raise
+        return process
+
+    def _read_output(self, write: Write) -> None:
+        for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)):
+            reader = threading.Thread(target=self._copy, args=(source, target, write), daemon=True)
+            self._readers.append(reader)
+        for reader in self._readers:
+            reader.start()
+
+    def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
+        with source:
+            for line in source:
+                text = line.rstrip("\n")
+                self.last_lines.append(text)
+                write(target, f"[{self.rank}] {text}\n")
+
+    def poll(self, now: float) -> int | None:
+        """The exit code, None while the process runs."""
+        code = self.process.poll()
+        if code is not None and self.ended is None:
+            self.ended = now
+            for reader in self._readers:
+                reader.join(1)
+        return code
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill a process that has not exited in time."""
+        self.killed = True
+        self.signal(signal.SIGKILL)
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether a signal such as SIGSTOP suspends it, so that it neither ends nor answers."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "T"
+        except OSError:
+            return False
+
+
+def launch(command: list[str], processes: int, restarts: int = 0) -> int:
+    """Run a command as `processes` processes of one run, and restart it up to `restarts` times after a failure.
+
+    command: a Python script or any program, with arguments. The processes find each other by JAX's variables (see
+    `jaxdp.distributed.launchers`). Returns 0 if all succeed, 75 if they were asked to stop and saved, else the exit code of the
+    process that failed first, 128 + N for signal N.
+    """
+    if not 1 <= processes <= MAX_PROCESSES:
+        raise ConfigError("--processes", processes, reason=f"must be from 1 to {MAX_PROCESSES:,}")
+    if restarts < 0:
+        raise ConfigError("--restarts", restarts, reason="must be 0 or more")
+    if not command:
+        hint = "add it after --, as in jaxdp launch --processes 2 -- train.py"
+        raise ConfigError("command", reason="is missing", hint=hint)
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    signals: list[int] = []
+    previous = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in STOP_SIGNALS}
+    try:
+        for remaining in range(restarts, -1, -1):
+            code = _run_once(command, processes, signals)
+            if code in (0, EXIT_CONFIG, EXIT_STOPPED) or signals or not remaining:
+                return code
+            _print(f"restarting; {remaining - 1} more restart{'s' * (remaining != 2)} after this one")
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    raise AssertionError
+
+
+def _print(text: str) -> None:
+    print(f"jaxdp launch: {text}", file=sys.stderr, flush=True)
+
+
+def reserved_port() -> int:
+    """A free port of the loopback that the system assigns to no other program for a minute.
+
+    A connection that its server closed first stays in TIME_WAIT. Until that ends, a program that names the port and sets
+    SO_REUSEADDR, as rank 0 does, can listen there, but the system does not hand the port out.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()
+    return port
+
+
+def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
+    """Start the processes and wait for them. signals: those that this process has received; grows."""
+    variables = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{reserved_port()}",
+        "JAX_NUM_PROCESSES": str(processes),
+        "PYTHONUNBUFFERED": "1",
+        secret.VARIABLE: secrets.token_hex(secret.RANDOM_BYTES),  # other users can read command lines
+    }
+    writing = threading.Lock()
+
+    def write(target: TextIO, line: str) -> None:
+        with writing, contextlib.suppress(BrokenPipeError, ValueError):
+            target.write(line)
+            target.flush()
+
+    started, running = time.monotonic(), list[Process]()
+    try:
+        for rank in range(processes):
+            environment = os.environ | variables | {"JAX_PROCESS_ID": str(rank)}
+            running.append(Process.start(rank, command, environment=environment, write=write))
+        return _wait_for_all(running, signals, started)
+    except BaseException as error:
+        for process in running:
+            if process.ended is None:
+                process.signal(signal.SIGKILL)
+        if len(running) < processes and isinstance(error, OSError):
+            raise ConfigError("command", command[0], reason=f"cannot be started ({error.strerror})") from None
+        raise
+
+
+def _wait_for_all(running: Sequence[Process], signals: list[int], started: float) -> int:
+    """Forward signals until all processes have exited, and end them once one has failed; the exit code of the run."""
+    forwarded, first_failed, killed = 0, None, started
+    while True:
+        now = time.monotonic()
+        codes = [process.poll(now) for process in running]
+        if None not in codes:
+            break
+        while forwarded < len(signals):
+            for process in running:
+                process.signal(signals[forwarded] if forwarded == 0 else signal.SIGKILL)
+            forwarded += 1
+        failed = (process for process, code in zip(running, codes, strict=True) if code not in (None, 0))
+        first_failed = first_failed or next(failed, None)
+        if first_failed and first_failed.ended is not None and now - max(first_failed.ended, killed) > GRACE_SECONDS:
+            for process in running:
+                if process.ended is None:
+                    _print(f"rank {process.rank} is {'suspended' if process.is_suspended else 'still running'}; killing it")
+                    process.kill()
+            killed = now  # kills again after the next grace period
+        time.sleep(POLL_SECONDS)
+    return _exit_code(running, started)
+
+
+def _exit_code(ended: Sequence[Process], started: float) -> int:
+    """The exit code of the run; prints the process that failed first, with its last lines."""
+    failed = [process for process in ended if process.process.returncode not in (0, EXIT_STOPPED)]
+    if not failed:
+        return EXIT_STOPPED if any(process.process.returncode == EXIT_STOPPED for process in ended) else 0
+    num_processes = len(ended)
+    reporter = min(
+        failed,
+        key=lambda process: (process.killed, _blamed_rank(process, num_processes) != process.rank, process.ended or 0.0),
+    )
+    first = ended[_blamed_rank(reporter, num_processes)]
+    _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s. Its last lines:")
+    for line in first.last_lines:
+        print(f"[{first.rank}] {line}", file=sys.stderr)
+    sys.stderr.flush()
+    code = reporter.process.returncode
+    return SIGNAL_EXIT_CODE - code if code < 0 else code
+
+
+def _blamed_rank(process: Process, num_processes: int) -> int:
+    """The rank that a process has last reported as failed, or its own rank if it has reported none."""
+    ranks = [int(match[1]) for line in process.last_lines if (match := FAILURE_LINE.match(line))]
+    return ranks[-1] if ranks and ranks[-1] < num_processes else process.rank
+
+
+def _describe_exit(process: Process) -> str:
+    code = process.process.returncode
+    if code == 0:
+        return "exited first, with exit code 0, before the end of the run"
+    if process.killed:
+        return "failed first, and was killed by this launcher"
+    return f"failed first, {f'by {signal.Signals(-code).name}' if code < 0 else f'with exit code {code}'}"

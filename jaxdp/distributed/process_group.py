@@ -1,0 +1,181 @@
+"""The processes of a run as the rest of jaxdp sees them: one protocol, and its implementation for a single process."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxdp.distributed import status
+
+
+class Agreement(NamedTuple):
+    """What all processes have agreed to do at the same sync point. action: "stop" or "save"; reason: why, for messages."""
+
+    action: str
+    reason: str
+
+
+class ProcessGroup(Protocol):
+    """The processes of a run: they exchange objects, agree on sync points and report failures.
+
+    All methods may be called from any thread.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process, from 0."""
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes of the run."""
+
+    @property
+    def is_rank0(self) -> bool:
+        """Whether this is rank 0, which alone writes the log, the result and the terminal output."""
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host name by rank."""
+
+    @property
+    def host_numbers(self) -> list[int]:
+        """Index of the host by rank, numbered in the order of the ranks."""
+
+    @property
+    def status(self) -> status.ProcessStatus:
+        """Phase, step and progress of this process."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process has reported a failure."""
+
+    @property
+    def refused_connections(self) -> int:
+        """Number of connections without the run's secret that rank 0 refused; 0 on other ranks."""
+
+    @property
+    def before_exit(self) -> Callable[[], None]:
+        """Called before the failure of another process, or the watchdog, ends this one."""
+
+    @property
+    def resume_hint(self) -> str:
+        """How the run can be resumed, for the last line of an error."""
+
+    def attach(self, *, before_exit: Callable[[], None], poll: Callable[[], None]) -> None:
+        """Set the callbacks of the current run.
+
+        before_exit: called before the failure of another process ends this one. poll: called by the main thread while it waits
+        for other processes; may raise.
+        """
+
+    def set_resume_hint(self, hint: str) -> None:
+        """Set how the run can be resumed, for the last line of an error."""
+
+    def all_gather_object(self, name: str, value: Any, poll: Callable[[], None] | None = None) -> list[Any]:
+        """The values of all processes, by rank. Blocks until all have called it; poll: called meanwhile, may raise."""
+
+    def broadcast_object(self, name: str, value: Any) -> Any:
+        """Rank 0's value, on every process. Values must be representable in JSON."""
+
+    def request(self, action: str, reason: str = "") -> bool:
+        """Ask all processes to do `action` at the same sync point. Returns True where it can be done at once."""
+
+    def sync_point(self, stop_reason: str | None) -> Agreement | None:
+        """Pass a point of the program that all processes pass in the same order.
+
+        Returns what the processes have agreed to do at this point, else None. stop_reason: the signal that asked this process
+        to stop, or None.
+        """
+
+    def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
+        """An agreement to stop here, while this process waits between two sync points; does not pass one."""
+
+    def set_phase(self, phase: str, step: int | None = None, activity: str = "") -> None:
+        """Set the phase of this process; all processes enter the same phases in the same order."""
+
+    def set_background_save(self, name: str) -> None:
+        """Set what is being saved in the background; "" when the save has ended."""
+
+    def record_step(self, step: int, dispatched: float, completed: float) -> None:
+        """Record when this process dispatched a step and when the step completed, in seconds of its monotonic clock."""
+
+    def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
+        """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""
+
+    def fail(self, reason: str, code: int = 1, collective_failed: bool = False) -> None:
+        """Report that this process cannot continue, so that all others exit too.
+
+        collective_failed: a collective raised, most likely because another process failed; that failure is then reported.
+        """
+
+    def abort(self, reason: str) -> None:
+        """End all processes, this one included, whatever their threads do."""
+
+    def close(self, exiting: bool = False) -> None:
+        """Leave the group once all processes are done. exiting: this process exits right afterwards."""
+
+
+class SingleProcess:
+    """The process group of a run of one process: every request takes effect immediately."""
+
+    rank, num_processes, is_rank0 = 0, 1, True
+    hosts, host_numbers = ["localhost"], [0]
+    failed = False
+    refused_connections = 0
+
+    def __init__(self) -> None:
+        self.resume_hint = ""
+        self.before_exit: Callable[[], None] = lambda: None
+
+    @property
+    def status(self) -> status.ProcessStatus:
+        return status.current()
+
+    def attach(self, *, before_exit: Callable[[], None], poll: Callable[[], None]) -> None:
+        self.before_exit = before_exit
+
+    def set_resume_hint(self, hint: str) -> None:
+        self.resume_hint = hint
+
+    def all_gather_object(self, name: str, value: Any, poll: Callable[[], None] | None = None) -> list[Any]:
+        return [value]
+
+    def broadcast_object(self, name: str, value: Any) -> Any:
+        return value
+
+    def request(self, action: str, reason: str = "") -> bool:
+        return True
+
+    def sync_point(self, stop_reason: str | None) -> Agreement | None:
+        return Agreement("stop", stop_reason) if stop_reason else None
+
+    def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
+        return self.sync_point(stop_reason)
+
+    def set_phase(self, phase: str, step: int | None = None, activity: str = "") -> None:
+        self.status.enter_phase(phase, step, activity)
+
+    def set_background_save(self, name: str) -> None:
+        self.status.set_background_save(name)
+
+    def record_step(self, step: int, dispatched: float, completed: float) -> None:
+        pass
+
+    def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
+        return {}
+
+    def fail(self, reason: str, code: int = 1, collective_failed: bool = False) -> None:
+        pass
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def close(self, exiting: bool = False) -> None:
+        pass
+
+
+def barrier(group: ProcessGroup, name: str) -> None:
+    """Wait until all processes are ready for what `name` says.
+
+    Before the first collective of a program this is needed: a collective fails if another process is still compiling.
+    """
+    if group.num_processes > 1:
+        group.all_gather_object(f"all processes to be ready for {name}", None)

@@ -1,0 +1,254 @@
+"""Start of a run's processes and of JAX: joins the process group, starts JAX's platform and returns the devices in order."""
+
+import atexit
+import contextlib
+import errno
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxdp.config import Compile, Guard
+from jaxdp.config import Mesh as MeshConfig
+from jaxdp.distributed import host_memory, launchers, status, watchdog
+from jaxdp.distributed.control_client import ControlClient
+from jaxdp.distributed.preemption import Stopped
+from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.secret import Secret
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line
+from jaxdp.xla import options
+
+if TYPE_CHECKING:
+    import jax
+
+# Virtual devices share the cores, so one may reach a collective long after another; XLA's default timeout is 40 s.
+CPU_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+SHUTDOWN_SECONDS = 10
+STACKS_BEFORE_SILENCE_SECONDS = 0.5  # a silent process prints its stacks before the others exit and JAX aborts it
+
+_group: ControlClient | None = None
+
+
+def join(
+    launcher: str = "auto",
+    *,
+    guard: Guard | None = None,
+    poll: Callable[[], None] = lambda: None,
+    secret_dir: Path | None = None,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    rank: int | None = None,
+) -> ProcessGroup:
+    """The process group of this run, once all processes have connected.
+
+    A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
+    poll: called while waiting for other processes; may raise. secret_dir: a directory that all processes share, where rank 0
+    writes the run's secret if JAXDP_SECRET is not set. Raises ConfigError if there is neither.
+    """
+    global _group
+    if _group is None:
+        cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
+        if cluster is None:
+            return SingleProcess()
+        guard = guard or Guard()
+        _group = ControlClient.connect(
+            cluster,
+            start_seconds=60 * guard.start_minutes,
+            silence_seconds=guard.silence_seconds,
+            gpus=launchers.visible_gpus(),
+            poll=poll,
+            secret=Secret(cluster, secret_dir),
+            status=status.current(),
+            limits=watchdog.limits_from(guard),
+            on_heartbeat=partial(watchdog.print_stacks_in, guard.silence_seconds - STACKS_BEFORE_SILENCE_SECONDS),
+        )
+        atexit.register(_leave_at_exit, _group)
+    return _group
+
+
+def _leave_at_exit(group: ControlClient) -> None:
+    """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, Stopped) and not group.failed:  # raised on every process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        group.close(exiting=True)
+        os._exit(error.exit_code)
+    if error is not None and not group.failed:  # raised by the caller's code outside of a run
+        group.fail(f"{type(error).__name__}: {first_line(error)}")
+    if group.failed:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    group.close()
+    group.remove_heartbeat_hook()  # JAX's shutdown may take long, and threads end before the interpreter does
+    watchdog.cancel_timer()
+
+
+@contextlib.contextmanager
+def fail_together(group: ProcessGroup) -> Iterator[None]:
+    """Report an error raised in the context to the other processes, which exit and name this one."""
+    try:
+        yield
+    except BaseException as error:
+        group.fail(first_line(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE)
+        raise
+
+
+def exit_together(group: ProcessGroup, code: int = 0) -> None:
+    """End a command of several processes with an exit code. Returns if there is one process and the code is 0."""
+    if group.num_processes > 1:
+        sys.stdout.flush()
+        group.close(exiting=True)
+        os._exit(code)  # JAX's shutdown blocks for minutes if a process is late
+    if code:
+        sys.exit(code)
+
+
+def current_group() -> ProcessGroup:
+    """The process group that this process has joined."""
+    return _group or SingleProcess()
+
+
+def nvidia_gpu_present() -> bool:
+    """Whether this machine has an NVIDIA GPU with its driver, whether JAX can use it or not."""
+    return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compile | None = None) -> "list[jax.Device]":
+    """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
+
+    The devices are all accelerators, or the CPU of each process split into `cpu_devices`. With `keep_memory`, a CPU that is the
+    only device computes in the calling thread, and this process keeps freed memory from then on. compile: where compiled
+    programs are cached; None: as JAX is configured.
+
+    Raises ConfigError where the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), where
+    JAX's platform does not start, where JAX runs in this process with fewer CPU devices, and where the processes do not have
+    the same number of devices.
+    """
+    group = group or current_group()
+    if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_COLLECTIVE_TIMEOUT}".strip()
+    import jax
+
+    if compile:
+        options.enable_compilation_cache(compile)
+    cpu_devices = config.cpu_devices or 1
+    with contextlib.suppress(RuntimeError):  # JAX is running: `_check_cpu` decides whether its devices suffice
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    keep = config.keep_memory and cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
+    if keep:
+        with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
+            jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
+    if isinstance(group, ControlClient) and group.num_processes > 1:
+        _start_jax_distributed(group)
+    elif jax.distributed.is_initialized() and jax.process_count() > 1:
+        raise ConfigError(
+            "jax.distributed",
+            reason=f"is already initialized in this process, with {jax.process_count()} processes",
+            hint="remove jax.distributed.initialize: jaxdp reads the launcher's variables",
+        )
+    available, by_process = _jax_devices(), dict[int, list[jax.Device]]()
+    for device in available:
+        by_process.setdefault(device.process_index, []).append(device)
+    if available[0].platform == "cpu":
+        _check_cpu(len(jax.local_devices()), cpu_devices)
+        by_process = {process: devices[:cpu_devices] for process, devices in by_process.items()}
+        if keep:
+            host_memory.keep_freed()
+    _check_equal_counts({process: len(devices) for process, devices in by_process.items()}, group.hosts)
+    order = sorted(by_process, key=lambda process: (group.host_numbers[process], process))
+    return [device for process in order for device in by_process[process]]
+
+
+def _jax_devices() -> "list[jax.Device]":
+    import jax
+
+    try:
+        return jax.devices()
+    except Exception as error:  # by platform and release: RuntimeError, AssertionError, JaxRuntimeError
+        raise ConfigError(
+            "JAX_PLATFORMS",
+            os.environ.get("JAX_PLATFORMS", ""),
+            reason=f"this JAX platform does not start ({first_line(error)})",
+            hint="unset it, or set it to cpu to train on the CPU",
+        ) from None
+
+
+def _check_equal_counts(counts: dict[int, int], hosts: list[str]) -> None:
+    fewest, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+    if counts[fewest] != counts[most]:
+        raise ConfigError(
+            "devices",
+            reason=f"rank {fewest} on {hosts[fewest]} has {counts[fewest]} and rank {most} on {hosts[most]} has {counts[most]}",
+            hint="give each process the same number of devices",
+        )
+
+
+def _gpu_expected() -> bool:
+    return nvidia_gpu_present() and "cpu" not in os.environ.get("JAX_PLATFORMS", "").split(",")
+
+
+def _check_cpu(available: int, required: int) -> None:
+    if _gpu_expected():
+        raise ConfigError(
+            "JAX_PLATFORMS",
+            reason="JAX does not see this machine's NVIDIA GPU",
+            hint="install jaxdp with its extra cuda12 or cuda13 (pip install -e '.[cuda13]'), "
+            "or set JAX_PLATFORMS=cpu to train on the CPU",
+        )
+    if available < required:
+        raise ConfigError(
+            "mesh.cpu_devices",
+            required,
+            reason=f"JAX already runs in this process with {available} CPU device{'s' * (available > 1)}",
+            hint="start a new process (or restart the kernel)",
+        )
+
+
+def _start_jax_distributed(group: ControlClient) -> None:
+    """Initialize jax.distributed without its SIGTERM handler, which would replace `preemption.SignalHandler`."""
+    import jax
+
+    if jax.distributed.is_initialized():
+        return
+    requested = os.environ.get("JAX_LOCAL_DEVICE_IDS")
+    device_ids = [int(number) for number in requested.split(",")] if requested else None
+    visible = [member.gpus for member in group.local_members]
+    device_ids = device_ids or launchers.assign_gpus(visible, group.local_rank)
+    with contextlib.suppress(AttributeError):  # a later release may not have this option
+        jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            group.jax_address,
+            group.num_processes,
+            group.rank,
+            local_device_ids=device_ids,
+            coordinator_bind_address=group.jax_bind_address,
+            cluster_detection_method="deactivate",  # which under Slurm and Open MPI would leave this process one GPU
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except Exception as error:
+        raise ConnectionError(
+            errno.ECONNABORTED,
+            f"jax.distributed does not start at {group.jax_address} ({first_line(error)}); check that the hosts reach each "
+            "other at all ports, and that no JAX computation ran before",
+        ) from None
+
+
+def uniform_host_count(group: ProcessGroup) -> int:
+    """The number of hosts, which become the rows of the mesh; 1 where the hosts have different numbers of processes."""
+    counts = Counter(group.host_numbers)
+    return len(counts) if len(set(counts.values())) == 1 else 1
+
+
+def describe(devices: list[Any], group: ProcessGroup | None = None) -> str:
+    """Number and kind of the devices, with the number of processes and hosts."""
+    spread = ""
+    if group and group.num_processes > 1:
+        hosts = len(set(group.host_numbers))
+        spread = f" of {group.num_processes} processes on {hosts} host{'s' * (hosts > 1)}"
+    return f"{len(devices)} x {devices[0].device_kind}{spread}"

@@ -1,0 +1,182 @@
+"""Phase, step and progress of this process, and the heartbeat that reports them.
+
+No function takes a lock, so that a stuck thread cannot block the heartbeat.
+"""
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+JOINING, JOINED = "joining", "joined"  # membership in a process group; once joined, rank 0 compares the heartbeats
+HEARTBEAT_SECONDS = 1.0
+OUTSIDE = "outside"  # the phase before, between and after runs
+KEPT_DURATIONS, MIN_DURATIONS = 20, 5  # iterations whose duration is kept, and how many define a typical one
+ITERATION_OF_PHASE = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a process is in its run. background_save: what is being saved in the background, "" for nothing."""
+
+    phase: str
+    step: int | None = None
+    background_save: str = ""
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        return f"in phase {self.phase}{step}" + (f", saving {self.background_save}" if self.background_save else "")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What one heartbeat reports of a process.
+
+    position: see `ProcessStatus`. idle_seconds: time without progress. typical_seconds: median duration of recent iterations,
+    None if unknown. longest_seconds: longest recent iteration. background_save: what is being saved in the background, "" for
+    nothing; save_seconds: how long that has taken; longest_save_seconds: longest recent save.
+    """
+
+    phase: str
+    step: int | None = None
+    activity: str = ""
+    position: tuple[int, int] = (0, 0)
+    idle_seconds: float = 0.0
+    typical_seconds: float | None = None
+    longest_seconds: float = 0.0
+    background_save: str = ""
+    save_seconds: float = 0.0
+    longest_save_seconds: float = 0.0
+
+    @property
+    def location(self) -> Location:
+        return Location(self.phase, self.step, self.background_save)
+
+    @classmethod
+    def from_message(cls, fields: dict[str, Any]) -> "Heartbeat":
+        return cls(**fields | {"position": tuple(fields["position"])})
+
+
+class ProcessStatus:
+    """Phase, step and progress of one process.
+
+    activity: what the process does within the phase. position: (barriers passed, phases and steps entered since then). All
+    processes of a run count it alike, because they execute the same program: the process with the lower position is behind.
+    Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
+    """
+
+    def __init__(self) -> None:
+        self.training_thread = threading.main_thread().ident
+        self.phase = OUTSIDE
+        self.step: int | None = None
+        self.activity = ""
+        self.background_save, self.save_started = "", 0.0
+        self.position = (0, 0)
+        self.clock = self.last_progress = 0.0
+        self.membership = ""  # JOINING or JOINED; "" without a process group
+        self.ticked_by_heartbeat = False
+        self.iteration: tuple[str, float] | None = None  # name and start time of the current iteration
+        self.durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_DURATIONS))
+
+    def watch_thread(self, identity: int) -> None:
+        """Set the identity of the thread that trains."""
+        self.training_thread = identity
+
+    def set_membership(self, membership: str) -> None:
+        """Record that this process joins (JOINING) or has joined (JOINED) a process group."""
+        self.membership = membership
+        if membership == JOINING:
+            self.activity = "waiting for all processes to connect"
+            if self.phase == OUTSIDE:
+                self.enter_phase("start", activity=self.activity)
+
+    def take_over_ticks(self) -> None:
+        """Record that the heartbeat thread, and no longer the watchdog, calls `tick`."""
+        self.ticked_by_heartbeat = True
+
+    def tick(self, seconds: float) -> None:
+        """Advance the clock. Only one thread calls this, at regular intervals."""
+        self.clock += seconds
+
+    def record_progress(self) -> None:
+        """Reset the time without progress."""
+        self.last_progress = self.clock
+
+    def enter_phase(self, phase: str, step: int | None = None, activity: str = "") -> bool:
+        """Enter a phase, or the next part of one. Returns True where the kind of phase changed."""
+        before = self.phase
+        self.phase, self.activity = phase, activity
+        self.step = self.step if step is None else step
+        self.position = self.position[0], self.position[1] + 1
+        if phase not in ITERATION_OF_PHASE:
+            self.iteration = None
+        self.record_progress()
+        return ITERATION_OF_PHASE.get(phase, phase) != ITERATION_OF_PHASE.get(before, before)
+
+    def leave_run(self) -> None:
+        """Return to the phase outside of runs."""
+        self.enter_phase(OUTSIDE)
+        self.step = None
+
+    def begin_iteration(self, name: str) -> None:
+        """Begin a "step" or the evaluation ("evaluate") of one batch; keep the duration of a previous one of the same name."""
+        now = time.monotonic()
+        if self.iteration and self.iteration[0] == name:
+            self.durations[name].append(now - self.iteration[1])
+        self.iteration = name, now
+
+    @contextmanager
+    def performing(self, activity: str) -> Iterator[None]:
+        """Report an activity that not every process performs, such as writing the log. The position does not change."""
+        before, self.activity = self.activity, activity
+        self.record_progress()
+        yield
+        self.activity = before
+        self.record_progress()
+
+    @contextmanager
+    def at_barrier(self, name: str) -> Iterator[None]:
+        """Wait for all processes at the same point of the program. Counts only in the thread that trains."""
+        if threading.get_ident() != self.training_thread:  # background saves synchronize in a thread of their own
+            yield
+            return
+        self.position = self.position[0] + 1, 0
+        with self.performing(f"waiting for {name}"):
+            yield
+
+    def set_background_save(self, name: str) -> None:
+        """Set what is being saved in the background; "" when the save has ended."""
+        if self.background_save:
+            self.durations["save"].append(self.clock - self.save_started)
+        self.background_save, self.save_started = name, self.clock
+
+    def location(self) -> Location:
+        return Location(self.phase, self.step, self.background_save)
+
+    def heartbeat(self) -> Heartbeat:
+        iteration, save = ITERATION_OF_PHASE.get(self.phase), self.background_save
+        durations = list(self.durations[iteration]) if iteration else []
+        return Heartbeat(
+            phase=self.phase,
+            step=self.step,
+            activity=self.activity,
+            position=self.position,
+            idle_seconds=self.clock - self.last_progress,
+            typical_seconds=median(durations) if len(durations) >= MIN_DURATIONS else None,
+            longest_seconds=max(durations, default=0.0),
+            background_save=save,
+            save_seconds=self.clock - self.save_started if save else 0.0,
+            longest_save_seconds=max(list(self.durations["save"]), default=0.0),
+        )
+
+
+_current = ProcessStatus()
+
+
+def current() -> ProcessStatus:
+    """The status of this process."""
+    return _current

@@ -1,0 +1,116 @@
+"""Agreement of all processes to act, that is to stop or to save, at the same sync point of the program.
+
+A request from any process makes rank 0 send `hold`. Each process answers with the number of sync points that it has passed, and
+passes no further one until rank 0 sends `agreed` with the largest of these numbers. Every process then continues to that point
+and acts there. Each reports `done`, and rank 0 turns to the next request.
+"""
+
+import threading
+from collections.abc import Callable
+
+from jaxdp.distributed.control_channel import Message, wait_until
+from jaxdp.distributed.messages import InvalidMessage
+from jaxdp.distributed.process_group import Agreement
+
+
+class SyncPoints:
+    """The client's side: counts the sync points of this process.
+
+    changed: notified on every message. send: sends a message to rank 0.
+    """
+
+    def __init__(self, changed: threading.Condition, send: Callable[[Message], None]) -> None:
+        self._changed, self._send = changed, send
+        self._passed = 0
+        self._held = False
+        self._agreed: tuple[int, Agreement] | None = None  # the sync point, and what to do there
+        self._requested: set[str] = set()
+
+    def request(self, action: str, reason: str) -> None:
+        """Ask all processes to act at the same sync point; a request that is pending is not repeated."""
+        with self._changed:
+            if action not in self._requested:
+                self._requested.add(action)
+                self._send({"request": action, "reason": reason})
+
+    def pass_next(self) -> Agreement | None:
+        """Pass a sync point, or return what to do at this one. Waits while the processes agree."""
+        # The lock spans the wait and the count: a `hold` between them would be answered with the previous count.
+        with self._changed:
+            wait_until(self._changed, lambda: not self._held or self._agreed)
+            if self._agreed and self._passed >= self._agreed[0]:
+                return self._take()
+            self._passed += 1
+        return None
+
+    def poll_stop(self) -> Agreement | None:
+        """An agreement to stop at the sync point that this process has reached, or None."""
+        with self._changed:
+            if self._agreed and self._agreed[1].action == "stop" and self._passed >= self._agreed[0]:
+                return self._take()
+        return None
+
+    def _take(self) -> Agreement:
+        assert self._agreed is not None
+        agreement = self._agreed[1]
+        self._agreed, self._held = None, False
+        self._requested.discard(agreement.action)
+        self._send({"done": agreement.action})
+        return agreement
+
+    def on_hold(self) -> None:
+        with self._changed:
+            self._held = True
+            self._send({"held": self._passed})
+
+    def on_agreed(self, sync_point: int, agreement: Agreement) -> None:
+        with self._changed:
+            self._agreed = sync_point, agreement
+
+
+class SyncPointCoordinator:
+    """Rank 0's side: serves one request at a time. send_all: sends a message to all processes."""
+
+    def __init__(self, num_processes: int, send_all: Callable[[Message], None]) -> None:
+        self.num_processes, self._send_all = num_processes, send_all
+        self._requests: list[Agreement] = []  # the first is being served if `_counts` is not None
+        self._counts: dict[int, int] | None = None
+        self._done: set[int] = set()
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, action: str, reason: str) -> None:
+        """Serve a request after those that are pending. One of the same kind is dropped, unless it repeats a save on which the
+        processes have agreed and which some of them have already acted on."""
+        is_agreed = self._counts is not None and len(self._counts) == self.num_processes
+        pending = self._requests[1:] if is_agreed and action != "stop" else self._requests
+        if action not in [request.action for request in pending]:
+            self._requests.append(Agreement(action, reason))
+            self._serve_next()
+
+    def _serve_next(self) -> None:
+        if self._requests and self._counts is None:
+            self._counts = {}
+            self._send_all({"hold": self._requests[0].action})
+
+    def add_count(self, rank: int, passed: int) -> None:
+        """The sync points that a process has passed. Raises InvalidMessage where it was not asked."""
+        if self._counts is None or rank in self._counts:
+            raise InvalidMessage("unexpected message 'held'")
+        self._counts[rank] = passed
+        if len(self._counts) == self.num_processes:
+            self._done = set()
+            action, reason = self._requests[0]
+            self._send_all({"agreed": max(self._counts.values()), "action": action, "reason": reason})
+
+    def add_done(self, rank: int, action: str) -> None:
+        """A process has acted. Raises InvalidMessage where that was not agreed."""
+        if not self._requests or self._requests[0].action != action:
+            raise InvalidMessage("unexpected message 'done'")
+        self._done.add(rank)
+        if len(self._done) == self.num_processes:
+            self._requests.pop(0)
+            self._counts = None
+            self._serve_next()

@@ -1,0 +1,123 @@
+"""Proof of resuming: a run that is stopped and resumed equals an uninterrupted run, bit by bit."""
+
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jaxdp
+from jaxdp.checkpoint.manager import SAVING_THREAD
+from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.distributed.preemption import SignalHandler, Stopped
+from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.doctor.proof import Proof, largest_difference, prove
+from jaxdp.doctor.verify_gradients import named_arrays
+from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.writers import LOG, TIMING, read_log
+
+STEPS, STOP_AFTER = 6, 3
+JOIN_SECONDS = 10.0
+
+
+def short_run(devices: int, cpu_devices: int | None, compile: Compile) -> Config:
+    """Two epochs of three steps on synthetic images, with every random part of a run."""
+    images = 4 * devices
+    return Config(
+        name="verify",
+        epochs=2.0,
+        data=Data(source="synthetic", image_size=16, augmentation="paper", train_examples=3 * images, eval_examples=images),
+        model=Model(depth=18, width=4, stem="small", classes=6),
+        batch=(Phase(global_batch=images),),
+        optimizer=Optimizer(label_smoothing=0.1),
+        schedule=Schedule(learning_rate=2.0, warmup_epochs=1.0),
+        mesh=Mesh(cpu_devices=cpu_devices),
+        evaluation=Evaluation(every_epochs=None),
+        checkpoint=Checkpoint(every_epochs=None),
+        logging=Logging(every_steps=1, tensorboard=False),
+        compile=compile,
+    )
+
+
+class StopAfterStep(Quiet):
+    """A screen that requests a stop after step `STOP_AFTER`, as SIGTERM does."""
+
+    def __init__(self, signals: SignalHandler) -> None:
+        self.signals = signals
+
+    def step(self, record: dict) -> None:
+        if record["step"] == STOP_AFTER:
+            self.signals.request_stop("SIGTERM")
+
+
+def _outcome(workdir: Path, config: Config) -> tuple[dict, list[dict]]:
+    """(arrays of the last state, records of the log and the result without timings)."""
+    records = [*read_log(workdir / LOG), json.loads((workdir / "result.json").read_text())]
+    untimed = [{name: value for name, value in record.items() if name not in (*TIMING, "workdir")} for record in records]
+    return named_arrays(load_run(workdir, config=config)[0]), untimed
+
+
+@contextmanager
+def _temporary_directory(shared_dir: Path | None, group: ProcessGroup) -> Iterator[Path]:
+    """A temporary directory inside `shared_dir` for all processes."""
+    name = tempfile.mkdtemp(dir=shared_dir) if group.is_rank0 else None
+    folder = Path(group.broadcast_object("the directory of the proof", name))
+    try:
+        yield folder
+    finally:
+        group.all_gather_object("the end of the proof", None)
+        if group.is_rank0:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a directory after the threads of an interrupted run have finished writing checkpoints into it."""
+    for thread in threading.enumerate():
+        if thread.name.startswith(SAVING_THREAD):
+            thread.join(JOIN_SECONDS)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) -> float:
+    """Largest difference of the final states; infinity if logs or results differ."""
+    with _temporary_directory(shared_dir, group) as folder:
+        uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
+        jaxdp.train(config, uninterrupted, signals=SignalHandler(), cluster="none")  # no handlers: Ctrl-C interrupts the proofs
+        signals = SignalHandler()
+        try:
+            jaxdp.train(config, resumed, screen=StopAfterStep(signals), signals=signals, cluster="none")
+        except Stopped:
+            pass
+        else:
+            raise RuntimeError(f"the run did not stop after step {STOP_AFTER}")
+        result = jaxdp.train(config, resumed, signals=SignalHandler(), cluster="none")
+        if (result.sessions, result.steps) != (2, STEPS):
+            raise RuntimeError(f"{result.steps} steps in {result.sessions} sessions instead of {STEPS} in 2")
+        (expected_arrays, expected_records), (arrays, records) = _outcome(uninterrupted, config), _outcome(resumed, config)
+        return largest_difference(arrays, expected_arrays) if records == expected_records else float("inf")
+
+
+def proof(
+    devices: int,
+    cpu_devices: int | None,
+    *,
+    compile: Compile,
+    shared_dir: Path | None = None,
+    group: ProcessGroup | None = None,
+) -> Proof:
+    """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
+
+    shared_dir: a directory on a file system that all processes share.
+    """
+    group = group or SingleProcess()
+    config = short_run(devices, cpu_devices, compile)
+    return prove(
+        "exact resume",
+        f"{STEPS} steps against {STOP_AFTER} steps, stop and resume",
+        tolerance=0.0,
+        difference=lambda: _difference(config, shared_dir, group),
+        group=group,
+    )

@@ -1,0 +1,83 @@
+"""Proofs of reductions: every strategy computes exact sums of messages as large as the recipe's gradient."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxdp import models
+from jaxdp.config import Config
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.doctor.proof import Proof, prove
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.parallel import timing
+from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
+from jaxdp.strategies import STRATEGIES, unsupported_reason
+
+CALLS = 5
+T = TypeVar("T")
+
+
+def mesh_shape(config: Config, devices: int, processes: int) -> tuple[int, int]:
+    """The recipe's mesh shape if it fits the devices, else the most square one of all of them."""
+    try:
+        return choose_shape(config.mesh, devices, processes)
+    except ConfigError:
+        return most_square(devices)
+
+
+def proofs(
+    config: Config, devices: Sequence[jax.Device], *, info: Callable[[str], None], group: ProcessGroup
+) -> Iterator[Proof]:
+    """For every strategy: sum the gradient as one message in the recipe's wire dtype, `CALLS` times.
+
+    The messages are integers whose sum is exact; the sums are compared bit by bit on all devices.
+    """
+    size = config.data.image_size
+    model = models.create(config.model)
+    shapes, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+    elements = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(shapes, config.finetune.frozen_stages)))
+    message = jax.ShapeDtypeStruct((elements,), jnp.dtype(config.reduce.wire_dtype))
+    shape = mesh_shape(config, len(devices), group.num_processes)
+    mesh = make_mesh(*shape, devices)
+    text = f"{elements * message.dtype.itemsize:,} bytes of {message.dtype}"
+    info(f"exact sums: messages of {text} on {shape[0]}x{shape[1]} ...")
+
+    def count_wrong_sums(strategy: str, name: str) -> int:
+        def build() -> timing.Reduction:
+            return timing.Reduction(mesh, message, strategy, bucket_bytes=None, compile=config.compile)
+
+        reduction = build_on_all_ranks(group, name, build)
+        return sum(not reduction.is_exact(reduction()) for _ in range(CALLS))
+
+    for strategy in STRATEGIES:
+        if unsupported_reason(strategy, mesh.size):
+            continue
+        name = f"exact sums: {strategy} on {shape[0]}x{shape[1]}"
+        yield prove(
+            name,
+            f"wrong results of {CALLS} calls, {text}",
+            tolerance=0,
+            difference=partial(count_wrong_sums, strategy, name),
+            group=group,
+        )
+
+
+def build_on_all_ranks(group: ProcessGroup, name: str, build: Callable[[], T]) -> T:
+    """Return `build()` after it succeeded on all processes, so that no process waits in a collective for one that failed.
+
+    Raises RuntimeError on all processes, with the rank and the error, if it fails on one.
+    """
+    if group.num_processes == 1:
+        return build()
+    error = None
+    try:
+        built = build()
+    except Exception as exception:  # of a compiler or a driver
+        error = f"{type(exception).__name__}: {first_line(exception)}"
+    for rank, reason in enumerate(group.all_gather_object(f"the program of {name}", error)):
+        if reason is not None:
+            raise RuntimeError(f"rank {rank}: {reason}")
+    return built

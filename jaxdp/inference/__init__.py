@@ -1,0 +1,1 @@
+"""Using the checkpoints of a run without training: list, evaluate, predict, export."""

@@ -1,0 +1,76 @@
+"""Evaluating a checkpoint on the held-out images."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp import models
+from jaxdp.config import Config
+from jaxdp.data.sources import open_datasets
+from jaxdp.errors import ConfigError
+from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.training import evaluation
+from jaxdp.training.run_dir import CLASSES, class_names, run_config
+
+
+def evaluate(
+    config: Config | None, workdir: str | Path, checkpoint: str = "newest", *, datasets: tuple[Any, Any] | None = None
+) -> dict[str, Any]:
+    """Evaluate a checkpoint of the run in `workdir` on all held-out images.
+
+    config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
+    newest, best, or its number of samples. datasets: as for `jaxdp.train`.
+
+    Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path). Raises
+    ConfigError if the run, the checkpoint or the data cannot be used.
+    """
+    return _evaluate(config, workdir, checkpoint, datasets=datasets)
+
+
+def confusion_matrix(
+    config: Config | None, workdir: str | Path, checkpoint: str = "newest", *, datasets: tuple[Any, Any] | None = None
+) -> tuple[dict[str, Any], np.ndarray, list[str]]:
+    """Evaluate a checkpoint and count the held-out images by label and predicted class.
+
+    Arguments and errors are those of `evaluate`. Returns (its result, counts int64 [classes, classes] with labels as rows,
+    names of the classes). Every image is counted once.
+    """
+    config = run_config(workdir) if config is None else config
+    matrix = evaluation.Confusion(config.model.classes)
+    result = _evaluate(config, workdir, checkpoint, datasets=datasets, on_batch=matrix)
+    return result, matrix.counts, class_names(workdir, config.model.classes)
+
+
+def _evaluate(
+    config: Config | None,
+    workdir: str | Path,
+    checkpoint: str,
+    *,
+    datasets: tuple[Any, Any] | None,
+    on_batch: Callable | None = None,
+) -> dict[str, Any]:
+    state, config, manifest = load_run(workdir, checkpoint, config)
+    data = open_datasets(config, datasets)
+    _check_class_order(workdir, config, data.classes)
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
+    batch = inference_batch(config, len(data.evaluation), mesh)
+    result = evaluation.evaluate(step, *state.evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)
+    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": str(manifest.path)}
+
+
+def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[str]) -> None:
+    """Raise ConfigError if the data's classes differ from those the run was trained on, or come in another order."""
+    if not classes or not (Path(workdir) / CLASSES).exists():
+        return
+    for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.classes), classes, strict=False)):
+        if trained != current:
+            raise ConfigError(
+                "data.directory",
+                config.data.directory,
+                reason=f"class {number} is {current!r}, but was {trained!r} in training (see {CLASSES})",
+                hint="use images of the same classes",
+            )

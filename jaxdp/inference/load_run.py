@@ -1,0 +1,138 @@
+"""Listing, choosing and loading the checkpoints of a run directory."""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxdp import models
+from jaxdp.checkpoint.listing import by_accuracy, checkpoint_paths
+from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest, UnreadableCheckpoint, read_manifest, verify_files
+from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
+from jaxdp.config import Config
+from jaxdp.distributed import runtime
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.training.run_dir import CHECKPOINTS, run_config
+from jaxdp.training.state import TrainState, abstract_state
+from jaxdp.validation import changes, from_dict, validate
+
+
+class LoadedRun(NamedTuple):
+    """A run's state, restored from the checkpoint of `manifest` onto this machine's devices."""
+
+    state: TrainState
+    config: Config
+    manifest: Manifest
+
+
+def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
+    """All checkpoints of a run, oldest first: path, samples, epoch, steps, accuracy, bytes, and error (None if valid).
+
+    Reads and verifies every byte of every checkpoint. Raises ConfigError if `workdir` holds no run.
+    """
+    run_config(workdir)
+    rows = []
+    for path in reversed(checkpoint_paths(Path(workdir) / CHECKPOINTS)):
+        row: dict[str, Any] = {"path": str(path), "samples": int(path.name)}
+        row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
+        try:
+            manifest = read_manifest(path)
+            row |= {"epoch": manifest.epoch, "steps": manifest.metadata["progress"]["steps"]}
+            row |= {"accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
+            verify_files(manifest)
+        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+            row["error"] = str(error)
+            if not path.exists():  # removed meanwhile by a running training process
+                continue
+        rows.append(row)
+    return rows
+
+
+def choose_checkpoint(workdir: str | Path, checkpoint: str = "newest") -> Manifest:
+    """The checkpoint named "newest", "best" (by accuracy), or by its number of samples.
+
+    "newest" and "best" skip invalid checkpoints and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    """
+    folder = Path(workdir) / CHECKPOINTS
+    if checkpoint not in ("newest", "best"):
+        return _checkpoint_at(folder, checkpoint)
+    manifests, errors = _read_all(folder)
+    if checkpoint == "best":
+        scored = by_accuracy(manifests)
+        if manifests and not scored:
+            raise ConfigError(
+                "--checkpoint", "best", reason="no checkpoint was saved right after an evaluation", hint="use newest"
+            )
+        manifests = scored
+    for manifest in manifests:
+        try:
+            verify_files(manifest)
+        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+            if manifest.path.exists():
+                errors[manifest.path] = str(error)
+            continue
+        skipped = [error for path, error in errors.items() if checkpoint == "best" or int(path.name) > manifest.samples]
+        if skipped:
+            message = f"jaxdp: using {manifest.path} instead of the {checkpoint} checkpoint: {'; '.join(skipped)}"
+            print(message, file=sys.stderr, flush=True)
+        return manifest
+    raise ConfigError("--workdir", str(workdir), reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
+
+
+def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
+    """(valid manifests, newest first; errors of the other manifests by checkpoint)."""
+    manifests, errors = [], {}
+    for path in checkpoint_paths(folder):
+        try:
+            manifests.append(read_manifest(path))
+        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+            if path.exists():  # not removed meanwhile by a running training process
+                errors[path] = str(error)
+    return manifests, errors
+
+
+def _checkpoint_at(folder: Path, samples: str) -> Manifest:
+    names = [path.name for path in checkpoint_paths(folder)]
+    if samples not in names:
+        available = ", ".join(names) or "none"
+        raise ConfigError(
+            "--checkpoint", samples, reason="checkpoint not found", hint=f"use newest, best, or one of: {available}"
+        )
+    try:
+        return read_manifest(folder / samples)
+    except CorruptCheckpoint as error:
+        raise ConfigError("--checkpoint", samples, reason=str(error), hint="use another checkpoint") from None
+
+
+def load_run(workdir: str | Path, checkpoint: str = "newest", config: Config | None = None) -> LoadedRun:
+    """Restore a checkpoint of the run in `workdir` on all devices of this machine.
+
+    checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. Raises ConfigError if
+    the checkpoint is missing, corrupt, or of another model.
+    """
+    config = run_config(workdir) if config is None else validate(config)
+    manifest = choose_checkpoint(workdir, checkpoint)
+    devices = runtime.start(config.mesh, compile=config.compile)
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    name = manifest.path.name
+    try:
+        state = load_state(manifest, abstract_state(config, models.create(config.model), mesh))
+    except CorruptCheckpoint as error:
+        raise ConfigError("--checkpoint", name, reason=str(error), hint="use another checkpoint") from None
+    except CheckpointMismatch as error:
+        differences = [
+            change for change in changes(from_dict(manifest.metadata["config"]), config) if change.startswith("model.")
+        ]
+        if not differences:
+            raise ConfigError("--checkpoint", name, reason=str(error)) from None
+        reason = f"the checkpoint is of another model ({'; '.join(differences)})"
+        raise ConfigError("--checkpoint", name, reason=reason, hint="remove these model options") from None
+    return LoadedRun(state, config, manifest)
+
+
+def inference_batch(config: Config, examples: int, mesh: jax.sharding.Mesh) -> tuple[int, int]:
+    """(images per step, rows of the padded batch) for `examples` images; the devices divide the rows evenly."""
+    images = min(examples, config.evaluation.batch or 64 * mesh.size)
+    return images, -(-images // mesh.size) * mesh.size

@@ -1,0 +1,162 @@
+"""Predicting the most likely classes of images with a trained run."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp import models
+from jaxdp.config import Config, Mesh
+from jaxdp.data import prefetch
+from jaxdp.data.decode import ImageError
+from jaxdp.data.loader import Loader
+from jaxdp.data.sources import pixel_stats, prediction_loader
+from jaxdp.errors import ConfigError
+from jaxdp.files import read_regular
+from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.training.evaluation import make_prediction_step
+from jaxdp.training.run_dir import class_names, run_config
+from jaxdp.training.state import TrainState
+
+DEFAULT_TOP = 5
+
+
+class Predictions(NamedTuple):
+    """The most likely classes of N images, most likely first.
+
+    classes: int32 [N, top]. names: N lists of `top` class names. probabilities: float32 [N, top].
+    """
+
+    classes: np.ndarray
+    names: list[list[str]]
+    probabilities: np.ndarray
+
+
+class SourcePredictions(NamedTuple):
+    """Predictions for all images of a source.
+
+    predictions: rows of unusable images have class -1, no names and NaN. bad_images: name -> reason of these. checkpoint: path,
+    samples and epoch of the checkpoint, by name.
+    """
+
+    predictions: Predictions
+    bad_images: dict[str, str]
+    checkpoint: dict[str, Any]
+
+
+def predict(workdir: str | Path, images: Any, checkpoint: str | int = "newest", *, top: int | None = None) -> Predictions:
+    """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
+
+    images: uint8 [N, H, W, 3] of NumPy, JAX or PyTorch, or a list of Pillow images or uint8 arrays [H, W, 3] or [H, W]
+    (grayscale) of any sizes. They are resized and cropped as in the run's evaluation. checkpoint: newest, best, or its number
+    of samples. top: number of classes per image (default: 5, or all if there are fewer).
+
+    Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
+    """
+    predictions, bad_images, _ = predict_source(workdir, _ArrayImages(_as_list(images)), str(checkpoint), top=top)
+    for name, reason in bad_images.items():
+        raise ConfigError(name, reason=reason)
+    return predictions
+
+
+def _as_list(images: Any) -> list:
+    """The images of an array or an iterable. Raises ConfigError for other types and shapes."""
+    kind = type(images).__name__
+    try:
+        if hasattr(images, "shape"):
+            images = np.asarray(images)
+            kind = f"{images.dtype} array of shape {images.shape}"
+            if images.ndim == 4 and images.shape[3] == 3 and images.dtype == np.uint8:
+                return list(images)
+        elif not isinstance(images, (str, bytes, dict)):
+            return list(images)
+    except (TypeError, RuntimeError):  # not iterable, or a PyTorch tensor on another device
+        pass
+    raise ConfigError("images", reason=f"unsupported type: {kind}", hint="use uint8 [N, H, W, 3] or a list of uint8 [H, W, 3]")
+
+
+class _ArrayImages:
+    """Images in memory as a source for `Loader`. All labels are 0."""
+
+    def __init__(self, images: list) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.images[index], 0
+
+    def name(self, index: int) -> str:
+        return f"images[{index}]"
+
+
+class ImageFiles:
+    """Encoded images by path as a source for `Loader`. All labels are 0."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        try:
+            return read_regular(self.paths[index]), 0
+        except OSError as error:
+            raise ImageError(error.strerror) from None
+
+    def name(self, index: int) -> str:
+        return self.paths[index]
+
+
+def predict_source(
+    workdir: str | Path, source: Any, checkpoint: str = "newest", *, top: int | None = None
+) -> SourcePredictions:
+    """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
+
+    source: as for `Loader`; its labels are ignored. Other arguments and errors are those of `predict`.
+    """
+    config = run_config(workdir)
+    names = class_names(workdir, config.model.classes)
+    top = min(DEFAULT_TOP, len(names)) if top is None else top
+    if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
+        raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
+    if not len(source):
+        raise ConfigError("images", reason="no images given", hint="give at least one")
+    single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
+    state, config, manifest = load_run(workdir, checkpoint, single_mesh)
+    loader = prediction_loader(config, source)
+    classes, probabilities, usable = _most_likely(config, state, loader, top=int(top))
+    if not np.isfinite(probabilities[usable]).all():
+        reason = f"the probabilities predicted by {manifest.path} are not finite"
+        raise ConfigError("--checkpoint", manifest.path.name, reason=reason, hint="use another checkpoint")
+    classes[~usable], probabilities[~usable] = -1, np.nan
+    predictions = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
+    about = {"checkpoint": str(manifest.path), "samples": manifest.samples, "epoch": manifest.epoch}
+    return SourcePredictions(predictions, loader.bad_images, about)
+
+
+def _most_likely(config: Config, state: TrainState, loader: Loader, *, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)
+    params, batch_stats = state.evaluated
+    images, rows = inference_batch(config, len(loader), mesh)
+    starts = range(0, len(loader), images)
+    load = partial(prefetch.evaluation_batch, loader, batch_size=images, rows=np.arange(rows))
+    prefetcher = prefetch.Prefetcher(load, starts, threads=1)
+    parts = []
+    try:
+        for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):
+            count = min(images, len(loader) - start)
+            classes, probabilities = jax.device_get(step(params, batch_stats, prefetch.to_global(batch, mesh)))
+            parts.append([array[:count] for array in (classes, probabilities, batch["weights"] > 0)])
+    finally:
+        prefetcher.close()
+    classes, probabilities, usable = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return classes, probabilities, usable

@@ -1,0 +1,170 @@
+"""Terminal output of a run: a progress bar on a terminal, plain lines elsewhere."""
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from jaxdp.errors import printable_lines
+
+PLAIN_SECONDS = 15.0  # minimum time between step lines if stdout is not a terminal
+PLAIN_WIDTH = 128
+BAR_COLUMNS = 110  # narrowest terminal that shows the bar itself
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as M:SS or H:MM:SS."""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+
+
+def format_step(record: dict[str, Any]) -> str:
+    """A step's record as one line, without the step number."""
+    text = (
+        f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
+        f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
+    )
+    return text + (f"  skipped {record['skipped_steps']}" if record.get("skipped_steps") else "")
+
+
+def _is_interactive(stream: TextIO) -> bool:
+    """Whether a stream is the terminal that controls this process.
+
+    A launcher such as Open MPI's mpirun may give a process a pseudo-terminal and write its output to a file. That terminal does
+    not control the process.
+    """
+    if not stream.isatty():
+        return False
+    try:
+        os.tcgetpgrp(stream.fileno())
+    except io.UnsupportedOperation:  # not a file: the stream of a notebook, whose isatty() is true
+        return True
+    except OSError:
+        return False
+    return True
+
+
+class Quiet:
+    """Shows nothing: the counterpart of `Screen` for tests and programs.
+
+    resume_command: how the user resumes a run that was stopped, as the subject of a sentence.
+    """
+
+    resume_command = "the same command"
+
+    def info(self, text: str) -> None:
+        """Print a message."""
+
+    def table(self, table: Table) -> None:
+        """Print a table."""
+
+    def begin(self, total_steps: int, done: int = 0) -> None:
+        """Start the progress display. done: steps of earlier sessions."""
+
+    def status(self, text: str) -> None:
+        """Show the current activity, such as "compiling"."""
+
+    def step(self, record: dict[str, Any]) -> None:
+        """Show a step's record."""
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Print an evaluation's record."""
+
+    def end(self) -> None:
+        """Stop the progress display."""
+
+    def image(self, path: Path) -> None:
+        """Show an image file where images can be shown."""
+
+
+class Screen(Quiet):
+    """Shows a run on stdout or another text stream."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stdout
+        self.live = _is_interactive(stream) and os.environ.get("TERM") != "dumb"
+        self.console = Console(file=stream, highlight=False, soft_wrap=True, width=None if self.live else PLAIN_WIDTH)
+        self.progress: Progress | None = None
+        self.task = TaskID(0)
+        self.total_steps = 0
+        self.last_line = 0.0  # monotonic time of the last step line
+        self.first_step: tuple[float, int] | None = None  # monotonic time and number of this session's first step
+
+    def info(self, text: str) -> None:
+        self.console.print(printable_lines(text), markup=False)
+
+    def table(self, table: Table) -> None:
+        """Print a table. Title and caption are separate lines, because rich would wrap them to the table's width."""
+        title, table.title, caption, table.caption = table.title, None, table.caption, None
+        for column in table.columns:
+            column.overflow = "fold"  # by default rich truncates numbers in a narrow terminal
+        if title:
+            self.info(str(title))
+        with self.console.capture() as capture:
+            self.console.print(table, soft_wrap=False)
+        self.info("\n".join(line.rstrip() for line in capture.get().splitlines()))
+        if caption:
+            self.info(str(caption))
+
+    def begin(self, total_steps: int, done: int = 0) -> None:
+        self.total_steps = total_steps
+        if self.live:
+            bar = [BarColumn(bar_width=20)] if self.console.width >= BAR_COLUMNS else []
+            text = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal truncates this column
+            self.progress = Progress(
+                *bar,
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
+                TextColumn("eta", table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+                TextColumn("{task.description}", table_column=text),
+                console=self.console,
+                expand=True,
+                speed_estimate_period=120,
+            )
+            self.task = self.progress.add_task("starting", total=total_steps, completed=done)
+            self.progress.start()
+
+    def status(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, description=text)
+        elif self.first_step is None:
+            self.info(f"{text} ...")
+
+    def step(self, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step = (now, record["step"])
+        text = format_step(record)
+        if self.progress is not None:
+            self.progress.update(self.task, completed=record["step"], description=text)
+        elif now - self.last_line >= PLAIN_SECONDS:
+            self.last_line = now
+            self.info(f"step {record['step']}/{self.total_steps}  {text}{self._eta(record['step'], now)}")
+
+    def _eta(self, step: int, now: float) -> str:
+        """Text such as "  eta M:SS" by the mean step time of this session; "" after the first step."""
+        if self.first_step is None or step <= self.first_step[1]:
+            return ""
+        started, first = self.first_step
+        seconds = (self.total_steps - step) * (now - started) / (step - first)
+        return f"  eta {format_duration(seconds)}"
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.info(
+            f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "
+            f"top-5 {100 * record['eval_top5']:.2f} %  loss {record['eval_loss']:.4f}  "
+            f"({record['eval_examples']} images)"
+        )
+
+    def end(self) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, description="")
+            self.progress.stop()
+            self.progress = None

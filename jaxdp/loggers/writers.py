@@ -1,0 +1,229 @@
+"""Writers of a run's records. Every record is passed to each writer's `write(record)`; `close()` is called at the end.
+
+A record is a flat dict. Training records contain step, samples, epoch, phase, loss, accuracy, gradient_norm, learning_rate,
+momentum, global_batch, images_per_second, input_seconds and wall_seconds, and audit_share if the step was audited. Evaluation
+records contain step, samples, epoch, eval_accuracy, eval_top5, eval_loss, eval_examples and wall_seconds. wall_seconds counts
+from the start of the command, over all sessions of the run.
+"""
+
+import errno
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import open_regular
+from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
+
+LOG = "metrics.jsonl"
+# Fields of a record or of result.json that measure time or depend on connections from outside. All other fields are identical
+# for every run of a config on a mesh, however often it is interrupted.
+TIMING = (
+    "images_per_second",
+    "input_seconds",
+    "wall_seconds",
+    "seconds_to_first_step",
+    "training_seconds",
+    "evaluation_seconds",
+    "saving_seconds",
+    "audit_seconds",
+    "compilation_seconds",
+    "sessions",
+    "waiting_share",
+    "slowest_rank",
+    "slowest",
+    "refused_connections",
+)
+
+
+def to_json(record: dict[str, Any], indent: int | None = None) -> str:
+    """A record as standard JSON: NaN and infinity become null."""
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite, indent=indent, allow_nan=False)
+
+
+def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; leaves out damaged lines and a torn last line.
+
+    strict: raise ConfigError for a damaged line before the last one instead.
+    """
+    records, damaged, number = [], [], 0
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int):
+                records.append(record)
+            else:
+                damaged.append(number)
+    if strict and damaged and damaged[0] < number:
+        raise ConfigError(str(path), reason=f"line {damaged[0]} is damaged", hint="restore or delete the line")
+    return records
+
+
+class Writer(Protocol):
+    """Receives a run's records.
+
+    An optional third method `write_examples(record, images, labels, predicted)` receives a few held-out images after every
+    evaluation: uint8 [E, H, W, 3], with their labels and predicted classes, int32 [E] each.
+    """
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Receive a record."""
+
+    def close(self) -> None:
+        """Called once, at the end of the session."""
+
+
+class NullWriter:
+    """Writes nothing."""
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class JsonLines:
+    """Appends each record to a file as one line of JSON, without buffering.
+
+    buffer_when_full: if the disk is full, keep lines in memory and write them when there is space again; reported once to
+    `info`.
+    """
+
+    def __init__(self, path: Path, *, buffer_when_full: bool = False, info: Callable[[str], Any] = print) -> None:
+        self.path, self.buffer_when_full, self.info = path, buffer_when_full, info
+        self.file = open_regular(path, "ab")
+        self._lock = Lock()  # the saving thread calls `sync` while the training loop writes
+        self._buffer = b""
+        self._full_reported = False
+
+    def write(self, record: dict[str, Any]) -> None:
+        try:
+            self._flush(to_json(record).encode() + b"\n")
+        except OSError as error:
+            if not (self.buffer_when_full and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+            if not self._full_reported:
+                self._full_reported = True
+                self.info(
+                    f"{self.path}: {error.strerror}; training continues, and the log is written when there is space again"
+                )
+
+    def _flush(self, data: bytes = b"") -> None:
+        """Write the buffer and `data`."""
+        with self._lock:
+            self._buffer += data
+            while self._buffer:
+                written = self.file.write(self._buffer)
+                self._buffer = self._buffer[written:]
+
+    def sync(self) -> None:
+        """Flush all lines to the disk. Raises OSError if that fails."""
+        self._flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self.file.close()
+
+
+class SafeWriter:
+    """Wraps a writer whose errors must not stop the run: the first error is reported, and the writer is no longer called.
+
+    The writer receives copies, so that it cannot modify what other writers receive. warn: called with the message.
+    """
+
+    def __init__(self, writer: Writer, warn: Callable[[str], Any]) -> None:
+        self.writer, self.warn = writer, warn
+        self._write_examples = getattr(writer, "write_examples", None)
+        self.wants_examples = self._write_examples is not None
+        self._failed = False
+
+    def write(self, record: dict[str, Any]) -> None:
+        self._call(self.writer.write, lambda: (dict(record),))
+
+    def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
+        if self._write_examples:
+            self._call(self._write_examples, lambda: (dict(record), *(array.copy() for array in arrays)))
+
+    def close(self) -> None:
+        try:
+            self.writer.close()
+        except Exception as error:
+            if not self._failed:
+                self.warn(f"{type(self.writer).__name__} could not be closed: {first_line(error)}")
+
+    def _call(self, method: Callable[..., Any], arguments: Callable[[], tuple]) -> None:
+        if self._failed:
+            return
+        try:
+            method(*arguments())
+        except Exception as error:
+            self._failed = True
+            name, reason = type(self.writer).__name__, f"{type(error).__name__}: {first_line(error)}"
+            self.warn(f"{name} raised {reason}; training continues without it and still writes {LOG}")
+
+
+def wrap_writers(writers: Any) -> list[SafeWriter]:
+    """The caller's writers, or a single one, wrapped so that errors become warnings. Raises ConfigError for other objects."""
+    writers = list(writers) if isinstance(writers, (list, tuple)) else [writers]
+    for writer in writers:
+        if isinstance(writer, type) or not all(callable(getattr(writer, name, None)) for name in ("write", "close")):
+            raise ConfigError(
+                "writers", writer, reason="not a writer", hint="use a list of objects with write(record) and close()"
+            )
+    return [SafeWriter(writer, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2)) for writer in writers]
+
+
+class PlotWriter:
+    """Draws training.png from the log at the end of the session."""
+
+    def __init__(self, path: Path, log: Path) -> None:
+        self.path, self.log = path, log
+
+    def write(self, record: dict[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        from jaxdp.loggers.plot import plot_training
+
+        if records := read_log(self.log):
+            plot_training(records, self.path)
+
+
+def create_writers(
+    workdir: Path,
+    *,
+    tensorboard: bool,
+    samples: int = 0,
+    buffer_when_full: bool = False,
+    info: Callable[[str], Any] = print,
+    run_info: RunInfo | None = None,
+) -> list[Any]:
+    """The writers of a run that has seen `samples` samples: first the log, then TensorBoard and the plot.
+
+    buffer_when_full, info: see `JsonLines`. run_info: shown by TensorBoard.
+    """
+    log = workdir / LOG
+    return [
+        JsonLines(log, buffer_when_full=buffer_when_full, info=info),
+        SafeWriter(TensorBoard(workdir / "tensorboard", samples, run_info), info) if tensorboard else NullWriter(),
+        SafeWriter(PlotWriter(workdir / "training.png", log), info),
+    ]

@@ -1,0 +1,59 @@
+"""Reduce-scatter along the rows of the mesh, in a form that is exact on the platform that runs the program.
+
+Over several CPU processes XLA passes `lax.psum_scatter` to gloo. With JAX 0.10 gloo sometimes returns wrong sums without an
+error (https://github.com/jax-ml/jax/issues/40830), and it aborts if a process is more than 30 s late
+(https://github.com/jax-ml/jax/issues/40831). `benchmarks/collectives.py` counts wrong sums; `EXACT_OVER_GLOO` follows its
+results.
+"""
+
+from collections.abc import Container
+
+import jax
+from jax import lax
+from packaging.version import Version
+
+from jaxdp.parallel.mesh import HORIZONTAL
+
+# The first release of jaxlib whose psum_scatter is exact over gloo, by benchmarks/results/collectives_*.json.
+EXACT_OVER_GLOO = Version("0.12.0.1")
+
+
+def psum_scatter(vector: jax.Array) -> jax.Array:
+    """XLA's reduce-scatter. vector: [n], n a multiple of the devices of a row; returns this device's sums, [n / devices]."""
+    return lax.psum_scatter(vector, HORIZONTAL, scatter_dimension=0, tiled=True)
+
+
+def all_to_all_sum(vector: jax.Array) -> jax.Array:
+    """An all-to-all and a local sum: the arguments, result, order of additions and bytes sent of `psum_scatter`."""
+    parts = vector.reshape(lax.axis_size(HORIZONTAL), -1)
+    return lax.all_to_all(parts, HORIZONTAL, split_axis=0, concat_axis=0, tiled=True).sum(0)
+
+
+def uses_gloo(platform: str | None = None) -> bool:
+    """Whether gloo runs the collectives of a platform: on CPUs once `jax.distributed` is initialized, even with one process.
+
+    platform: "cpu", "gpu", ...; None for that of the mesh inside `shard_map`, or of JAX's default devices.
+    """
+    if not jax.distributed.is_initialized():  # first, because a plan must not start JAX's devices
+        return False
+    if platform is None:
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        platform = device.platform if device else jax.default_backend()
+    return platform == "cpu"
+
+
+def reduce_scatter(vector: jax.Array) -> jax.Array:
+    """`all_to_all_sum` over gloo, `psum_scatter` everywhere else."""
+    return all_to_all_sum(vector) if uses_gloo() else psum_scatter(vector)
+
+
+def inexact_collective_reason(primitives: Container[str], platform: str) -> str | None:
+    """Why a program with these primitives (names as in a jaxpr) may return wrong sums on a platform, or None."""
+    import jaxlib
+
+    if "reduce_scatter" not in primitives or not uses_gloo(platform) or Version(jaxlib.__version__) >= EXACT_OVER_GLOO:
+        return None
+    return (
+        f"lax.psum_scatter returns wrong sums over CPU processes with jaxlib {jaxlib.__version__} (jax-ml/jax#40830); use "
+        f"jaxdp.parallel.allreduce.reduce_scatter_rows, or jaxlib {EXACT_OVER_GLOO} or newer"
+    )

@@ -1,0 +1,190 @@
+"""Summary of a plan: the table and the JSON document of `jaxdp plan`, with sizes of the network, messages and inputs."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Config, Finetune, Optimizer
+from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
+from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
+from jaxdp.planning import Plan, PlannedPhase
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def model_summary(config: Config) -> dict[str, Any]:
+    """Sizes of the network, from a trace: parameters, multiply-adds of one image, and bytes per step and message of the
+    gradient and of the statistics, loss and accuracy in float32."""
+    from jaxdp import models
+
+    size = config.data.image_size
+    counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    width = WIRE_BYTES[config.reduce.wire_dtype]
+    sizes, segments = counted.pop("sizes"), counted.pop("segments")
+    messages = []
+    trained = counted["adapted"]["parameters"] + counted["skipped"]["parameters"]
+    for segment in segments if config.reduce.overlap else [sizes]:  # a message holds tensors of one segment only
+        tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
+        buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
+        messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
+    statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
+    return counted | {
+        "gradient_bytes": trained * width,
+        "statistics_bytes": statistics,
+        "messages": [*messages, statistics],
+    }
+
+
+def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
+    """The JSON document of `jaxdp plan`. Learning rates are sampled at 21 steps per phase, with the first and the last."""
+    config = plan.config
+    return {
+        "name": config.name,
+        "examples": plan.examples,
+        "epochs": config.epochs,
+        "phases": [dataclasses.asdict(phase) for phase in plan.phases],
+        "learning_rate": [[samples / plan.examples, plan.learning_rate(samples)] for samples in _sample_points(plan)],
+        "total_steps": plan.total_steps,
+        "total_samples": plan.total_samples,
+        "optimizer": dataclasses.asdict(config.optimizer),
+        "config": dataclasses.asdict(config),
+        "input_bytes": input_bytes(plan),
+        "strategy": config.reduce.strategy,
+        "wire_dtype": config.reduce.wire_dtype,
+        "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
+        "gradient_bytes": model_summary["gradient_bytes"],
+        "statistics_bytes": model_summary["statistics_bytes"],
+    }
+
+
+def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "Table":
+    """The table of `jaxdp plan`: model, data, devices, optimizer and phases. devices: description of the devices."""
+    from rich.table import Table
+
+    config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("run", f"{config.name}, seed {config.seed}, {config.epochs:g} epochs, {plan.total_steps} steps")
+    table.add_row(
+        "model",
+        f"{config.model.title}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
+        f"{model_summary['macs']:,} multiply-adds an image",
+    )
+    size = config.data.image_size
+    table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
+    memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
+    table.add_row(
+        "input",
+        f"up to {memory['host'] / 1e6:,.0f} MB per host, {memory['device'] / 1e6:,.0f} MB per device for {resident}",
+    )
+    table.add_row("devices", devices)
+    table.add_row(
+        "gradient",
+        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
+        f"{model_summary['statistics_bytes']:,} bytes of statistics, loss and accuracy in float32",
+    )
+    table.add_row(
+        "optimizer",
+        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+    )
+    table.add_row("settings", _describe_settings(config))
+    if config.finetune != Finetune():
+        table.add_row("fine-tuning", _describe_finetuning(config))
+    adapted, skipped = model_summary["adapted"], model_summary["skipped"]
+    table.add_row(
+        "weight decay",
+        f"on {adapted['tensors']} tensors with {adapted['parameters']:,} parameters, not on {skipped['tensors']} with "
+        f"{skipped['parameters']:,}",
+    )
+    for phase in plan.phases:
+        idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
+        micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
+        table.add_row(
+            f"phase {phase.index}",
+            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
+            f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
+            f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
+        )
+    return table
+
+
+def input_bytes(plan: Plan) -> dict[str, int]:
+    """Bytes of input images in the largest phase: {"host": prefetched on a host, "device": two batches on each device}.
+
+    With data.resident=on, each device holds all images and none are prefetched.
+    """
+    data = plan.config.data
+    host = device = 0
+    for phase in plan.phases:
+        group = rows_per_chunk(
+            phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
+        )
+        host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
+        device = max(device, 2 * phase.per_device_batch * data.image_bytes)
+    if data.resident == "on":
+        return {"host": 0, "device": plan.examples * data.image_bytes}
+    return {"host": host, "device": device}
+
+
+def _describe_optimizer(optimizer: Optimizer) -> str:
+    """The optimizer with the fields that only some optimizers use, and settings that differ from the defaults."""
+    words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
+    used = [field for field in OPTIMIZERS.dependent_fields if field in OPTIMIZERS[optimizer.name].uses.split()]
+    words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
+    words.append(f"weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}")
+    if optimizer.momentum_rule != "constant":
+        rule = _format(optimizer.momentum_rule)
+        words.append(f"momentum {optimizer.momentum:g} at batch {optimizer.momentum_batch} with rule {rule!r}")
+    if optimizer.clip_norm is not None:
+        words.append(f"gradients clipped to norm {optimizer.clip_norm:g}")
+    if optimizer.average_decay is not None:
+        words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
+    return ", ".join(words)
+
+
+def _format(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value).replace("_", " ")
+
+
+def _describe_settings(config: Config) -> str:
+    """Batch normalization, loss scaling and augmentation."""
+    model, data, scale = config.model, config.data, config.loss_scale
+    words = [f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}"]
+    if scale.name != "none":
+        words.append(f"{scale.name} loss scale from {scale.initial:g}")
+    words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
+    if data.stored_size not in (None, data.image_size):
+        words[-1] += f" from {data.stored_size}x{data.stored_size}"
+    if data.mix != "none":
+        words.append(f"{data.mix} (alpha {data.mix_alpha:g})")
+    if model.remat:
+        words.append("activations recomputed in the backward pass")
+    return ", ".join(words)
+
+
+def _describe_finetuning(config: Config) -> str:
+    finetune = config.finetune
+    frozen = ["the stem"] * (finetune.frozen_stages > 0)
+    frozen += [f"{finetune.frozen_stages - 1} stage{'s' * (finetune.frozen_stages > 2)}"] * (finetune.frozen_stages > 1)
+    words = [f"from {finetune.weights or 'random weights'}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    words += ["a new classifier"] * finetune.new_head
+    if finetune.head_multiplier != 1.0:
+        words.append(f"learning rate of the classifier times {finetune.head_multiplier:g}")
+    return ", ".join(words)
+
+
+def _rates(plan: Plan, phase: PlannedPhase) -> str:
+    """The first and the last learning rate of a phase, and the highest if it is neither."""
+    stride = max(1, phase.steps // 10_000)
+    steps = sorted({*range(0, phase.steps, stride), phase.steps - 1})
+    rates = [plan.learning_rate(phase.first_sample + step * phase.global_batch) for step in steps]
+    first, highest, last = (f"{rate:.4g}" for rate in (rates[0], max(rates), rates[-1]))
+    return f"{first} to {last}" if highest in (first, last) else f"{first} up to {highest}, then down to {last}"
+
+
+def _sample_points(plan: Plan) -> list[int]:
+    points = set()
+    for phase in plan.phases:
+        picks = {round(i * (phase.steps - 1) / 20) for i in range(21)}
+        points |= {phase.first_sample + pick * phase.global_batch for pick in picks}
+    return sorted(points)

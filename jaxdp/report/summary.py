@@ -1,0 +1,88 @@
+"""Accuracy of a run, and for ImageNet its epochs to 75.9 % compared with the MLPerf reference."""
+
+import os
+from pathlib import Path
+
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.files import check_local
+from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.training.run_dir import CONFIG, run_config
+
+TARGET = 0.759
+# MLPerf Training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points
+REFERENCE_EPOCHS = {
+    1632: 35.0,
+    3264: 35.15,
+    4096: 39.88,
+    8192: 41.88,
+    13056: 45.5,
+    32768: 56.0,
+    49152: 68.0,
+    58880: 80.0,
+    65536: 84.5,
+    67840: 85.85,
+}
+
+
+def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict]]:
+    """(config, log records) of a run. Raises ConfigError if the directory holds no run or one of the files is damaged."""
+    check_local(workdir, "workdir")
+    path = Path(workdir)
+    for name in (CONFIG, LOG):
+        if not (path / name).is_file():
+            raise ConfigError(
+                "workdir", str(path), reason=f"holds no run: {name} not found", hint="give the directory of a run"
+            )
+    return run_config(path), read_log(path / LOG, strict=True)
+
+
+def report(workdir: str | os.PathLike) -> dict:
+    """Summary of the run in a directory, see `summarize`. Raises ConfigError if it holds no run."""
+    return summarize(*read_run(workdir))
+
+
+def summarize(config: Config, records: list[dict]) -> dict:
+    """Summary of a run: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "epochs_to_target",
+    "reference_epochs", "ratio"}.
+
+    Accuracies are None before the first evaluation. The last three are None if they do not apply: another data set than
+    ImageNet, target not reached, or no reference for this batch size or for several batch sizes.
+    """
+    evaluations = [record for record in records if record.get("eval_accuracy") is not None]
+    last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
+    best = max(evaluations, key=lambda record: record["eval_accuracy"], default={"eval_accuracy": None, "epoch": None})
+    epochs_to_target = reference = ratio = None
+    if config.data.source == "imagenet2012":
+        epochs_to_target = next((record["epoch"] for record in evaluations if record["eval_accuracy"] >= TARGET), None)
+        batches = {phase.global_batch for phase in config.batch}
+        reference = REFERENCE_EPOCHS.get(batches.pop()) if len(batches) == 1 else None
+        ratio = epochs_to_target / reference if epochs_to_target and reference else None
+    return {
+        "name": config.name,
+        "source": config.data.source,
+        "epochs": last["epoch"],
+        "accuracy": last["eval_accuracy"],
+        "best_accuracy": best["eval_accuracy"],
+        "best_epoch": best["epoch"],
+        "epochs_to_target": epochs_to_target,
+        "reference_epochs": reference,
+        "ratio": ratio,
+    }
+
+
+def as_text(summary: dict) -> str:
+    """A summary as one line, or two for ImageNet."""
+    if summary["accuracy"] is None:
+        return f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs"
+    lines = [
+        f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs, "
+        f"best {100 * summary['best_accuracy']:.2f} % at epoch {summary['best_epoch']:.2f}"
+    ]
+    if summary["source"] == "imagenet2012":
+        epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]
+        reached = "not reached" if epochs is None else f"reached after {epochs:.2f} epochs"
+        mlperf = f"MLPerf reference: {reference:g} epochs (mean)" if reference else "no MLPerf reference for this batch size"
+        ratio = "" if summary["ratio"] is None else f", ratio {summary['ratio']:.3f}"
+        lines.append(f"{100 * TARGET:.1f} % {reached}; {mlperf}{ratio}")
+    return "\n".join(lines)

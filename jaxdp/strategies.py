@@ -1,0 +1,143 @@
+"""The table of all-reduce strategies: the stages of each, what is proven about it, where it runs, and what it costs.
+
+To add a strategy to jaxdp, write its stages in `jaxdp/parallel/allreduce.py`, add a `Strategy` to `STRATEGIES`, and describe it
+in docs/aggregation.md; `tests/test_choices.py` and `tests/test_strategies.py` report what is missing. This module
+does not import JAX, so a config is validated without it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import jax
+
+Stage = Callable[["jax.Array"], "jax.Array"]  # called inside `shard_map` over both mesh axes
+AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
+
+
+class Cost(NamedTuple):
+    """An all-reduce of n bytes takes `rounds` * latency + `volume` * n / bandwidth seconds."""
+
+    rounds: int
+    volume: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """An all-reduce strategy.
+
+    name: the value of `reduce.strategy`. help: noun phrase for `--help`.
+    stages: functions applied in order to each device's vector [n]; the first n elements of the result are the sum over all
+        devices. A string names a function of `jaxdp.parallel.allreduce`.
+    proves_replication: `shard_map` can prove that all devices end with the same values (check_vma); False for point-to-point
+        exchange.
+    sums_along_axes: a contribution passes through at most (X - 1) + (Y - 1) additions on a mesh of Y rows of X; otherwise
+        N - 1.
+    auto_candidate: measured for `reduce.strategy=auto`.
+    max_devices: the largest number of devices; None for no limit.
+    cost: (vertical, horizontal) -> alternatives of which the fastest counts; None if the cost is unknown.
+    builtin: part of jaxdp; False for strategies added by `jaxdp.register_strategy`.
+    """
+
+    name: str
+    stages: tuple[str | Stage, ...]
+    proves_replication: bool = False
+    sums_along_axes: bool = False
+    auto_candidate: bool = False
+    max_devices: int | None = None
+    cost: Callable[[int, int], list[Cost]] | None = None
+    builtin: bool = True
+    help: str = ""
+
+    def unsupported_reason(self, devices: int) -> str | None:
+        """Why the strategy cannot run on this number of devices, or None."""
+        if self.max_devices is not None and devices > self.max_devices:
+            return f"{self.name} supports at most {self.max_devices} devices"
+        return None
+
+    def max_additions(self, vertical: int, horizontal: int) -> int:
+        """The largest number of additions that a device's contribution passes through, one after another."""
+        return vertical + horizontal - 2 if self.sums_along_axes else vertical * horizontal - 1
+
+
+def _ring_cost(vertical: int, horizontal: int) -> list[Cost]:
+    devices = vertical * horizontal
+    return [Cost(2 * (devices - 1), 2 * (devices - 1) / devices)]
+
+
+def _psum_cost(vertical: int, horizontal: int) -> list[Cost]:
+    """A ring or a double binary tree (Sanders et al., 2009): the library chooses."""
+    return [*_ring_cost(vertical, horizontal), Cost(2 * math.ceil(math.log2(vertical * horizontal)), 2.0)]
+
+
+def _hierarchical_cost(vertical: int, horizontal: int) -> list[Cost]:
+    rows, columns = horizontal - 1, vertical - 1
+    return [Cost(2 * rows + 2 * columns, 2 * rows / horizontal + 2 * columns / vertical)]
+
+
+def _torus_cost(vertical: int, horizontal: int) -> list[Cost]:
+    """Mikami et al., section 2.2, with the vertical rounds that the text omits; the vertical message is 1/X of the vector."""
+    rows, columns = horizontal - 1, vertical - 1
+    return [Cost(2 * rows + 2 * columns, 2 * rows / horizontal + 2 * columns / (vertical * horizontal))]
+
+
+def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
+    """All messages pass the link of the server, in and out."""
+    return [Cost(2, 2 * vertical * horizontal)]
+
+
+STRATEGIES: dict[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy(
+            name="psum",
+            help="algorithm chosen by XLA",
+            stages=("psum",),
+            proves_replication=True,
+            auto_candidate=True,
+            cost=_psum_cost,
+        ),
+        Strategy(name="ring", help="exchange with the next device", stages=("ring",), auto_candidate=True, cost=_ring_cost),
+        # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
+        # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
+        Strategy(
+            name="hierarchical",
+            help="all-reduce along rows, then along columns",
+            stages=("all_reduce_rows", "all_reduce_columns"),
+            proves_replication=True,
+            sums_along_axes=True,
+            auto_candidate=True,
+            cost=_hierarchical_cost,
+        ),
+        # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
+        Strategy(
+            name="torus",
+            help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
+            stages=("reduce_scatter_rows", "all_reduce_columns", "all_gather_rows"),
+            proves_replication=True,
+            sums_along_axes=True,
+            auto_candidate=True,
+            cost=_torus_cost,
+        ),
+        Strategy(
+            name="parameter_server",
+            help="exchange through one device",
+            stages=("parameter_server",),
+            max_devices=64,
+            cost=_parameter_server_cost,
+        ),
+    )
+}
+
+
+def auto_candidates(devices: int) -> list[str]:
+    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices."""
+    return [one.name for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices)]
+
+
+def unsupported_reason(name: object, devices: int) -> str | None:
+    """Why a strategy cannot run on this number of devices, or None; None too for names that are not in the table."""
+    strategy = STRATEGIES.get(name) if isinstance(name, str) else None
+    return strategy.unsupported_reason(devices) if strategy else None

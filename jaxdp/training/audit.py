@@ -1,0 +1,199 @@
+"""Audit of a step: its reductions are computed a second time by another route, and the sums are compared.
+
+The audit is a program of its own. It takes the arguments of the next step, computes and reduces the same gradients, and
+discards them: audits do not change the step.
+"""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxdp.checkpoint.manager import Rollback
+from jaxdp.config import Config
+from jaxdp.errors import TrainingError
+from jaxdp.models import Network
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
+from jaxdp.parallel.mesh import AXES
+from jaxdp.training.state import TrainState, with_seed
+from jaxdp.training.step import Batch, PixelStats, compute_gradients
+
+MAX_NAMED_DEVICES = 4
+
+
+class AuditFailed(TrainingError):
+    """Two sums of the same numbers differ by more than rounding. The message says how to continue."""
+
+
+@dataclass(frozen=True)
+class MessageFacts:
+    """Contents of one message of a step. tensors: (name, number of values), in the order of the message."""
+
+    tensors: tuple[tuple[str, int], ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.tensors)
+
+    def tensor_at(self, place: int) -> str:
+        """The name of the tensor that holds the value at an index of the message."""
+        for name, size in self.tensors:
+            if place < size:
+                return name
+            place -= size
+        raise IndexError(place)
+
+
+@dataclass(frozen=True)
+class AuditProgram:
+    """A compiled audit. facts: of the compared messages, in the order of its results. route: name of the second route."""
+
+    compiled: Callable
+    facts: tuple[MessageFacts, ...]
+    strategy: str
+    route: str
+    mesh_shape: tuple[int, int]
+
+    def __call__(self, state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> dict[str, Any]:
+        """The findings of this process's devices: see `local_findings`."""
+        return local_findings(self.compiled(state, batch, hyperparameters))
+
+
+def make_audit(
+    config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats, accumulation: int, resident: bool = False
+) -> tuple[jax.stages.Wrapped, list[MessageFacts]]:
+    """(audit, facts). The arguments are those of `make_train_step`; the audit takes those of the step and donates nothing.
+
+    The audit returns what `jaxdp.parallel.audit.compare_sums` finds for each message on each device: arrays
+    [devices, messages].
+    facts: filled with one `MessageFacts` per message when the audit is traced.
+    """
+    strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
+    route = second_route(strategy, vertical, horizontal)
+    facts: list[MessageFacts] = []
+
+    def audit(  # noqa: PLR0917 - shard_map passes arguments by position
+        state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
+    ) -> dict[str, jax.Array]:
+        reductions: list[tuple[Any, list[allreduce.Message]]] = []
+        compute_gradients(
+            with_seed(config, hyperparameters["seed"]),
+            model,
+            state.params,
+            batch_stats=state.batch_stats,
+            batch=batch,
+            pixel_stats=pixel_stats,
+            accumulation=accumulation,
+            scale=state.loss_scale.scale if config.loss_scale.name != "none" else 1.0,
+            images=images,
+            reductions=reductions,
+        )
+        sent = [(tree, message) for tree, messages in reductions for message in messages if message.contribution.size]
+        facts[:] = [_facts(tree, message) for tree, message in sent]
+        findings = []
+        for _, message in sent:
+            bound = rounding_bound(strategy, message.contribution.dtype, vertical=vertical, horizontal=horizontal)
+            findings.append(compare_sums(message, route, bound))
+        return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
+
+    sharded, replicated = PartitionSpec(AXES), PartitionSpec()
+    in_specs = (replicated, sharded, replicated) + (replicated,) * resident
+    check_vma = allreduce.proves_replication(strategy)
+    return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
+
+
+def _facts(tree: Any, message: allreduce.Message) -> MessageFacts:
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+    tensors = zip(message.indices, message.tensors, strict=True)
+    return MessageFacts(tuple((names[place], tensor.size) for place, tensor in tensors), str(message.contribution.dtype))
+
+
+def local_findings(results: dict[str, jax.Array]) -> dict[str, Any]:
+    """What this process's devices found, as JSON values. results: what the audit returns.
+
+    share: the largest difference divided by its bound. messages: by index, those with a difference above the bound: the sums
+    where they differ most, the devices that found a difference, and the devices whose contribution is missing.
+    """
+    rows = {
+        name: {shard.index[0].start: np.asarray(shard.data)[0] for shard in value.addressable_shards}
+        for name, value in results.items()
+    }
+    messages = {}
+    for message in range(len(next(iter(rows["mismatches"].values())))):
+        devices = sorted(device for device, counts in rows["mismatches"].items() if counts[message])
+        if devices:
+            worst = {
+                name: rows[name][devices[0]][message].item() for name in ("first", "second", "bound", "index", "mismatches")
+            }
+            difference = abs(worst["first"] - worst["second"])
+            worst["excess"] = difference / worst["bound"] if math.isfinite(difference) else sys.float_info.max
+            texts = {name: f"{worst[name]:.9g}" for name in ("first", "second")}
+            texts |= {"difference": f"{difference:.3g}", "bound": f"{worst['bound']:.3g}"}
+            missing = [device for device in devices if rows["missing"][device][message]]
+            messages[str(message)] = worst | texts | {"devices": devices, "missing": missing}
+    return {"share": max(share.max().item() for share in rows["share"].values()), "messages": messages}
+
+
+def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[str]) -> str | None:
+    """The worst difference that the processes found, as text; None if all sums agree. findings: `local_findings` by rank."""
+    differing: dict[int, dict[int, dict]] = {}  # finding by message and rank
+    for rank, local in enumerate(findings):
+        for message, finding in local["messages"].items():
+            differing.setdefault(int(message), {})[rank] = finding
+    if not differing:
+        return None
+    index = max(differing, key=lambda message: max(finding["excess"] for finding in differing[message].values()))
+    by_rank = differing[index]
+    worst = max(by_rank.values(), key=lambda finding: finding["excess"])
+    facts, (vertical, horizontal) = program.facts[index], program.mesh_shape
+
+    def devices(kind: str) -> str:
+        found = sorted((device, rank) for rank, finding in by_rank.items() for device in finding[kind])
+        if len(found) == vertical * horizontal:
+            return f"all {len(found)} devices"
+        names = []
+        for device, rank in found[:MAX_NAMED_DEVICES]:
+            process = f" (rank {rank} on {hosts[rank]})" if len(hosts) > 1 else ""
+            names.append(f"the device in row {device // horizontal}, column {device % horizontal} of the mesh{process}")
+        unnamed = len(found) - MAX_NAMED_DEVICES
+        return " and ".join(names) + (f" and {unnamed} more" if unnamed > 0 else "")
+
+    unnamed = len(facts.tensors) - 1
+    tensors = facts.tensors[0][0] + (f" and {unnamed} more tensor{'s' * (unnamed > 1)}" if unnamed else "")
+    missing, others = devices("missing"), len(differing) - 1
+    return "".join(
+        [
+            f"message {index + 1} of {len(program.facts)} ({tensors}; {facts.size:,} values, {facts.dtype}), reduced by ",
+            f"{program.strategy} on a {vertical}x{horizontal} mesh, differs from its sum by another route ({program.route}) ",
+            f"by up to {worst['difference']}, and rounding explains {worst['bound']}: {worst['first']} and {worst['second']} ",
+            f"in value {worst['index']}, of {facts.tensor_at(worst['index'])}; ",
+            f"{worst['mismatches']:,} value{'s differ' if worst['mismatches'] > 1 else ' differs'}, on ",
+            devices("devices"),
+            f"; the contribution of {missing} is missing" if missing else "",
+            f"; {others} other message{'s' * (others > 1)} also differ{'s' * (others == 1)}" if others else "",
+        ]
+    )
+
+
+def failure_message(error: str, step: int, *, last_passed: int | None, rollback: Rollback, resume_command: str) -> str:
+    """The message of a failed audit before a step.
+
+    error: see `describe`. last_passed: step of the last audit that passed, if any. rollback: the checkpoint to continue from
+    and the ones that were renamed. resume_command: how a user names the command that resumes the run.
+    """
+    trusted, suspects, failures = rollback
+    cause = "the hardware or a library returned a wrong sum; `jaxdp doctor --verify` tests the devices"
+    doubt = f"steps after {last_passed}, whose audit passed, may" if last_passed else "any step so far may"
+    renamed = f"the checkpoints after that are now {', '.join(map(str, suspects))}; " if suspects else ""
+    renamed += f"remove {', '.join(failures)} before you continue: it could not be renamed; " if failures else ""
+    way = f"continues from {trusted}, the last checkpoint before" if trusted is not None else "starts over"
+    resume = f"{renamed}{resume_command} {way}"
+    return f"the audit of step {step} failed: {error}; {cause}; {doubt} have used a wrong gradient; {resume}"

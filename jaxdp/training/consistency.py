@@ -1,0 +1,102 @@
+"""Checks that all processes of a run have the same configuration, code, data and run directory."""
+
+import dataclasses
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp.config import Config
+from jaxdp.data.sources import Datasets
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import ConfigError, printable
+from jaxdp.files import read_regular
+from jaxdp.training.run_dir import CONFIG
+from jaxdp.validation import flatten
+
+MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights")  # paths and cores of a host
+VISIBLE_SECONDS = 20.0  # within which every host must see a file that rank 0 wrote to a shared directory
+DIGEST_SAMPLES = 8
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
+
+
+def check(group: ProcessGroup, facts_of_process: Callable[[], dict[str, str]]) -> None:
+    """Raise ConfigError, naming the differences, if the facts (name -> value) of a process differ from those of rank 0."""
+    if group.num_processes == 1:
+        return
+    local = facts_of_process()
+    digest = hashlib.sha256(json.dumps(local, sort_keys=True).encode()).hexdigest()
+    digests = group.all_gather_object("a digest of the run", digest)
+    if len(set(digests)) == 1:
+        return
+    by_rank = group.all_gather_object("all of the run", local)
+    rank = next(rank for rank, facts in enumerate(by_rank) if facts != by_rank[0])
+    expected, other = by_rank[0], by_rank[rank]
+    differences = [
+        f"{printable(name)}: {printable(expected.get(name), 1000)} on rank 0, {printable(other.get(name), 1000)} on rank {rank}"
+        for name in expected.keys() | other.keys()
+        if expected.get(name) != other.get(name)
+    ]
+    raise ConfigError(
+        "processes",
+        reason=f"rank {rank} on {group.hosts[rank]} differs from rank 0 on {group.hosts[0]} ({'; '.join(sorted(differences))})",
+        hint="start all processes with the same command, code and data",
+    )
+
+
+def facts(config: Config, resume: object = "auto", accept_changes: bool = False) -> dict[str, str]:
+    """Name -> value, as text, of everything but the data that must be equal on all processes of a run."""
+    fields = {name: repr(value) for name, value in flatten(dataclasses.asdict(config)).items() if name not in MAY_DIFFER}
+    code = {"code of jaxdp": code_digest(), "version of python": platform.python_version()}
+    versions = {f"version of {name}": version(name) for name in PACKAGES}
+    return fields | code | versions | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
+
+
+def data_facts(datasets: Datasets) -> dict[str, str]:
+    """Digests that identify the training and the held-out set."""
+    return {"training data": data_digest(datasets.train), "held-out data": data_digest(datasets.evaluation)}
+
+
+def code_digest() -> str:
+    """Digest of the names and contents of all Python files of the package."""
+    root, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def data_digest(source: Any) -> str:
+    """Number of images and a digest of what is known without reading all of them: names, labels and a few images."""
+    indices = np.unique(np.linspace(0, len(source) - 1, DIGEST_SAMPLES).astype(np.int64))
+    images, labels = source.batch(indices, indices)
+    files = getattr(source, "source", source)
+    digest = hashlib.sha256(np.ascontiguousarray(images).tobytes() + np.ascontiguousarray(labels).tobytes())
+    digest.update(np.asarray(getattr(files, "labels", ()), np.int64).tobytes())
+    digest.update("\0".join(Path(path).name for path in getattr(files, "paths", ())).encode("utf-8", "surrogateescape"))
+    return f"{len(source)} images, {digest.hexdigest()[:16]}"
+
+
+def check_shared_directory(group: ProcessGroup, path: Path) -> None:
+    """Raise ConfigError if a process does not see the run directory that rank 0 has written to."""
+    if group.num_processes == 1:
+        return
+    file = path / CONFIG
+    digest = hashlib.sha256(read_regular(file)).hexdigest() if group.is_rank0 else None
+    expected = group.broadcast_object("file in the directory", digest)
+    began = time.monotonic()
+    while not (file.exists() and hashlib.sha256(read_regular(file)).hexdigest() == expected):
+        if time.monotonic() - began > VISIBLE_SECONDS:
+            rank, hosts = group.rank, group.hosts
+            raise ConfigError(
+                "--workdir",
+                str(path),
+                reason=f"rank {rank} on {hosts[rank]} does not see the files that rank 0 on {hosts[0]} wrote",
+                hint="use a directory that all hosts share",
+            )
+        time.sleep(0.2)

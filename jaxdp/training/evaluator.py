@@ -1,0 +1,64 @@
+"""Evaluation of a run on the held-out images, between two steps or at the end."""
+
+from typing import Any
+
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.distributed.process_group import barrier
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.step_log import StepLog
+from jaxdp.planning import PlannedPhase
+from jaxdp.training.evaluation import evaluate
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import TrainState
+from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.training.step_timer import StepTimer
+
+
+class Evaluator:
+    """Evaluates a state on the devices of a phase; logs, shows and records the result."""
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        compiler: StepCompiler,
+        *,
+        timer: StepTimer,
+        log: StepLog,
+        signals: SignalHandler,
+        screen: Screen | Quiet,
+    ) -> None:
+        self.setup, self.compiler, self.timer, self.progress = setup, compiler, timer, timer.progress
+        self.log, self.signals, self.group, self.screen = log, signals, signals.group, screen
+
+    def evaluate(self, state: TrainState, phase: PlannedPhase) -> dict[str, Any]:
+        """Evaluate all held-out images and return the record. Raises StopRequested between two batches if the run must stop."""
+        progress, source = self.progress, self.setup.datasets.evaluation
+        self.screen.status("evaluating")
+        self.group.set_phase("compile", progress.steps, "waiting for the evaluation's program")
+        with self.timer.waiting_for_compiler():
+            program = self.signals.wait_for(self.compiler.prepare_evaluation(phase))
+        self.group.set_phase("evaluate")
+        with self.timer.paused("evaluation"):
+            barrier(self.group, "evaluation")
+            examples = self.log.example_collector(len(source))
+            record: dict[str, Any] = progress.position(self.setup.plan.examples)
+            record |= evaluate(
+                program,
+                *state.evaluated,
+                source=source,
+                batch=self.compiler.evaluation_rows(phase),
+                mesh=self.compiler.mesh(phase),
+                before_batch=self._before_batch,
+                wait_for=self.signals.wait_for,
+                observer=examples,
+            )
+            self.group.set_phase("evaluate", activity="writing the log")
+            self.log.write_evaluation(record, examples)
+            self.screen.evaluated(record)
+            progress.finish_evaluation(record)
+        return record
+
+    def _before_batch(self) -> None:
+        self.signals.poll()
+        self.group.status.begin_iteration("evaluate")
+        self.group.set_phase("evaluate", activity="a batch")

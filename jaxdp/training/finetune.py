@@ -1,0 +1,97 @@
+"""Fine-tuning: runs that start from a file of weights."""
+
+import dataclasses
+import os
+from functools import partial
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.models.resnet import HEAD
+from jaxdp.models.weights import Weights, read
+from jaxdp.training.state import TrainState, from_host
+
+FIELD = "finetune.weights"
+
+
+def saved_digest(config: Config, saved: Config) -> str | None:
+    """The digest of the weights file in the `saved` config of a run; None if `config` names another file."""
+    return saved.finetune.digest if config.finetune.weights == saved.finetune.weights else None
+
+
+def read_weights(config: Config, saved_digest: str | None = None) -> tuple[Config, Weights | None]:
+    """The config with the digest of its weights file, and the weights; None if the run starts without weights.
+
+    saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the file: if it is missing, the
+    weights are None. Raises ConfigError if the file cannot be used, has another digest than the config, or is of another
+    network.
+    """
+    finetune = config.finetune
+    if finetune.weights is None:
+        return config, None
+    if saved_digest is not None and finetune.digest in (None, saved_digest) and not os.path.exists(finetune.weights):
+        return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=saved_digest)), None
+    weights = read(finetune.weights, FIELD)
+    if finetune.digest not in (None, weights.digest):
+        raise ConfigError(
+            FIELD,
+            finetune.weights,
+            reason=f"its digest is {weights.digest}, but finetune.digest is {finetune.digest!r}",
+            hint="use the file of that digest, or omit finetune.digest for a new run",
+        )
+    for name in ("depth", "width", "stem"):
+        in_file, expected = getattr(weights.model, name), getattr(config.model, name)
+        if in_file != expected:
+            raise ConfigError(
+                FIELD,
+                finetune.weights,
+                reason=f"it has the {name} {in_file!r}, but model.{name} is {expected!r}",
+                hint=f"use --model.{name} {in_file}, or other weights",
+            )
+    return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=weights.digest)), weights
+
+
+def is_missing(config: Config, weights: Weights | None) -> bool:
+    """Whether the weights file of a run no longer exists."""
+    return config.finetune.weights is not None and weights is None
+
+
+def missing_file_warning(config: Config) -> str:
+    """One line about a run that is resumed without its weights file."""
+    finetune = config.finetune
+    return f"{finetune.weights} no longer exists; the run does not need it to resume, and keeps its digest {finetune.digest}"
+
+
+def check_weights_exist(config: Config, weights: Weights | None) -> None:
+    """Raise ConfigError if a run without a checkpoint lacks its weights file."""
+    if is_missing(config, weights):
+        raise ConfigError(
+            FIELD,
+            config.finetune.weights,
+            reason="file not found, and the run has no checkpoint to resume from",
+            hint="restore the file",
+        )
+
+
+def keeps_head(config: Config, weights: Weights) -> bool:
+    """Whether the run starts with the classifier of the file."""
+    return weights.model.classes == config.model.classes and not config.finetune.new_head
+
+
+def load_weights(config: Config, weights: Weights, state: TrainState, *, mesh: Mesh) -> TrainState:
+    """A new run's state with the parameters and statistics of a file, without its classifier unless `keeps_head`."""
+    excluded = () if keeps_head(config, weights) else HEAD
+    replicate = partial(jax.tree.map, partial(from_host, mesh=mesh))
+    params = {name: replicate(tree) for name, tree in weights.params.items() if name not in excluded}
+    return state._replace(params=state.params | params, batch_stats=state.batch_stats | replicate(weights.batch_stats))
+
+
+def describe(config: Config, weights: Weights) -> str:
+    """What a run starts from, in one line."""
+    if keeps_head(config, weights):
+        head = "with its classifier"
+    else:
+        head = f"with a new classifier for {config.model.classes} classes"
+    return f"starting from {weights.path} ({weights.describe()}), {head}"

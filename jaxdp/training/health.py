@@ -1,0 +1,138 @@
+"""Checks that end or warn about a run: losses that are not finite, skipped steps, an exploded loss, memory."""
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jaxdp.config import Config, LossScale
+from jaxdp.errors import ConfigError, TrainingError, first_line
+from jaxdp.planning import PlannedPhase
+
+LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
+
+
+def check_step(record: dict[str, Any], config: Config) -> None:
+    """Raise TrainingError if the loss or gradient of a step is not finite.
+
+    With dynamic loss scaling or `guard.non_finite=skip` such steps are skipped; then raise if too many were skipped.
+    """
+    scaling, guard = config.loss_scale, config.guard
+    position = f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
+    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.give_up_after:
+        raise TrainingError(
+            f"{record['skipped_in_a_row']} steps in a row were skipped, up to {position}, loss scale "
+            f"{record['loss_scale']:g}): the gradient is not finite at any scale; use --model.dtype bfloat16, or "
+            f"{LOWER_THE_RATE}"
+        )
+    if guard.non_finite == "skip" and record["skipped_steps"] > guard.skip_at_most:
+        raise TrainingError(
+            f"{record['skipped_steps']} steps with non-finite gradients were skipped, up to {position}), more than "
+            f"guard.skip_at_most={guard.skip_at_most}: {LOWER_THE_RATE}"
+        )
+    if scaling.name == "dynamic" or guard.non_finite == "skip":
+        return
+    for name in ("loss", "gradient_norm"):
+        if not math.isfinite(record[name]):
+            hint = LOWER_THE_RATE
+            if scaling.name == "static":
+                hint = (
+                    f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or use "
+                    f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
+                )
+            raise TrainingError(f"{name} is {record[name]} at {position}): {hint}")
+
+
+def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
+    """Raise TrainingError if a run skipped all of its steps."""
+    if skipped == steps:
+        scales = f" at loss scales of {scaling.minimum:g} to {scaling.initial:g}" if scaling.name != "none" else ""
+        hint = "lower loss_scale.initial and loss_scale.minimum, or use --model.dtype bfloat16" if scales else LOWER_THE_RATE
+        raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
+
+
+def check_evaluation(record: dict[str, Any]) -> None:
+    """Raise TrainingError if the held-out loss after the last step is not finite."""
+    if not math.isfinite(record["eval_loss"]):
+        raise TrainingError(
+            f"the held-out loss is {record['eval_loss']} after the last step ({record['step']}, samples {record['samples']}): "
+            f"the parameters are no longer finite; {LOWER_THE_RATE}"
+        )
+
+
+class LossWatch:
+    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times ln(classes), the loss of guessing.
+
+    reported: whether the explosion was reported in an earlier session; it is reported once.
+    """
+
+    WINDOW = 20
+
+    def __init__(self, classes: int, factor: float, *, reported: bool = False) -> None:
+        self.limit, self.factor, self.reported = factor * math.log(classes), factor, reported
+        self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
+
+    def last_good_samples(self, record: dict[str, Any]) -> int | None:
+        """The samples seen before the window, when the explosion is first detected; else None. Call with every step."""
+        if math.isfinite(record["loss"]):
+            self.recent.append((record["samples"] - record["global_batch"], record["loss"]))
+        mean = sum(loss for _, loss in self.recent) / max(1, len(self.recent))
+        if self.reported or len(self.recent) < self.WINDOW or mean <= self.limit:
+            return None
+        self.reported = True
+        return self.recent[0][0]
+
+    def warning(self, record: dict[str, Any], checkpoint: str) -> str:
+        """The text of the warning. checkpoint: what is said of the last checkpoint before the explosion."""
+        return (
+            f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
+            f"learning rate {record['learning_rate']:.6g}) "
+            f"have a mean above {self.limit:.4g}, {self.factor:g} times that of guessing; {checkpoint}"
+        )
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of JAX or NumPy reports that a device or the host has run out of memory."""
+    if isinstance(error, MemoryError):
+        return True
+    pattern = r"RESOURCE_EXHAUSTED|out of memory"
+    return isinstance(error, RuntimeError) and re.search(pattern, str(error), re.IGNORECASE) is not None
+
+
+@contextmanager
+def out_of_memory_as_config_error(phase: PlannedPhase) -> Iterator[None]:
+    """Turn an out-of-memory error in the block into a ConfigError that names the field to change."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory_error(phase, error) from None
+
+
+def out_of_memory_error(phase: PlannedPhase, error: Exception) -> ConfigError:
+    """The error for a phase that does not fit into memory.
+
+    Its hint is the largest per-worker batch that keeps the global batch and is at most half the present one.
+    """
+    reason = first_line(error, "no memory left")
+    if isinstance(error, MemoryError):
+        return ConfigError(
+            f"batch.{phase.index}.global_batch",
+            phase.global_batch,
+            reason=f"the images of a batch do not fit into the memory of this host ({reason})",
+            hint="use smaller images (data.image_size, data.stored_size), a smaller batch or more hosts",
+        )
+    per_device = phase.per_device_batch
+    smaller = [size for size in range(1, phase.per_worker_batch // 2 + 1) if per_device % size == 0]
+    hint = "it cannot be smaller, so use a smaller model, smaller images or more devices"
+    if smaller:
+        best = max(smaller)
+        hint = (
+            f"try --batch.{phase.index}.per-worker-batch {best}, which keeps the global batch {phase.global_batch} by "
+            f"accumulating {per_device // best} micro-batches"
+        )
+    field = f"batch.{phase.index}.per_worker_batch"
+    return ConfigError(field, phase.per_worker_batch, reason=f"out of memory ({reason})", hint=hint)

@@ -1,0 +1,100 @@
+"""The start of a session: state and progress from the newest checkpoint, from another run, from weights, or from the seed."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.models.weights import Weights
+from jaxdp.training import finetune, run_dir
+from jaxdp.training.run_checkpoints import RunCheckpoints
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import TrainState, abstract_state, create_state
+from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.training.step_timer import StepTimer
+
+
+class StartPoint(NamedTuple):
+    """What a run without checkpoints of its own starts from: a checkpoint of another run, or weights, or else the seed.
+
+    accept_changes: whether a checkpoint of a run on other data is accepted.
+    """
+
+    origin: Manifest | None = None
+    weights: Weights | None = None
+    accept_changes: bool = False
+
+
+def restore_or_initialize(
+    setup: RunSetup,
+    workdir: Path,
+    start: StartPoint,
+    *,
+    compiler: StepCompiler,
+    checkpoints: RunCheckpoints,
+    signals: SignalHandler,
+    screen: Screen | Quiet,
+    command_start: float,
+) -> tuple[TrainState, StepTimer]:
+    """The state before the next step, and the timer with the progress of the run.
+
+    Marks the directory as that of a running run and removes records of the log after the restored position. Raises ConfigError
+    if the run cannot start here.
+    """
+    group, plan = signals.group, setup.plan
+
+    def abstract_state_of(samples: int) -> TrainState:
+        return abstract_state(setup.config, compiler.model, compiler.mesh(plan.phase_before(samples)))
+
+    group.set_phase("load", activity="restoring the newest checkpoint, if there is one")
+    restored = checkpoints.restore(abstract_state_of, start.origin)
+    if restored is None:
+        finetune.check_weights_exist(setup.config, start.weights)
+    else:
+        setup.check_fits(restored.manifest, start.accept_changes)
+    if group.is_rank0:
+        run_dir.mark_running(workdir, setup.config)
+        run_dir.write_class_names(workdir, setup.datasets.classes)
+    if restored is None:
+        timer = StepTimer(Progress(), command_start)
+        state = _initial_state(setup, start.weights, compiler=compiler, timer=timer, signals=signals, screen=screen)
+        source = workdir
+    else:
+        timer, state = StepTimer(restored.progress, command_start), restored.state
+        source = restored.manifest.path.parent.parent
+        group.set_resume_hint(f"{screen.resume_command} continues from {restored.manifest.path}")
+        setup.datasets.add_bad_images(restored.progress.bad_images)
+    progress = timer.progress
+    if group.is_rank0:
+        evaluated = progress.last_evaluation is not None and not progress.evaluation_due
+        if warning := run_dir.truncate_log(source, workdir, samples=progress.samples, evaluated=evaluated):
+            screen.info(warning)
+    if restored is not None:
+        epoch = progress.samples / plan.examples
+        screen.info(f"resuming from {restored.manifest.path}: epoch {epoch:.2f}, step {progress.steps}")
+    return state, timer
+
+
+def _initial_state(
+    setup: RunSetup,
+    weights: Weights | None,
+    *,
+    compiler: StepCompiler,
+    timer: StepTimer,
+    signals: SignalHandler,
+    screen: Screen | Quiet,
+) -> TrainState:
+    """The state before the first step, from the seed and, if given, weights."""
+    screen.status("compiling")
+    signals.group.set_phase("compile")
+    phase = setup.plan.phases[0]
+    compiler.prepare_train(phase)
+    mesh = compiler.mesh(phase)
+    with timer.waiting_for_compiler():
+        state = signals.run_in_thread(create_state, setup.config, compiler.model, mesh)
+    if weights is not None:
+        state = finetune.load_weights(setup.config, weights, state, mesh=mesh)
+        screen.info(finetune.describe(setup.config, weights))
+    return state

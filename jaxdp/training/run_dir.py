@@ -1,0 +1,181 @@
+"""The directory of a run: locked by one process, with one configuration, never mixed with files of another run."""
+
+import errno
+import fcntl
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.files import check_local, open_regular, read_regular, read_text, write_atomically
+from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.loggers.writers import to_json as record_to_json
+from jaxdp.validation import changes, from_json, to_json
+
+CHECKPOINTS, CONFIG, RESULT, CLASSES, LOCK = "checkpoints", "config.json", "result.json", "classes.json", ".lock"
+RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
+
+PathLike = str | Path
+
+
+def _error(workdir: PathLike, reason: str, hint: str = "") -> ConfigError:
+    return ConfigError("--workdir", str(workdir), reason=reason, hint=hint)
+
+
+def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
+    """The run directory: `workdir`, by default runs/NAME."""
+    if workdir == "":
+        raise _error("", "must not be empty")
+    return Path("runs") / config.name if workdir is None else Path(workdir)
+
+
+def next_free(workdir: Path) -> Path:
+    """The first of NAME, NAME-2, NAME-3, ... without files of a run."""
+    names = itertools.chain([workdir], (workdir.with_name(f"{workdir.name}-{n}") for n in itertools.count(2)))
+    return next(path for path in names if not any((path / name).exists() for name in RUN_FILES))
+
+
+@contextmanager
+def lock_run_dir(workdir: Path) -> Iterator[Path]:
+    """Create the directory and lock it for this process. Raises ConfigError if it cannot be created or is locked."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = open_regular(workdir / LOCK, "ab")
+    except OSError as error:
+        if (workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES):
+            yield workdir  # a finished run is only read
+            return
+        raise _error(workdir, error.strerror or str(error), "use another directory") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _error(workdir, "another process is training in it", "use another directory") from None
+        yield workdir
+
+
+def in_use(workdir: Path) -> bool:
+    """Whether a process on this machine is training in the directory."""
+    try:
+        with open_regular(workdir / LOCK) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False) -> tuple[str | None, list[str]]:
+    """Write config.json into a locked directory, or check the run that it holds.
+
+    Returns the text of result.json if the run is finished, else None, and remarks to show. Files of an existing run are not
+    changed (see `mark_running`). Raises ConfigError if the directory holds a different run, unless changes are accepted, or
+    files of a run without its config.json.
+    """
+    path = workdir / CONFIG
+    if not path.exists():
+        other_files = [name for name in RUN_FILES if (workdir / name).exists()]
+        if other_files:
+            raise _error(workdir, f"it holds {', '.join(other_files)} of a run, but no {CONFIG}", "use another directory")
+        write_atomically(path, to_json(config))
+        return None, []
+    try:
+        saved = from_json(read_text(path))
+    except (ConfigError, ValueError, OSError) as error:
+        raise _error(workdir, f"its {CONFIG} cannot be read ({_reason(error)})", "use another directory") from None
+    log, checkpoints, is_finished = workdir / LOG, workdir / CHECKPOINTS, (workdir / RESULT).exists()
+    has_log, has_checkpoint = log.exists() and log.stat().st_size > 0, checkpoints.exists() and any(checkpoints.iterdir())
+    has_started = is_finished or has_log or has_checkpoint
+    differences, all_changes = changes(saved, config), changes(saved, config, ignore=())
+    if differences and has_started and not accept_changes:
+        raise _error(
+            workdir,
+            f"it holds a different run ({'; '.join(differences)})",
+            "use another --workdir, --resume never for a new run beside it, or --accept-changes to resume with these changes",
+        )
+    if is_finished and not differences:
+        remarks = [f"these changes have no effect on the finished run: {'; '.join(all_changes)}"] if all_changes else []
+        return read_result_text(workdir), remarks
+    return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_result_text(workdir: Path) -> str:
+    """result.json of a finished run. Raises ConfigError if it cannot be read."""
+    try:
+        return read_regular(workdir / RESULT).decode(errors="replace")
+    except OSError as error:
+        raise _error(workdir, f"its {RESULT} cannot be read ({error.strerror})", "repair or delete that file") from None
+
+
+def run_config(workdir: PathLike) -> Config:
+    """The config of the run in a directory. Raises ConfigError if there is none."""
+    check_local(workdir, "--workdir")
+    try:
+        return from_json(read_text(Path(workdir) / CONFIG))
+    except (FileNotFoundError, NotADirectoryError):
+        raise _error(workdir, f"it holds no run (no {CONFIG})") from None
+    except (ConfigError, ValueError, OSError) as error:
+        raise _error(workdir, f"its {CONFIG} cannot be read ({_reason(error)})") from None
+
+
+def write_class_names(workdir: Path, names: Sequence[str]) -> None:
+    """Write the names of the classes; remove the file if the data have no names."""
+    if names:
+        write_atomically(workdir / CLASSES, json.dumps(list(names), indent=1, ensure_ascii=False) + "\n")
+    else:
+        (workdir / CLASSES).unlink(missing_ok=True)
+
+
+def class_names(workdir: PathLike, count: int) -> list[str]:
+    """The names of the `count` classes of a run; their numbers for classes without a name.
+
+    Raises ConfigError if the file with the names is damaged.
+    """
+    path = Path(workdir) / CLASSES
+    names: Any = []
+    if path.exists():
+        try:
+            names = json.loads(read_text(path))
+        except (ValueError, OSError):
+            names = None
+        if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
+            raise _error(workdir, f"its {CLASSES} is not a list of at most {count} names", "repair or delete that file")
+    return names + [str(number) for number in range(len(names), count)]
+
+
+def mark_running(workdir: Path, config: Config) -> None:
+    """Write the configuration of this session and delete the result of an earlier one."""
+    path, text = workdir / CONFIG, to_json(config)
+    (workdir / RESULT).unlink(missing_ok=True)
+    if read_text(path) != text:
+        write_atomically(path, text)
+
+
+def truncate_log(source: Path, workdir: Path, *, samples: int, evaluated: bool) -> str | None:
+    """Write to the log in `workdir` the records of the log in `source` up to `samples` samples.
+
+    evaluated: whether an evaluation at exactly these samples is kept. Returns a warning if lines of the log are damaged.
+    """
+    log = source / LOG
+    exists = samples > 0 and log.exists()
+    records = read_log(log) if exists else []
+    damaged = read_regular(log, sys.maxsize).count(b"\n") - len(records) if exists else 0
+    kept = [
+        record
+        for record in records
+        if record["samples"] < samples or (record["samples"] == samples and (evaluated or "loss" in record))
+    ]
+    write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in kept))
+    if damaged > 0:
+        return f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}"
+    return None

@@ -1,0 +1,274 @@
+"""Compilation of the programs of a run, in a background thread before they are needed."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
+from threading import Lock
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxdp import models
+from jaxdp.config import RESNET, Config
+from jaxdp.data.chunks import PREFETCH_DEPTH
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.prefetch import batch_sharding
+from jaxdp.errors import ConfigError
+from jaxdp.models import Network
+from jaxdp.parallel import collectives
+from jaxdp.parallel.audit import second_route
+from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_mesh
+from jaxdp.parallel.reduce_scatter import inexact_collective_reason
+from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.training.audit import AuditProgram, make_audit
+from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import abstract_state, from_host, replicated
+from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, without_reduction
+from jaxdp.xla import options
+
+EVALUATION_COLUMNS = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
+
+
+def _abstract_batch(
+    config: Config, mesh: Mesh | AbstractMesh, rows: int, *, columns: dict[str, Any]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    size, sharding = config.data.stored_size or config.data.image_size, batch_sharding(mesh)
+    images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
+    return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in columns.items()}
+
+
+def trace_train_step(
+    config: Config,
+    model: Network,
+    phase: PlannedPhase,
+    *,
+    mesh: Mesh | AbstractMesh,
+    pixel_stats: PixelStats = (0.0, 1.0),
+    images: Any = None,
+) -> jax.stages.Traced:
+    """The training step of a phase, traced for `mesh`, to be inspected, lowered or compiled.
+
+    images: all training images (or their shape and dtype) if they are resident on the devices.
+    """
+    resident = images is not None
+    step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
+    return step.trace(*_abstract_arguments(config, model, phase, mesh=mesh, images=images))
+
+
+def _abstract_arguments(
+    config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
+) -> tuple:
+    """Shapes, dtypes and shardings of the arguments of a training step."""
+    state = abstract_state(config, model, mesh)
+    columns = {"labels": jnp.int32, "positions": jnp.uint32}
+    batch = _abstract_batch(config, mesh, phase.global_batch, columns=columns)
+    scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
+    hyperparameters = dict.fromkeys(HYPERPARAMETERS, scalar(dtype=jnp.float32)) | {"seed": scalar(dtype=jnp.uint32)}
+    resident: tuple[jax.ShapeDtypeStruct, ...] = ()
+    if images is not None:
+        del batch["images"]
+        batch["indices"] = batch["labels"]
+        resident = (jax.ShapeDtypeStruct(images.shape, images.dtype, sharding=replicated(mesh)),)
+    return state, batch, hyperparameters, *resident
+
+
+def wire_accounts(plan: Plan) -> list[collectives.Account]:
+    """What the steps of a plan send. Phases that send the same share an account."""
+    accounts: dict[collectives.Account, collectives.Account] = {}
+    for phase in plan.phases:
+        account = wire_account(plan.config, phase)
+        key = dataclasses.replace(account, phases=())
+        phases = (*accounts[key].phases, phase.index) if key in accounts else account.phases
+        accounts[key] = dataclasses.replace(account, phases=phases)
+    return list(accounts.values())
+
+
+def wire_account(config: Config, phase: PlannedPhase) -> collectives.Account:
+    """What a step of a phase sends, read from the step traced for a mesh of that shape. Needs no devices."""
+    mesh = abstract_mesh(phase.vertical, phase.horizontal)
+    traced = trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
+    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return collectives.Account(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
+
+
+def normalization_messages(plan: Plan) -> list[int]:
+    """Bytes of every message that the network itself sends in a step of one micro-batch, in program order.
+
+    These are the messages of synchronized batch normalization, in the forward and the backward pass, read from the step traced
+    without a reduction of gradients.
+    """
+    config = plan.config
+    if config.model.name == RESNET and config.model.norm == "per_worker":
+        return []
+    config = without_reduction(config)
+    per_worker = plan.phases[0].per_worker_batch
+    phase = dataclasses.replace(plan.phases[0], vertical=1, horizontal=2, accumulation=1, global_batch=2 * per_worker)
+    return [message.operand_bytes for message in wire_account(config, phase).collectives for _ in range(message.count)]
+
+
+def mesh_of(phase: PlannedPhase, devices: list[jax.Device] | None = None) -> Mesh:
+    """The mesh of a phase, over equally many devices of each process. devices: ordered by process; None: those of JAX."""
+    if devices is not None:
+        devices = devices_of_every_process(devices, phase.devices, phase.devices // phase.local_devices)
+    return make_mesh(phase.vertical, phase.horizontal, devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ResidentStep:
+    """A compiled step together with the training images on the devices, its last argument."""
+
+    compiled: jax.stages.Compiled
+    images: jax.Array
+
+    def __call__(self, state: Any, batch: Batch, hyperparameters: dict[str, jax.Array]) -> Any:
+        return self.compiled(state, batch, hyperparameters, self.images)
+
+    def as_text(self) -> str | None:
+        return self.compiled.as_text()
+
+
+class StepCompiler:
+    """Compiles every distinct training, evaluation and audit program of a plan once, ahead of time.
+
+    The `prepare_*` methods start a compilation and return its future at once.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Network,
+        *,
+        pixel_stats: PixelStats,
+        evaluation_examples: int,
+        strategies: dict[tuple[int, int], str] | None = None,
+        images: np.ndarray | None = None,
+        devices: list[jax.Device] | None = None,
+    ) -> None:
+        """strategies: all-reduce strategy by mesh shape, if the config has "auto". images: all training images, uint8
+        [N, H, W, 3], if they are resident on the devices. devices: all usable ones, ordered by process."""
+        self.plan, self.model, self.pixel_stats = plan, model, pixel_stats
+        self.strategies, self.images, self.devices = strategies or {}, images, devices
+        self.evaluation_examples = evaluation_examples
+        self.meshes: dict[tuple[int, int], Mesh] = {}
+        self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # transferred to a mesh once
+        self.futures: dict[tuple, Future] = {}
+        self.resident_images: dict[Mesh, jax.Array] = {}
+        self.lock = Lock()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one: tracing holds the interpreter anyway
+
+    @classmethod
+    def for_run(cls, setup: RunSetup, model: Network, strategies: dict[tuple[int, int], str]) -> "StepCompiler":
+        """The compiler of a run. strategies: see the constructor."""
+        datasets, train = setup.datasets, setup.datasets.train
+        return cls(
+            setup.plan,
+            model,
+            pixel_stats=(datasets.mean, datasets.std),
+            evaluation_examples=len(datasets.evaluation),
+            strategies=strategies,
+            images=train.images if setup.images_on_device and isinstance(train, ArraySource) else None,
+            devices=setup.devices,
+        )
+
+    def mesh(self, phase: PlannedPhase) -> Mesh:
+        """The mesh of a phase; phases of the same shape share one."""
+        if phase.shape not in self.meshes:
+            self.meshes[phase.shape] = mesh_of(phase, self.devices)
+        return self.meshes[phase.shape]
+
+    def strategy(self, phase: PlannedPhase) -> str:
+        """The all-reduce strategy of a phase."""
+        return self.strategies.get(phase.shape, self.plan.config.reduce.strategy)
+
+    def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
+        """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
+        examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
+        if images is None:  # as many as a training step holds at a time, spread evenly over the batches
+            data = self.plan.config.data
+            fitting = data.ahead_bytes // (PREFETCH_DEPTH + 1) // data.image_bytes // phase.local_devices * phase.devices
+            batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))
+            images = -(-examples // batches)
+        images = min(images, examples)
+        return images, -(-images // phase.devices) * phase.devices
+
+    def prepare_train(self, phase: PlannedPhase) -> Future[Callable]:
+        """Future of the training step of a phase: (state, batch, hyperparameters) -> (state, metrics)."""
+        mesh = self.mesh(phase)
+        return self._once(("train", mesh, phase.global_batch, phase.accumulation), self._compile_train, mesh, phase)
+
+    def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
+        """Future of the evaluation step of a phase (see `make_evaluation_step`)."""
+        mesh, rows = self.mesh(phase), self.evaluation_rows(phase)[1]
+        return self._once(("evaluation", mesh, rows), self._compile_evaluation, mesh, rows)
+
+    def prepare_audit(self, phase: PlannedPhase) -> Future[AuditProgram]:
+        """Future of the audit of a phase."""
+        mesh = self.mesh(phase)
+        return self._once(("audit", mesh, phase.global_batch, phase.accumulation), self._compile_audit, mesh, phase)
+
+    def _once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
+        """The future of compile(*arguments), which starts when its key is requested first."""
+        if key not in self.futures:
+            self.futures[key] = self.thread.submit(compile, *arguments)
+        return self.futures[key]
+
+    def _config_of(self, phase: PlannedPhase) -> Config:
+        """The config with the strategy of a phase."""
+        config = self.plan.config
+        return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
+
+    def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
+        config = self._config_of(phase)
+        traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
+        platform = mesh.devices.flat[0].platform
+        if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), platform):
+            raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
+        return self._with_images(traced.lower().compile(options.compiler_options(config.compile, platform)), mesh)
+
+    def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
+        config = self.plan.config
+        step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
+        state = abstract_state(config, self.model, mesh)
+        batch = _abstract_batch(config, mesh, rows, columns=EVALUATION_COLUMNS)
+        compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
+        return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
+
+    def _compile_audit(self, mesh: Mesh, phase: PlannedPhase) -> AuditProgram:
+        config, resident = self._config_of(phase), self.images is not None
+        audit, facts = make_audit(
+            config, self.model, mesh, pixel_stats=self.pixel_stats, accumulation=phase.accumulation, resident=resident
+        )
+        lowered = audit.lower(*_abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
+        compiled = lowered.compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+        strategy = config.reduce.strategy
+        return AuditProgram(
+            compiled=self._with_images(compiled, mesh),
+            facts=tuple(facts),
+            strategy=strategy,
+            route=second_route(strategy, *phase.shape),
+            mesh_shape=phase.shape,
+        )
+
+    def _with_images(self, compiled: jax.stages.Compiled, mesh: Mesh) -> Callable:
+        """A compiled step that takes no images argument. Resident images are transferred to a mesh once."""
+        if self.images is None:
+            return compiled
+        with self.lock:
+            if mesh not in self.resident_images:
+                self.resident_images[mesh] = from_host(self.images, mesh)
+            return _ResidentStep(compiled, self.resident_images[mesh])
+
+    def hyperparameters(self, phase: PlannedPhase, samples: int) -> dict[str, jax.Array]:
+        """Scalars on the devices for the step that starts at `samples` samples seen."""
+        values = {"learning_rate": np.float32(self.plan.learning_rate(samples)), "momentum": np.float32(phase.momentum)}
+        mesh = self.mesh(phase)
+        return {name: from_host(value, mesh) for name, value in values.items()} | {"seed": self.seed(mesh)}
+
+    def close(self) -> None:
+        """Cancel compilations that have not started."""
+        self.thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,248 @@
+"""The training loop: restore or initialize, then step, log, evaluate and save until the plan is done."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+
+import jax
+
+from jaxdp import models
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.data import prefetch
+from jaxdp.data.loader import DataError
+from jaxdp.distributed.preemption import SignalHandler, StopRequested
+from jaxdp.distributed.process_group import barrier
+from jaxdp.errors import TrainingError
+from jaxdp.files import write_atomically
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.step_log import StepLog
+from jaxdp.loggers.writers import Writer, to_json
+from jaxdp.planning import PlannedPhase
+from jaxdp.schedules import interval_elapsed
+from jaxdp.training import health
+from jaxdp.training.audit import AuditFailed
+from jaxdp.training.auditor import Auditor
+from jaxdp.training.autotune import chosen_strategies
+from jaxdp.training.evaluator import Evaluator
+from jaxdp.training.initialize import StartPoint, restore_or_initialize
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run_checkpoints import RunCheckpoints
+from jaxdp.training.run_log import open_profile, open_writers
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import move_to_mesh
+from jaxdp.training.step_compiler import StepCompiler, mesh_of
+from jaxdp.training.step_metrics import StepMetrics
+
+
+class Trainer:
+    """Trains one run in a locked directory. `fit` is called once.
+
+    started: `time.monotonic()` at the start of the command. writers: receive every record, beside those of the config.
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        workdir: Path,
+        start: StartPoint,
+        *,
+        signals: SignalHandler,
+        screen: Screen | Quiet,
+        started: float,
+        writers: Sequence[Writer],
+    ) -> None:
+        self.setup, self.config, self.plan = setup, setup.config, setup.plan
+        self.workdir, self.start, self.started, self.writers = workdir, start, started, writers
+        self.signals, self.group, self.screen = signals, signals.group, screen
+        self.log = StepLog(self.config.logging.every_steps, started)
+
+    def fit(self) -> TrainResult:
+        """Train to the end of the plan, from the newest checkpoint if there is one, and write result.json.
+
+        Raises Stopped after a stop signal, TrainingError if the run cannot continue, ConfigError if it cannot start.
+        """
+        with ExitStack() as stack:
+            self._open_compiler_and_checkpoints(stack)
+            with self._saving_before_exit():
+                self.signals.poll()
+                self.state, self.timer = restore_or_initialize(
+                    self.setup,
+                    self.workdir,
+                    self.start,
+                    compiler=self.compiler,
+                    checkpoints=self.checkpoints,
+                    signals=self.signals,
+                    screen=self.screen,
+                    command_start=self.started,
+                )
+                self.progress = self.timer.progress
+                self._open_log(stack)
+                for index, phase in enumerate(self.plan.phases):
+                    with health.out_of_memory_as_config_error(phase):
+                        if self.progress.evaluation_due and phase is self.plan.phase_before(self.progress.samples):
+                            self.evaluator.evaluate(self.state, phase)  # the previous session stopped before or during it
+                            self._save()
+                        if self.progress.samples < phase.end:
+                            self._train_phase(phase, self.plan.phases[index + 1 :])
+                        if phase is self.plan.phases[-1]:
+                            self._finish(phase)
+                self.group.set_phase("finish", self.progress.steps, "waiting for the last save")
+                self.checkpoints.wait()
+                result = TrainResult.collect(
+                    self._progress_now(),
+                    self.setup,
+                    workdir=self.workdir,
+                    strategies=[self.compiler.strategy(phase) for phase in self.plan.phases],
+                    group=self.group,
+                    save_error=self.checkpoints.manager.last_error,
+                )
+            self.group.set_phase("finish", activity="writing the result")
+            if self.group.is_rank0:
+                write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
+        return result
+
+    def _open_compiler_and_checkpoints(self, stack: ExitStack) -> None:
+        group, model, devices = self.group, models.create(self.config.model), self.setup.devices
+        group.set_phase("compile", activity="choosing the all-reduce strategy")
+        mesh_on_devices = partial(mesh_of, devices=devices)
+        strategies = chosen_strategies(self.plan, model, self.workdir, screen=self.screen, group=group, mesh_of=mesh_on_devices)
+        self.compiler = StepCompiler.for_run(self.setup, model, strategies)
+        stack.callback(self.compiler.close)
+        self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)
+        stack.callback(self.checkpoints.manager.close)
+
+    def _open_log(self, stack: ExitStack) -> None:
+        """Open the log, the profile and the progress bar, and create the objects that use them."""
+        group, screen, timer, signals, log = self.group, self.screen, self.timer, self.signals, self.log
+        stack.callback(log.close, screen.info)
+        samples, steps, checkpoints = self.progress.samples, self.progress.steps, self.checkpoints.manager
+        writers = open_writers(self.setup, self.workdir, compiler=self.compiler, samples=samples, group=group, screen=screen)
+        self.profile = open_profile(self.setup, self.workdir, steps=steps, group=group, screen=screen)
+        log.open([*writers, *self.writers] if group.is_rank0 else [], self.progress.wall_seconds)
+        stack.callback(self.profile.close)
+        setup, compiler, again = self.setup, self.compiler, screen.resume_command
+        self.metrics = StepMetrics(setup, timer=timer, log=log, checkpoints=checkpoints, signals=signals, screen=screen)
+        self.evaluator = Evaluator(setup, compiler, timer=timer, log=log, signals=signals, screen=screen)
+        self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_command=again)
+        screen.begin(steps + self.plan.steps_after(samples), steps)
+        stack.callback(screen.end)
+
+    def _train_phase(self, phase: PlannedPhase, later_phases: tuple[PlannedPhase, ...]) -> None:
+        """Compile and take the remaining steps of a phase; compile the later phases in the background."""
+        self.group.set_phase("compile")
+        compiled_step = self.compiler.prepare_train(phase)
+        self.compiler.prepare_evaluation(phase)
+        mesh = self.compiler.mesh(phase)
+        self.state = move_to_mesh(self.state, mesh)
+        with self.timer.waiting_for_compiler():
+            train_step = self.signals.wait_for(compiled_step)
+        barrier(self.group, f"phase {phase.index}")
+        for later in later_phases:
+            self.compiler.prepare_train(later)
+            self.compiler.prepare_evaluation(later)
+        if self.auditor.is_due_in(phase):
+            self.compiler.prepare_audit(phase)
+        resident = self.compiler.images is not None
+        with closing(self.setup.open_batches(phase, mesh, self.progress.samples, resident=resident)) as batches:
+            self._take_steps(phase, train_step, batches)
+
+    def _take_steps(self, phase: PlannedPhase, train_step: Callable, batches: prefetch.DeviceIterator) -> None:
+        progress, group = self.progress, self.group
+        self.timer.restart()
+        batch = self._next_batch(batches)
+        barrier(group, f"the first step of phase {phase.index}")
+        while batch is not None:
+            audit_program = None
+            if self.auditor.is_due(phase):
+                self.metrics.drain()
+                audit_program = self.auditor.wait_for_program(phase)
+
+            # From the poll to the step no process may stop alone: the rest would wait in a collective forever.
+            self.signals.poll()
+            group.status.begin_iteration("step")
+            audited = self.auditor.run(audit_program, self.state, batch, phase=phase) if audit_program else {}
+            group.set_phase("step", progress.steps + 1, "starting the step")
+            before, dispatched, profiling_seconds = progress.samples, time.monotonic(), self.profile.overhead_seconds
+            with self.profile.step(progress.steps + 1, self.state, train_step):
+                self.state, metrics = train_step(self.state, batch, self.compiler.hyperparameters(phase, before))
+            progress.finish_step(phase.global_batch)
+            self.profile.after_step(progress.steps, self.state)
+            self.timer.exclude(self.profile.overhead_seconds - profiling_seconds)
+
+            every, examples = self.config.evaluation.every_epochs, self.plan.examples
+            if interval_elapsed(every, unit=examples, before=before, after=progress.samples):
+                progress.request_evaluation()
+            self.metrics.enqueue(phase, metrics, before=before, dispatched=dispatched, audited=audited)
+            batch = self._next_batch(batches)
+            group.set_phase("step", progress.steps, "waiting for the results of the step before")
+            self.metrics.drain(keep=1)
+            if progress.evaluation_due:
+                self.metrics.drain()
+                self.evaluator.evaluate(self.state, phase)
+            if self.checkpoints.is_due(phase, before=before, after=progress.samples):
+                self.metrics.drain()
+                self._save()
+        self.metrics.drain()
+
+    def _next_batch(self, batches: prefetch.DeviceIterator) -> dict[str, jax.Array] | None:
+        """The next batch on the devices; None after the last of the phase."""
+        waited = batches.wait_seconds
+        self.group.set_phase("load", self.progress.steps + 1, "waiting for images")
+        batch = batches.next(self.signals.wait_for)
+        self.progress.add_seconds("input", batches.wait_seconds - waited)
+        self.log.add_input_seconds(batches.wait_seconds - waited)
+        return batch
+
+    def _finish(self, phase: PlannedPhase) -> None:
+        """Evaluate and save after the last step, unless that was done. Raises TrainingError if the run has not succeeded."""
+        progress = self.progress
+        health.check_skipped(progress.skipped_steps, progress.steps, self.config.loss_scale)
+        evaluation = progress.last_evaluation
+        if evaluation is None or evaluation["samples"] != progress.samples:
+            progress.request_evaluation()
+            evaluation = self.evaluator.evaluate(self.state, phase)
+        health.check_evaluation(evaluation)
+        if self.checkpoints.saved_samples != progress.samples:
+            self._save()
+
+    def _save(self) -> None:
+        with self.timer.paused("saving"):
+            self.checkpoints.save(self.state, self._progress_now(), sync_log=self.log.sync)
+
+    def _progress_now(self) -> Progress:
+        wall_seconds, bad_images = self.log.wall_time["wall_seconds"], self.setup.datasets.bad_images
+        return dataclasses.replace(self.progress, wall_seconds=wall_seconds, bad_images=bad_images)
+
+    @contextmanager
+    def _saving_before_exit(self) -> Iterator[None]:
+        """Save the last step before a stop signal or unusable data end the run; add how to resume to errors."""
+        try:
+            yield
+        except StopRequested:
+            saved = self.progress if self._save_last_step() else None
+            raise self.checkpoints.stopped(self.signals.stop_reason, saved) from None
+        except AuditFailed:
+            raise
+        except TrainingError as error:
+            if not self.log.is_open:
+                raise
+            advice = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
+            raise TrainingError(f"{error}; {self.checkpoints.describe_latest(advice)}") from None
+        except DataError as error:
+            if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
+                self._save_last_step()
+            raise DataError(f"{error}; {self.checkpoints.describe_latest()}") from None
+
+    def _save_last_step(self) -> bool:
+        """Save the last step that was taken; False if there was none."""
+        if not self.log.is_open or self.progress.steps == 0:
+            return False
+        self.group.set_phase("save", self.progress.steps, "waiting for the steps in progress")
+        self.metrics.drain()
+        if self.checkpoints.saved_samples != self.progress.samples:
+            self._save()
+        self.checkpoints.wait()
+        return True

@@ -1,0 +1,104 @@
+"""XLA compiler options of a run, and the persistent cache of compiled programs."""
+
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jaxdp.config import Compile
+from jaxdp.errors import ConfigError
+
+CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
+# Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
+# operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
+# messages, because `parallel.overlap` decides what travels together and a combined message would have nothing left to overlap
+# with; stages of several messages run at the same time.
+TUNED: dict[str, dict[str, Any]] = {
+    "cpu": {
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE",
+        "xla_cpu_enable_concurrency_optimized_scheduler": False,
+        "xla_cpu_prefer_vector_width": 512,
+    },
+    "gpu": {
+        "xla_gpu_all_reduce_combine_threshold_bytes": 0,
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
+        "xla_gpu_all_gather_combine_threshold_bytes": 0,
+        "xla_gpu_experimental_parallel_collective_overlap_limit": 4,
+    },
+}
+# Deterministic scatters, reductions and cuDNN convolutions; kernels are chosen without timing them.
+DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
+
+
+def cache_directory(setting: str) -> Path | None:
+    """The directory of compiled programs for a value of `compile.cache`; None for no cache.
+
+    CPU programs depend on the instructions of the processor, so hosts that share a home directory use one directory per
+    processor type.
+    """
+    if setting == "off":
+        return None
+    if setting != "auto":
+        return Path(setting).expanduser()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "jaxdp/programs" / _processor_type()
+
+
+def _processor_type() -> str:
+    """A short name of this processor's model and instructions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    facts = {line for line in lines if line.split("\t")[0] in ("model name", "flags", "CPU part", "Features")}
+    digest = hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:8]
+    return f"{platform.machine()}-{digest}"
+
+
+def enable_compilation_cache(config: Compile) -> None:
+    """Let JAX store compiled programs in the configured directory; with `auto`, a directory already set in JAX is kept.
+
+    Raises ConfigError if a configured directory cannot be created. If the default one cannot, there is no cache.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
+    if config.cache == "auto" and getattr(jax.config, CACHE_OPTION):
+        return
+    path = cache_directory(config.cache)
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if config.cache != "auto":
+                reason = f"cannot create the directory: {error.strerror}"
+                raise ConfigError(
+                    "compile.cache", config.cache, reason=reason, hint="use another directory, auto or off"
+                ) from None
+            path = None
+    directory = str(path) if path else None
+    if directory != getattr(jax.config, CACHE_OPTION):
+        jax.config.update(CACHE_OPTION, directory)
+        compilation_cache.reset_cache()  # otherwise JAX keeps the directory of the first compilation
+
+
+def compiler_options(config: Compile, platform: str) -> dict:
+    """The compiler options of a run on "cpu" or "gpu", for `compile` of a lowered function."""
+    tuned = _supported(*TUNED.get(platform, {}).items()) if config.tuned else {}
+    return tuned | (DETERMINISTIC if config.deterministic else {})
+
+
+@cache
+def _supported(*options: tuple[str, Any]) -> dict:
+    """The options that this release of XLA supports; experimental ones come and go.
+
+    All are tried together first, because each trial is a compilation.
+    """
+    import jax
+
+    try:
+        jax.jit(lambda: 0).lower().compile(dict(options))
+    except Exception:  # the type depends on the release
+        return {name: value for option in options for name, value in _supported(option).items()} if len(options) > 1 else {}
+    return dict(options)

@@ -1,0 +1,109 @@
+"""Ahead-of-time compilation for GPUs; needs XLA's GPU compiler (extra cuda13)."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxdp.analysis import aot
+from jaxdp.analysis.gpu_targets import GPU_TARGETS
+from jaxdp.errors import ConfigError
+from jaxdp.planning import make_plan
+from jaxdp.recipes import load_config
+
+needs_compiler = pytest.mark.skipif(aot.unavailable_reason() is not None, reason=str(aot.unavailable_reason()))
+TINY = ["--model.depth", "18", "--model.width", "16", "--data.image-size", "64", "--data.augmentation", "none"]
+TINY += ["--data.stored-size", "None"]
+
+
+def plan(devices=8):
+    return make_plan(load_config("imagenet_goyal_256", ["--batch.0.global-batch", "256"]), examples=1_281_167, devices=devices)
+
+
+def test_compile_for_unknown_gpu_or_phase_raises_config_error():
+    with pytest.raises(ConfigError, match=r"--compile-for.*'tpu'.*a100, h100, h200"):
+        aot.compile_for(plan(), 0, gpu="tpu", hosts=1, gpus_per_host=8)
+    with pytest.raises(ConfigError, match="--phase=3: the plan has phases 0"):
+        aot.compile_for(plan(), 3, gpu="h200", hosts=1, gpus_per_host=8)
+
+
+def test_compile_for_without_compiler_raises_config_error_with_extra(monkeypatch):
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--compile-for='h200': XLA's GPU compiler is not installed \(extra cuda13"):
+        aot.compile_for(plan(), 0, gpu="h200", hosts=1, gpus_per_host=8)
+
+
+def test_axis_of_device_groups_returns_mesh_axis():
+    assert aot.axis_of(((0, 1, 2), (3, 4, 5)), 2, 3) == "horizontal"
+    assert aot.axis_of(((0, 3), (1, 4), (2, 5)), 2, 3) == "vertical"
+    assert aot.axis_of((tuple(range(6)),), 2, 3) == "vertical x horizontal"
+    assert aot.axis_of(((0, 1), (1, 2), (2, 0)), 2, 3) == "point to point"
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "strategy"), [("a100", "torus"), ("h100", "torus"), ("h200", "torus"), ("h200", "psum"), ("h200", "hierarchical")]
+)
+def test_plan_compile_for_cluster_sends_the_bytes_of_the_trace(gpu, strategy):
+    """On 4 hosts of 8 GPUs, by operation and axis."""
+    command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", "--wire", *TINY]
+    command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "4", "--reduce.wire-dtype", "bfloat16"]
+    command += ["--reduce.strategy", strategy, "--compile-for", gpu, "--hosts", "4", "--gpus-per-host", "8"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    record = json.loads(out)
+    compiled, (account,) = record["compiled"], record["wire"]
+    assert compiled["gpu"] == GPU_TARGETS[gpu].name
+    assert compiled["mesh"] == [4, 8]
+    assert 0 < compiled["memory_bytes"] < compiled["device_memory_bytes"]
+    assert compiled["kernels"] > 100
+    expected, found = {}, {}
+    for one in account["collectives"]:
+        key = one["operation"], " x ".join(one["axes"]), one["group"]
+        expected[key] = expected.get(key, 0) + one["operand_bytes"] * one["count"]
+    for one in compiled["collectives"]:
+        key = one["operation"], one["axis"], one["group"]
+        found[key] = found.get(key, 0) + one["operand_bytes"]
+    assert found == expected
+    assert any("bf16" in one["dtype"] for one in compiled["collectives"])
+
+
+def gradient_messages(strategy, *flags):
+    """The collectives of ResNet-18's gradients, bfloat16, as XLA schedules them for 4 hosts of 8: by operation."""
+    command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_mlperf_3264", "--json", *TINY, *flags]
+    command += ["--batch.0.global-batch", "128", "--batch.0.per-worker-batch", "4", "--reduce.wire-dtype", "bfloat16"]
+    command += ["--reduce.strategy", strategy, "--compile-for", "h200", "--hosts", "4", "--gpus-per-host", "8"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}).stdout
+    return {one["operation"]: one for one in json.loads(out)["compiled"]["collectives"] if one["dtype"] == "bf16"}
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_psum_messages_overlap_with_the_backward_pass():
+    """All ten messages of ResNet-18."""
+    (gradients,) = gradient_messages("psum").values()
+    assert gradients["count"] == gradients["asynchronous"] == gradients["overlapped"] == 10
+    assert gradients["overlapped_kernels"] > 10 * 10
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_without_overlap_has_fewer_messages():
+    (gradients,) = gradient_messages("psum", "--reduce.no-overlap", "--compile.no-tuned").values()
+    assert gradients["count"] < 10
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_torus_messages_between_hosts_overlap_with_the_backward_pass():
+    """The all-gathers inside a host too; XLA waits for most reduce-scatters there, because NVLink is fast."""
+    found = gradient_messages("torus")
+    assert [found[name]["count"] for name in ("reduce-scatter", "all-reduce", "all-gather")] == [10, 10, 10]
+    assert found["all-reduce"]["asynchronous"] == found["all-gather"]["asynchronous"] == 10
+    assert found["all-reduce"]["overlapped"] >= 9
+    assert found["all-reduce"]["covered_bytes"] > 0.9 * found["all-reduce"]["operand_bytes"]
+    assert found["all-gather"]["overlapped"] >= 9
+    assert found["reduce-scatter"]["overlapped"] >= 3

@@ -1,0 +1,91 @@
+"""The latency-bandwidth model against values computed by hand and by its limits."""
+
+import pytest
+
+from jaxdp.analysis import cost_model
+from jaxdp.errors import ConfigError
+from jaxdp.strategies import STRATEGIES
+
+NETWORK = {"latency": 5e-6, "bandwidth": 10e9}
+MESSAGE = 51_114_064
+
+
+def seconds(strategy, vertical, horizontal, num_bytes=MESSAGE, **network):
+    return cost_model.allreduce_seconds(strategy, vertical, horizontal, num_bytes=num_bytes, **(NETWORK | network))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "vertical", "horizontal", "milliseconds"),
+    [
+        ("ring", 32, 32, 20.4428),
+        ("torus", 32, 32, 10.8328),
+        ("hierarchical", 32, 32, 20.4267),
+        ("ring", 48, 72, 44.7699),
+        ("torus", 48, 72, 11.3999),
+        ("hierarchical", 48, 72, 21.2707),
+    ],
+)
+def test_allreduce_seconds_of_published_grids_equal_known_values(strategy, vertical, horizontal, milliseconds):
+    assert 1e3 * seconds(strategy, vertical, horizontal) == pytest.approx(milliseconds, abs=5e-5)
+
+
+def test_allreduce_seconds_parameter_server_passes_all_messages_over_one_link():
+    """2a + 2 N n / W with N = 16, n = 1e6, a = 1e-3, W = 1e9."""
+    assert seconds("parameter_server", 4, 4, 1e6, latency=1e-3, bandwidth=1e9) == pytest.approx(2e-3 + 32e-3)
+
+
+def test_allreduce_seconds_psum_is_the_faster_of_a_ring_and_a_double_tree():
+    tiny, huge = 8, 10**10
+    assert seconds("psum", 4, 4, tiny) == pytest.approx(8 * 5e-6 + 2 * tiny / 10e9)
+    assert seconds("psum", 4, 4, huge) == seconds("ring", 4, 4, huge)
+
+
+@pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if strategy.cost])
+def test_allreduce_seconds_on_one_device_is_zero_and_one_row_costs_as_a_ring(strategy):
+    assert seconds(strategy, 1, 1) == 0
+    if STRATEGIES[strategy].sums_along_axes:
+        assert seconds(strategy, 1, 8) == pytest.approx(seconds("ring", 1, 8))
+        assert seconds(strategy, 8, 1) == pytest.approx(seconds("ring", 1, 8))
+
+
+def test_cost_terms_torus_sends_the_bytes_of_a_ring_in_fewer_rounds():
+    (ring,), (torus,) = cost_model.cost_terms("ring", 16, 24), cost_model.cost_terms("torus", 16, 24)
+    assert torus.volume == pytest.approx(ring.volume)
+    assert (ring.rounds, torus.rounds) == (2 * 383, 2 * 23 + 2 * 15)
+
+
+def test_cost_terms_unknown_strategy_raises_config_error():
+    with pytest.raises(ConfigError, match=r"'tree'.*psum, ring, hierarchical, torus, parameter_server"):
+        cost_model.cost_terms("tree", 2, 2)
+
+
+def test_speed_up_of_known_times_returns_their_ratio():
+    """T_N = T_1 / N + T_comm: 8 s on 4 devices with 2 s of communication are 4 s, a speed-up of 2."""
+    assert cost_model.step_seconds(8.0, 4, 2.0) == 4.0
+    assert cost_model.speed_up(8.0, 4, 2.0) == 2.0
+
+
+def test_turning_points_of_a_ring_bound_by_latency_are_near_the_minimum():
+    """With T_comm = 2 (N - 1) a alone, T_N = T_1/N + 2(N - 1)a is least at N = sqrt(T_1 / 2a) = 64."""
+    latency = 1 / (2 * 64**2)
+    counts = [2**power for power in range(12)]
+    diminishing, fastest = cost_model.turning_points(1.0, lambda n: 2 * (n - 1) * latency, counts)
+    assert fastest == 64
+    times = [1 / n + 2 * (n - 1) * latency for n in (16, 32, 64)]
+    assert times[0] / times[1] > 1.5 > times[1] / times[2]
+    assert diminishing == 32
+
+
+def test_turning_points_beyond_the_counts_are_none():
+    assert cost_model.turning_points(1.0, lambda n: 0.0, [1, 2, 4]) == (None, None)
+
+
+def test_parse_network_returns_latency_and_bandwidth():
+    assert cost_model.parse_network("5e-6,10e9") == (5e-6, 10e9)
+
+
+@pytest.mark.parametrize("text", ["5e-6", "5e-6;10e9", "fast,10e9", "1,2,3", "-1,1", "0,0", "nan,1", "1,inf", ""])
+def test_parse_network_other_text_raises_config_error(text):
+    with pytest.raises(ConfigError, match="must be LATENCY,BANDWIDTH") as error:
+        cost_model.parse_network(text)
+    assert (error.value.field, error.value.value) == ("--network", text)

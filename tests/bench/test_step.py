@@ -1,0 +1,77 @@
+"""The step benchmark: rates, ceilings, errors."""
+
+import dataclasses
+
+import pytest
+
+from jaxdp.bench import roofline
+from jaxdp.bench import step as bench_step
+from jaxdp.config import Config, Data, Model, Reduce
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.plan_summary import model_summary
+
+
+def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
+    monkeypatch.setitem(roofline.MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(roofline.VECTOR_ELEMENTS, "cpu", 4096)
+    record = bench_step.run(tiny, make_mesh(2, 2), batch=8, repeats=2, seconds=0.01)
+    assert record["images_per_second"] == pytest.approx(8 / record["step_seconds"])
+    assert record["fastest"] <= record["step_seconds"] <= record["slowest"]
+    assert record["flops"] == pytest.approx(record["flop_an_image"] * record["images_per_second"])
+    assert record["bytes_an_image"] * 8 > 4 * model_summary(tiny)["parameters"]  # at least the parameters, once
+    assert record["memory_bytes"] > 2 * 4 * model_summary(tiny)["parameters"]  # parameters and velocity
+    assert min(record["ceilings"]["measured"].values()) > 0
+    table, notes = bench_step.render(record | {"first_steps": {"cold": {"to_first_step": 3.0, "whole_command": 4.0}}})
+    assert table.row_count == 7
+    assert "six per multiply-add" in notes
+
+
+def test_flop_per_image_equals_published_count():
+    """ResNet-50 at 224x224: 4.09e9 multiply-adds forward (torchvision), three times that with the backward pass."""
+    config = Config(data=Data(source="synthetic", image_size=224), model=Model())
+    assert bench_step.FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"] == pytest.approx(3 * 2 * 4.09e9, rel=0.01)
+
+
+def test_published_ceilings_equal_data_sheets():
+    """Dense bfloat16: H100 and H200 SXM 989 TFLOP/s, A100 312; HBM 3.35, 4.8 and 2.04 TB/s."""
+    for kind, flops, moved in (
+        ("H200", 989e12, 4.8e12),
+        ("H100 80GB HBM3", 989e12, 3.35e12),
+        ("A100-SXM4-80GB", 312e12, 2.04e12),
+    ):
+        ceilings = bench_step.published_ceilings(f"NVIDIA {kind}", "bfloat16", 2)
+        assert ceilings["flops"] == pytest.approx(2 * flops, rel=0.001)
+        assert ceilings["bytes_per_second"] == pytest.approx(2 * moved, rel=0.001)
+    assert bench_step.published_ceilings("cpu", "float32", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "change", "message"),
+    [
+        (6, {}, r"--batch-size=6: must be a multiple of 4; the nearest is 8"),
+        (0, {}, r"--batch-size=0: must be a multiple of 4"),
+        (
+            8,
+            {"reduce": Reduce(strategy="auto")},
+            r"reduce.strategy='auto': a benchmark times a single strategy; give one by name",
+        ),
+        (512, {"reduce": Reduce(strategy="parameter_server")}, None),
+    ],
+)
+def test_check_impossible_step_raises(tiny, batch, change, message):
+    config = dataclasses.replace(tiny, **change)
+    if message is None:
+        bench_step.check(config, batch, devices=4)
+        return
+    with pytest.raises(ConfigError, match=message):
+        bench_step.check(config, batch, devices=4)
+
+
+@pytest.mark.slow
+def test_time_first_steps_with_cold_and_warm_cache(tiny, monkeypatch):
+    seconds = bench_step.time_first_steps(dataclasses.replace(tiny, model=Model(depth=18, width=4, stem="small", classes=6)), 8)
+    assert list(seconds) == ["cold", "warm"]
+    for start in seconds.values():
+        assert 0 < start["to_first_step"] < start["whole_command"]
+    assert bench_step.count_devices(tiny) == 4

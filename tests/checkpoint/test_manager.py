@@ -1,0 +1,193 @@
+"""Tests of jaxdp.checkpoint.manager."""
+
+import errno
+import shutil
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from helpers.checkpoints import diverged_array, metadata, replicate
+
+import jaxdp
+from jaxdp.checkpoint import manifest
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.config import Checkpoint, Config
+from jaxdp.distributed.preemption import StopRequested
+from jaxdp.errors import TrainingError
+from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
+from jaxdp.loggers.console import Quiet
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.validation import to_json
+
+
+def test_save_with_diverged_parameters_is_rejected_naming_the_device(tmp_path):
+    mesh = make_mesh(2, 4)
+    state = {"a": replicate(mesh, x=np.zeros(3))["x"], "b": diverged_array(mesh, (4, 5), 6)}
+    messages = []
+    manager = CheckpointManager(tmp_path, Checkpoint(), messages.append)
+    manager.save(state, 80, metadata(80))
+    manager.wait()
+    name = str(mesh.devices.flat[6])
+    with pytest.raises(TrainingError, match=rf"do not hold the same parameters at samples 80: {name} differs from"):
+        manager.check()
+    assert checkpoint_paths(tmp_path) == []
+
+
+def test_save_with_infinite_parameters_is_rejected(tmp_path):
+    mesh = make_mesh(1, 2)
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(replicate(mesh, x=np.array([1.0, np.inf], np.float32)), 80, metadata(80))
+    manager.wait()
+    with pytest.raises(TrainingError, match="the parameters are not finite at samples 80; no checkpoint was saved"):
+        manager.check()
+
+
+def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
+    mesh = make_mesh(1, 1)
+    manager = CheckpointManager(tmp_path, Checkpoint(keep=2), print)
+    for samples, accuracy in [(10, 0.2), (20, 0.9), (30, 0.5), (40, None), (50, 0.9), (60, 0.1), (70, None)]:
+        manager.save(replicate(mesh, x=np.full(3, samples)), samples, metadata(samples) | {"accuracy": accuracy})
+    manager.wait()
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["70", "60", "50"]  # 50 is as accurate as 20, and newer
+    manager.retention.retain(50)
+    manager.save(replicate(mesh, x=np.zeros(3)), 80, metadata(80) | {"accuracy": 1.0})
+    manager.wait()
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
+
+
+def test_restore_removes_an_interrupted_save(tmp_path):
+    mesh = make_mesh(1, 1)
+    state = replicate(mesh, x=np.arange(3.0))
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(state, 10, metadata(10))
+    manager.wait()
+    shutil.copytree(tmp_path / "10", tmp_path / "saving-20")
+    again = CheckpointManager(tmp_path, Checkpoint(), print)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    restored, restored_manifest = again.restore(lambda samples: abstract)
+    assert restored_manifest.samples == 10
+    np.testing.assert_array_equal(restored["x"], np.arange(3.0))
+    assert [path.name for path in tmp_path.iterdir()] == ["10"]
+
+
+def test_restore_quarantines_a_checkpoint_with_another_manifest(saved):
+    folder, abstract = saved
+    shutil.copytree(folder / "10", folder / "20")
+    messages = []
+    _, restored_manifest = CheckpointManager(folder, Checkpoint(), messages.append).restore(lambda samples: abstract)
+    assert restored_manifest.samples == 10
+    assert messages == [
+        f"skipped the checkpoint of samples 20: {folder}/20 is corrupt: its manifest.json belongs to the checkpoint of 10 "
+        f"samples; renamed to {folder}/20.corrupt"
+    ]
+
+
+def test_unreadable_checkpoint_stops_the_run_and_is_kept(saved, monkeypatch, capsys):
+    """The tests run as root, who may read every file, so the error is injected."""
+    folder, abstract = saved
+    manager = CheckpointManager(folder, Checkpoint(), print)
+    manager.save(replicate(make_mesh(1, 1), x=np.ones(3)), 20, metadata(20))
+    manager.wait()
+    (folder.parent / "config.json").write_text(to_json(Config()))
+    for name, file in (("read_regular", "20/manifest.json"), ("open_regular", "20/state/_METADATA")):
+        real = getattr(manifest, name)
+
+        def denied(path, *more, real=real, file=file):
+            if str(path).endswith(file):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest, name, denied)
+            with pytest.raises(TrainingError, match=rf"{file} cannot be read: Permission denied$"):
+                CheckpointManager(folder, Checkpoint(), print).restore(lambda samples: abstract)
+            errors = {row["samples"]: row["error"] for row in list_checkpoints(folder.parent)}
+            assert errors[10] is None
+            assert errors[20].endswith(f"{file} cannot be read: Permission denied")
+            assert choose_checkpoint(folder.parent).samples == 10
+            assert (
+                f"using {folder}/10 instead of the newest checkpoint: {folder}/{file} cannot be read" in capsys.readouterr().err
+            )
+    assert [path.name for path in checkpoint_paths(folder)] == ["20", "10"]
+
+
+FULL = (
+    'RESOURCE_EXHAUSTED: Error writing "x/0" in OCDBT database at local file "/a/b": Failed to write 9 bytes to file 13: No '
+    "space left on device [os_error_code='28'] [source locations='x.cc:1']"
+)
+
+
+def fill_disk_from(monkeypatch, samples):
+    """Make Orbax fail as on a full disk in every save of at least `samples` samples."""
+    save = ocp.StandardCheckpointer.save
+
+    def fail(self, path, *arguments, **options):
+        if int(path.parent.name.removeprefix("saving-")) >= samples:
+            raise ValueError(FULL)
+        return save(self, path, *arguments, **options)
+
+    monkeypatch.setattr(ocp.StandardCheckpointer, "save", fail)
+
+
+def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, monkeypatch):
+    state, messages = replicate(make_mesh(1, 1), x=np.arange(3.0)), []
+    manager = CheckpointManager(tmp_path, Checkpoint(), messages.append)
+    with monkeypatch.context() as patch:
+        fill_disk_from(patch, 0)
+        manager.save(state, 10, metadata(10))
+        manager.wait()
+    assert messages == [
+        f"the checkpoint {tmp_path}/saving-10 could not be saved (No space left on device); training continues, and there is "
+        "no other checkpoint yet"
+    ]
+    assert manager.last_error == "No space left on device"
+    manager.save(state, 20, metadata(20))
+    manager.wait()
+    assert manager.last_error is None
+
+
+@pytest.mark.parametrize("seconds", [3600, 10**9, -3600])
+def test_save_while_the_system_clock_jumps_succeeds(tmp_path, monkeypatch, seconds):
+    """Orbax measures its timeout with the system clock."""
+    clock, save, offset = time.time, ocp.StandardCheckpointer.save, [0]
+    monkeypatch.setattr(time, "time", lambda: clock() + offset[0])
+
+    def save_and_jump(self, *arguments, **options):
+        save(self, *arguments, **options)
+        offset[0] = seconds
+
+    monkeypatch.setattr(ocp.StandardCheckpointer, "save", save_and_jump)
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
+    manager.wait()
+    assert manager.last_error is None
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["10"]
+
+
+@pytest.mark.slow
+def test_train_with_failed_last_save_reports_the_newest_checkpoint(tiny, tmp_path, monkeypatch):
+    fill_disk_from(monkeypatch, 160)
+    messages = []
+    screen = Quiet()
+    monkeypatch.setattr(screen, "info", messages.append)
+    result = jaxdp.train(tiny, tmp_path, screen=screen)
+    assert result.save_error == "No space left on device"
+    newest = tmp_path / "checkpoints/112"
+    assert messages[-1] == f"the last checkpoint could not be saved (No space left on device); the newest is {newest}"
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(TrainingError, match=r"^no checkpoint could be saved \(No space left on device\), so the trained "):
+        jaxdp.train(tiny, tmp_path)
+
+
+def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch):
+    class StopAt(Quiet):
+        def step(self, record):
+            if record["step"] == 3:
+                raise StopRequested
+
+    fill_disk_from(monkeypatch, 0)
+    with pytest.raises(TrainingError, match=r"could not be saved \(No space left on device\); there is no checkpoint yet"):
+        jaxdp.train(tiny, tmp_path, screen=StopAt())

@@ -1,0 +1,78 @@
+"""Tests of jaxdp.checkpoint.manifest."""
+
+import hashlib
+import json
+import math
+import os
+
+import pytest
+
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, read_manifest
+from jaxdp.checkpoint.orbax_io import load_state
+
+
+def rewrite_manifest(path, change):
+    """Apply `change` to the content of a manifest and write it with a correct hash."""
+    body = json.dumps(change(json.loads((path / MANIFEST).read_bytes().rstrip().rpartition(b"\n")[0]))).encode()
+    (path / MANIFEST).write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
+
+
+def with_progress(**changes):
+    return lambda content: content | {"metadata": content["metadata"] | {"progress": content["metadata"]["progress"] | changes}}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "longer"])
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "state/stranger"])
+def test_irregular_or_oversized_file_is_corrupt_and_not_read(saved, kind, name):
+    folder, abstract = saved
+    file = folder / "10" / name
+    if kind == "longer":
+        with open(file, "ab") as more:
+            more.truncate(10**12)  # sparse; reading it would take minutes
+    else:
+        file.unlink(missing_ok=True)
+        {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "directory": os.mkdir}[kind](file)
+    if kind in ("directory", "longer") and name == "state/stranger":
+        assert load_state(read_manifest(folder / "10"), abstract) is not None  # Orbax ignores it
+        return
+    with pytest.raises(CorruptCheckpoint, match=rf"10/{name} .*(regular|directory|longer|too large)"):
+        load_state(read_manifest(folder / "10"), abstract)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: {}, "samples: Field required"),
+        (lambda content: [], "content: "),
+        (lambda content: content | {"metadata": {}}, r"metadata\.progress: Field required"),
+        (
+            lambda content: content | {"metadata": content["metadata"] | {"progress": {"samples": 10, "steps": "many"}}},
+            r"metadata\.progress\.steps: ",
+        ),
+        (
+            lambda content: content | {"metadata": content["metadata"] | {"progress": {"samples": 10, "steps": 1, "stpes": 1}}},
+            r"metadata\.progress\.stpes: ",
+        ),
+        (
+            lambda content: content | {"metadata": content["metadata"] | {"progress": {"steps": 1}}},
+            r"metadata\.progress: .*samples is missing",
+        ),
+        (with_progress(samples=20), r"samples is 10, but metadata\.progress\.samples is 20"),
+        (with_progress(samples=-1), r"metadata\.progress: .*samples is -1, not between 0 and"),
+        (with_progress(steps=-1), r"metadata\.progress: .*steps is -1, not between 0 and"),
+        (with_progress(steps=2**63), r"metadata\.progress: .*steps is 9223372036854775808, not between 0 and"),
+        (lambda content: content | {"metadata": content["metadata"] | {"epoch": math.nan}}, r"metadata\.epoch: .*finite"),
+        (lambda content: content | {"metadata": content["metadata"] | {"epoch": math.inf}}, r"metadata\.epoch: .*finite"),
+        (lambda content: content | {"samples": -10}, "samples: "),
+        (lambda content: content | {"files": {"/dev/zero": [1, "0"]}}, "is not a path in state/"),
+        (lambda content: content | {"files": {"state/../../other": [1, "0"]}}, "is not a path in state/"),
+        (lambda content: content | {"samples": 20}, "its manifest.json belongs to the checkpoint of 20 samples"),
+    ],
+)
+def test_read_manifest_with_invalid_content_raises_even_if_its_hash_matches(saved, change, message):
+    folder, _ = saved
+    rewrite_manifest(folder / "10", lambda content: content)
+    assert read_manifest(folder / "10").samples == 10
+    rewrite_manifest(folder / "10", change)
+    with pytest.raises(CorruptCheckpoint, match=f"10.* is corrupt: .*{message}"):
+        read_manifest(folder / "10")

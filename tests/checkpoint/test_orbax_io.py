@@ -1,0 +1,43 @@
+"""Tests of jaxdp.checkpoint.orbax_io."""
+
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+from helpers.checkpoints import metadata, replicate
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.orbax_io import silence_orbax
+from jaxdp.config import Checkpoint
+from jaxdp.parallel.mesh import AXES, make_mesh
+
+
+def test_load_state_onto_another_mesh_restores_the_values(tmp_path):
+    state = replicate(make_mesh(2, 4), x=np.arange(12.0).reshape(3, 4))
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(state, 10, metadata(10))
+    manager.wait()
+    sharding = NamedSharding(make_mesh(1, 3), PartitionSpec())
+    abstract = {"x": jax.ShapeDtypeStruct((3, 4), state["x"].dtype, sharding=sharding)}
+    restored, _ = manager.restore(lambda samples: abstract)
+    assert restored["x"].sharding == sharding
+    np.testing.assert_array_equal(restored["x"], np.arange(12.0).reshape(3, 4))
+    assert restored["x"].sharding.mesh.axis_names == AXES
+
+
+def test_silence_orbax_drops_late_write_errors_only(monkeypatch):
+    passed = []
+    monkeypatch.setattr(sys, "unraisablehook", passed.append)
+    silence_orbax()
+    silence_orbax()  # a second call changes nothing
+    late = SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed"))
+    others = [
+        SimpleNamespace(object=None, exc_value=RuntimeError("another")),
+        SimpleNamespace(object=None, exc_value=ValueError("Event loop is closed")),
+        SimpleNamespace(object=print, exc_value=RuntimeError("Event loop is closed")),
+    ]
+    for unraisable in (late, *others):
+        sys.unraisablehook(unraisable)
+    assert passed == others

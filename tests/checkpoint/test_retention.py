@@ -1,0 +1,40 @@
+"""Tests of jaxdp.checkpoint.retention."""
+
+from pathlib import Path
+
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.retention import Retention
+
+# Newest first; of the two most accurate ones the newer counts as the best.
+MANIFESTS = [
+    Manifest(Path(str(samples)), samples, {"accuracy": accuracy}, {}, {})
+    for samples, accuracy in [(60, None), (50, 0.1), (40, 0.9), (30, 0.5), (20, 0.9), (10, 0.2)]
+]
+
+
+def expired(retention):
+    return [manifest.samples for manifest in retention.expired(MANIFESTS)]
+
+
+def test_expired_keeps_the_newest_and_the_most_accurate():
+    assert expired(Retention(keep=2)) == [30, 20, 10]
+
+
+def test_expired_keeps_retained_and_audited_checkpoints():
+    retention = Retention(keep=1)
+    retention.retain(20)
+    retention.retain(20)
+    retention.mark_audited(30)
+    assert retention.retained == [20]
+    assert expired(retention) == [50, 10]
+
+
+def test_rollback_samples_is_the_audited_checkpoint_or_the_resumed_one():
+    retention = Retention(keep=1)
+    assert retention.rollback_samples is None
+    retention.resume([10], None, resumed=20)
+    assert retention.rollback_samples == 20
+    assert expired(retention) == [50, 30]
+    retention.mark_audited(50)
+    assert retention.rollback_samples == 50
+    assert expired(retention) == [30, 20]

@@ -1,0 +1,328 @@
+"""The command line as a person meets it: what is printed, where, and with which exit code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdp.cli import main
+from jaxdp.loggers import console
+from jaxdp.recipes import load_config
+from jaxdp.validation import from_json, to_json
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--model.depth", "18", "--model.width", "4", "--model.stem", "small", "--mesh.cpu-devices", "2"]
+IMAGES = ["--data.source", "synthetic", "--data.image-size", "12", "--data.train-examples", "700"]
+QUICK = [*SMALL, *IMAGES, "--epochs", "1", "--batch.0.until-epoch", "0.5", "--schedule.warmup-epochs", "0.5"]
+
+
+def failing(capsys, *arguments, code=2) -> str:
+    """The one line that a command which must fail prints on stderr; it prints nothing on stdout."""
+    with pytest.raises(SystemExit) as stopped:
+        main.main(list(arguments))
+    out, err = capsys.readouterr()
+    assert stopped.value.code == code
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model.classes", "0"], "model.classes=0: must be greater than or equal to 2"),
+        (
+            ["--batch.0.until-epoch", "99"],
+            "batch.0.until_epoch=99.0: phase 0 does not end before the run (epochs=7)",
+        ),
+        (
+            ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
+            "batch.1.global_batch=100: global batch 100 cannot be divided evenly among the 2x4 mesh",
+        ),
+        (["--mesh.vertical", "4", "--mesh.horizontal", "4"], "mesh='4x4': needs 16 devices, "),
+        (["--config", "nothing.py"], "--config='nothing.py': file not found"),
+        (["--config", "digts"], "--config='digts': unknown recipe; did you mean digits?"),
+        (["--workdir", "/proc/nowhere"], "--workdir='/proc/nowhere': No such file"),
+        (["--schedule.warmup-epochs", "50"], "schedule.warmup_epochs=50.0: must be less than epochs (7)"),
+        (["--model.classes", "99999999999999"], "model.classes=99999999999999: must be less than"),
+        (
+            ["--mesh.cpu-devices", "100000"],
+            "mesh.cpu_devices=100000: must be less than or equal to 1024",
+        ),
+        (["--cluster", "slrum"], "--cluster='slrum': invalid choice; did you mean slurm? choose from auto, none, jax"),
+        (["--name", "a/b"], "name='a/b': must match pattern"),
+        (["--epochs", "nan"], "epochs=nan: must be"),
+    ],
+)
+def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in failing(capsys, "train", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_main_with_an_unknown_command_suggests_the_nearest(capsys):
+    assert "command='trian': invalid choice; did you mean train?" in failing(capsys, "trian")
+    known = "choose from train, plan, evaluate, predict, checkpoints, export, import, bench, data, launch, report, doctor"
+    assert known in failing(capsys, "qqq")
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_lists_every_config_field(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main.main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0
+    tree = json.loads(to_json(load_config("digits")))
+
+    def flags(part, prefix="--"):
+        if isinstance(part, dict):
+            return [flag for name, inner in part.items() for flag in flags(inner, f"{prefix}{name}.")]
+        if isinstance(part, list) and part and isinstance(part[0], dict):
+            return [flag for index, inner in enumerate(part) for flag in flags(inner, f"{prefix}{index}.")]
+        return [prefix[:-1].replace("_", "-")]
+
+    for flag in flags(tree):
+        assert flag in shown
+
+
+def test_plan_for_zero_devices_is_rejected(capsys):
+    assert "--devices=0: must be at least 1" in failing(capsys, "plan", "--devices", "0")
+
+
+def test_plan_with_json_prints_one_document(capsys):
+    main.main(["plan", "--json", "--devices", "6"])
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    assert err == ""
+    assert (printed["model"]["parameters"], printed["model"]["macs"]) == (23_528_522, 83_431_424)
+    assert [phase["idle_devices"] for phase in printed["phases"]] == [2, 2]
+
+
+def test_plan_of_resnet50_has_the_published_sizes(capsys):
+    imagenet = ["--data.source", "synthetic", "--data.image-size", "224", "--model.classes", "1000"]
+    main.main(["plan", "--json", "--devices", "4", *imagenet])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["model"]["parameters"], printed["model"]["macs"]) == (25_557_032, 4_089_184_256)
+    assert printed["gradient_bytes"] == 102_228_128
+
+
+def test_plan_in_a_narrow_terminal_wraps_numbers_without_truncation(capsys, monkeypatch):
+    monkeypatch.setattr(console, "PLAIN_WIDTH", 20)
+    main.main(["plan", "--devices", "4"])
+    out = capsys.readouterr().out
+    assert "…" not in out
+    assert "23,528,522" in "".join(line[10:].strip() for line in out.splitlines())
+
+
+def test_plan_prints_a_table_of_model_gradient_and_phases(capsys):
+    main.main(["plan", "--devices", "4"])
+    out = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "23,528,522 parameters",
+        "83,431,424 multiply-adds",
+        "94,114,088 bytes",
+        "on 54 tensors",
+        "phase 1",
+        "4 devices (2x2) x 32",
+    ):
+        assert part in out
+
+
+@pytest.mark.slow
+def test_train_with_json_prints_the_result_as_one_document(capsys, tmp_path):
+    main.main(["train", *QUICK, "--json", "--workdir", str(tmp_path / "run")])
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((tmp_path / "run/result.json").read_text())
+    assert "held-out" in err
+    assert "\x1b" not in out + err
+    saved = tmp_path / "run/config.json"
+    assert from_json(saved.read_text()).epochs == 1.0
+    main.main(["train", "--config", str(saved), "--workdir", str(tmp_path / "run")])
+    assert "holds this run, finished; to start a new one, use --resume never" in capsys.readouterr().out
+    message = failing(capsys, "train", "--config", str(saved), "--workdir", str(tmp_path / "run"), "--seed", "4")
+    assert "it holds a different run (seed: 0 -> 4)" in message
+
+
+@pytest.mark.slow
+def test_train_with_a_non_finite_loss_exits_with_1_and_one_line(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["train", *QUICK, "--workdir", str(tmp_path), "--optimizer.name", "sgd", "--schedule.learning-rate", "1e15"])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert "at step" in err
+    assert "learning rate" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", [["train.py", "--help"], ["-m", "jaxdp", "train", "--help"]])
+def test_train_py_and_python_m_jaxdp_show_the_help_of_train(program):
+    done = subprocess.run([sys.executable, *program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--batch.0.global-batch" in done.stdout
+
+
+def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_given():
+    environment = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    # for given devices a plan needs no platform at all
+    given = [sys.executable, "-m", "jaxdp", "plan", "--devices", "4", "--json"]
+    done = subprocess.run(given, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["total_steps"] > 0
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxdp", "plan"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "JAX_PLATFORMS='cuda': this JAX platform does not start" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_output_closed_by_its_reader_is_no_error():
+    pipe = f"{sys.executable} -m jaxdp plan --help | head -1"
+    done = subprocess.run(pipe, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "train --version", "plan --help", "data --help", "plan --devices 4"]
+)
+def test_output_to_a_full_device_exits_with_1_and_one_line(arguments):
+    full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
+    done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "plan --devices 4", "plan --devices 4 --json"])
+def test_closed_stdout_gives_no_traceback(arguments):
+    for shell in (f"{sys.executable} -m jaxdp {arguments} | true", f"{sys.executable} -m jaxdp {arguments} >&-"):
+        done = subprocess.run(shell, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["tyro", "numpy", "jaxdp.doctor.jax_probe"])
+def test_interrupt_during_an_import_is_one_line(module):
+    script = f"""
+import signal, sys
+from jaxdp.cli import main
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+main.main(["doctor"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "jaxdp: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--network", "fast"], "--network='fast': must be LATENCY,BANDWIDTH"),
+        (["plan", "--picture", "x.png"], "--picture='x.png': requires --network"),
+        (
+            ["plan", "--network", "1e-6,1e9", "--picture", "x.gif"],
+            "--picture='x.gif': must end in",
+        ),
+        (["plan", "--network", "1e-6,1e9", "--images-per-second", "0"], "--images-per-second=0.0: must be greater than 0"),
+        (["plan", "--wire", "--reduce.strategy", "auto"], "reduce.strategy='auto': not supported by --wire"),
+        (["plan", "--hosts", "2"], "--hosts=2: requires --gpus-per-host or --devices"),
+        (["plan", "--hosts", "3", "--devices", "8"], "--hosts=3: must divide the 8 devices"),
+        (["plan", "--hosts", "0", "--devices", "8"], "--hosts=0: must be at least 1"),
+        (["plan", "--hosts", "2", "--gpus-per-host", "4", "--devices", "4"], "--devices=4: contradicts --hosts 2"),
+        (["plan", "--compile-for", "h200"], "--compile-for='h200': requires --hosts and --gpus-per-host"),
+        (
+            ["plan", "--compile-for", "tpu", "--gpus-per-host", "8"],
+            "--compile-for='tpu': invalid choice; choose from a100, h100, h200",
+        ),
+        (["plan", "--reduce.bucket-bytes", "0"], "reduce.bucket_bytes=0: must be greater"),
+        (
+            ["plan", "--devices", "128", "--reduce.strategy", "parameter_server"],
+            "reduce.strategy='parameter_server': batch.1 uses 128 devices; parameter_server supports at most 64 devices",
+        ),
+        (["data"], "data='': invalid choice; choose from prepare"),
+        (
+            ["data", "prepare", "imagnet"],
+            "NAME='imagnet': unknown data set; did you mean imagenette?",
+        ),
+        (["plan", "--compile-for", "h20", "--gpus-per-host", "8"], "did you mean h200? choose from a100, h100, h200"),
+        (
+            ["bench", "allreduce", "--sizes", "99999999999999999"],
+            "must be at most 17179869184 (16 GiB)",
+        ),
+        (["bench"], "bench='': invalid choice; choose from allreduce, input, scaling"),
+        (["bench", "speed"], "bench='speed': invalid choice; choose from allreduce, input, scaling"),
+        (["bench", "allreduce", "--sizes", "1"], "--sizes=(1,): must be at least 4 bytes each"),
+        (["bench", "allreduce", "--mesh.cpu-devices", "1"], "mesh: an all-reduce needs at least two devices"),
+        (["bench", "scaling", "--repeats", "0"], "--repeats=0: must be at least 1"),
+    ],
+)
+def test_plan_bench_and_data_with_invalid_options_exit_with_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    told = failing(capsys, *arguments)
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys, tmp_path):
+    flags = ["--devices", "8", "--model.depth", "18", "--model.width", "8", "--wire", "--network", "5e-6,10e9"]
+    main.main(["plan", *flags, "--json", "--picture", str(tmp_path / "efficiency.png")])
+    told = json.loads(capsys.readouterr().out)
+    assert {one["axes"][0] for one in told["wire"][0]["collectives"]} == {"horizontal", "vertical"}
+    total = told["gradient_bytes"] + told["statistics_bytes"]
+    assert told["wire"][0]["sent_bytes_busiest_device"] == pytest.approx(2 * 7 / 8 * total, rel=1e-3)  # padding apart
+    assert told["network"]["message_bytes"] == total
+    for phase in told["network"]["phases"]:
+        assert phase["normalization_seconds"] == 0
+        for one in phase["strategies"].values():
+            assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
+            assert one["efficiency"] == pytest.approx(phase["computation_seconds"] / one["step_seconds"])
+    picture = tmp_path / "efficiency.png"
+    assert picture.stat().st_size > 10_000
+    picture.write_text("kept")
+    refused = failing(capsys, "plan", *flags, "--json", "--picture", str(picture))
+    assert "file exists; use another file, or --overwrite" in refused
+    assert picture.read_text() == "kept"
+    main.main(["plan", *flags, "--json", "--picture", str(picture), "--overwrite"])
+    assert picture.stat().st_size > 10_000
+    capsys.readouterr()
+    main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronised"])
+    synchronised = json.loads(capsys.readouterr().out)["network"]
+    assert len(synchronised["normalization_messages"]) == 4 * 20  # normalisations of ResNet-18
+    for before, after in zip(told["network"]["phases"], synchronised["phases"], strict=True):
+        for strategy, one in after["strategies"].items():
+            assert one["efficiency"] < before["strategies"][strategy]["efficiency"]
+    capsys.readouterr()
+    main.main(["plan", *flags])
+    shown = capsys.readouterr().out
+    assert "collectives of a step of phases 0, 1: torus on 2x4 devices" in shown
+    assert "Assumptions: a device computes" in " ".join(shown.split())
+
+
+def test_plan_for_two_hosts_has_two_mesh_rows(capsys):
+    main.main(["plan", "--json", "--hosts", "2", "--gpus-per-host", "8"])
+    (first, _) = json.loads(capsys.readouterr().out)["phases"]
+    assert (first["vertical"], first["horizontal"]) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--workdir", "nowhere"], "--workdir='nowhere': it holds no run"),
+        (["evaluate", "--workdir", "broken"], "--workdir='broken': its config.json cannot be read"),
+        (["checkpoints", "--workdir", "binary"], "--workdir='binary': its config.json cannot be read"),
+        (["export", "--workdir", "binary", "--output", "a.safetensors"], "its config.json cannot be read"),
+        (["launch", "--processes", "2"], "command: is missing; add it after --, as in jaxdp launch --processes 2 -- train.py"),
+        (["launch", "--processes", "0", "--", "true"], "--processes=0: must be from 1 to 1,024"),
+        (["launch", "--processes", "1", "--", "no-such-program"], "command='no-such-program': cannot be started"),
+        (["train", "--cluster", "slurm"], "--cluster='slurm': its variables are not set"),
+        (["train", "--rank", "1"], "--coordinator: is missing; use --coordinator, --processes and --rank together"),
+    ],
+)
+def test_command_with_a_missing_run_or_program_exits_with_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("broken", b"{"), ("binary", b"\xff\xfe\x00")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
+    assert message in failing(capsys, *arguments)

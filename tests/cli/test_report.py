@@ -1,0 +1,43 @@
+"""`jaxdp report` as a command."""
+
+import json
+import re
+
+import pytest
+from helpers.report import write_run
+
+from jaxdp.cli import main
+from jaxdp.report import page
+
+
+def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(page, "_png", lambda figure: b"picture")
+    first, second = write_run(tmp_path / "a", "imagenet_mlperf_8192"), write_run(tmp_path / "b")
+    main.main(["report", str(first), str(second), "--no-html"])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    main.main(["report", str(first), str(second), "--json", "--output", str(tmp_path / "page"), "--no-evaluate"])
+    assert [summary["name"] for summary in json.loads(capsys.readouterr().out)] == ["imagenet_mlperf_8192", "digits"]
+    assert (tmp_path / "page/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN", "--output", "FILE"], r"--output='.*FILE': is a file; give another directory"),
+        (["RUN", "--output", "FILE/x"], r"--output='.*FILE/x': Not a directory; give another directory"),
+        (["RUN", "--output", ""], r"--output='': must not be empty; give a directory"),
+        (["RUN", "--output", "x", "--no-html"], r"--output='.*x': has no effect with --no-html; leave one of them out"),
+        (["RUN", "--communication", "--no-html"], r"--communication: has no effect with --no-html; leave one of them out"),
+        (["NONE"], r"workdir='.*NONE': holds no run: config.json not found; give the directory of a run"),
+        ([], r"workdir: missing; give the directory of at least one run"),
+    ],
+)
+def test_report_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, capsys, words, message):
+    (tmp_path / "FILE").write_text("")
+    write_run(tmp_path / "RUN")
+    arguments = [word if word.startswith("-") or not word else str(tmp_path / word) for word in words]
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["report", *arguments])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert re.fullmatch(f"jaxdp: {message}\n", error), error

@@ -1,0 +1,340 @@
+"""Random transforms against slow NumPy versions of their formulas, and against what they promise."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import ndimage
+
+from jaxdp.config import Augment, Config, Data, Mesh, Model, Phase, Schedule
+from jaxdp.data import augment
+from jaxdp.data.prefetch import to_global
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.planning import make_plan
+from jaxdp.validation import from_json, to_json
+
+
+def bilinear(image, row, column):
+    """One sample at a fractional place, the edge repeating outside, in float64."""
+    height, width, _ = image.shape
+    row, column = np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)
+    r, c = min(int(row), height - 2), min(int(column), width - 2)
+    a, b = row - r, column - c
+    return (
+        (1 - a) * (1 - b) * image[r, c]
+        + (1 - a) * b * image[r, c + 1]
+        + a * (1 - b) * image[r + 1, c]
+        + a * b * image[r + 1, c + 1]
+    )
+
+
+def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
+    """nnabla's function, pixel by pixel: the input place as an affine map of the (distorted) output place.
+
+    One column of the output moves the input by (cos / sx, sin / sx), one row by (-sin / sy, cos / sy); a mirrored image has
+    the horizontal parts negated. `normal`: the standard normal numbers of the noise.
+    """
+    height, width, _ = image.shape
+    result = np.zeros((out, out, 3))
+    scale = ranges.min_scale * np.exp(u["scale"] * np.log(ranges.max_scale / ranges.min_scale))
+    sx = scale * np.exp((u["aspect"] - 0.5) * np.log(ranges.aspect))
+    sy = scale**2 / sx
+    angle = -ranges.angle + 2 * u["angle"] * ranges.angle
+    mirror = -1 if ranges.flip and u["flip"] < 0.5 else 1
+    by_column = np.array([np.sin(angle), mirror * np.cos(angle)]) / sx  # (row, column) in the input
+    by_row = np.array([np.cos(angle), -mirror * np.sin(angle)]) / sy
+    middle = (out - 1) / 2
+    centre = np.array(
+        [
+            (u["row"] * ((height + 2 * padding) * sy - out) + middle) / sy - padding,
+            (u["column"] * ((width + 2 * padding) * sx - out) + middle) / sx - padding,
+        ]
+    )
+    d = np.exp((2 * u["distortion"] - 1) * ranges.distortion) - 1
+    half = out / 2
+    for i in range(out):
+        for j in range(out):
+            y, x = (i - half) / half, (j - half) / half
+            r2 = y**2 + x**2
+            y, x = (half * p * (1 + d * r2) / (1 + d) + half for p in (y, x))
+            place = centre + (x - middle) * by_column + (y - middle) * by_row
+            pixel = bilinear(image, *place) / 255 + (2 * u["brightness"] - 1) * ranges.brightness
+            contrast = ranges.contrast ** (2 * u["contrast"] - 1)
+            result[i, j] = (pixel - ranges.contrast_centre) * contrast + ranges.contrast_centre
+    return 255 * (result + normal * u["noise"] * ranges.noise)
+
+
+def smooth_image(height, width):
+    rows, columns = np.mgrid[:height, :width]
+    waves = [np.sin(rows / (2 + c) + columns / 3) + np.cos(columns / (4 - c)) for c in range(3)]
+    return 127 + 60 * np.stack(waves, axis=-1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        Augment(),
+        Augment(flip=False, brightness=0.3, contrast=2.0, angle=3.0, distortion=0.7),
+        Augment(aspect=2.0, angle=1.0, padding=3, noise=0.3, contrast=3.0),
+    ],
+)
+def test_paper_transform_matches_its_formulas_in_numpy(seed, ranges):
+    image = smooth_image(20, 28)
+    draws = augment.paper_draws(jax.random.key(seed))
+    ours = augment.paper_transform(jnp.asarray(image, jnp.float32), draws, size=14, ranges=ranges)
+    u = {name: np.asarray(value, np.float64) for name, value in draws.items() if name != "key"}
+    normal = np.asarray(jax.random.normal(draws["key"], (14, 14, 3)), np.float64)
+    expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0, normal)
+    np.testing.assert_allclose(ours, expected, atol=0.03)
+
+
+def test_paper_transform_noise_has_the_drawn_deviation():
+    ranges = Augment(noise=0.2, contrast=1.0)
+    draws = augment.paper_draws(jax.random.key(0)) | {"noise": jnp.float32(0.5)}
+    gray = jnp.full((64, 64, 3), 100.0)
+    ours = np.asarray(augment.paper_transform(gray, draws, size=64, ranges=ranges))
+    assert ours.std() == pytest.approx(255 * 0.1, rel=0.03)
+    assert ours.mean() == pytest.approx(100, abs=1.0)
+
+
+def test_paper_draws_are_uniform_and_independent():
+    draws = jax.vmap(augment.paper_draws)(augment.keys_for(0, jnp.arange(4000, dtype=jnp.uint32)))
+    table = np.stack([np.asarray(v) for name, v in draws.items() if name not in ("key", "contrast")])
+    np.testing.assert_allclose(table.mean(1), 0.5, atol=0.025)
+    np.testing.assert_allclose(table.var(1), 1 / 12, atol=0.005)
+    assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.06
+
+
+def ramp(height, width):
+    """An image whose pixels say where they are: row, column, 0."""
+    rows, columns = np.mgrid[:height, :width]
+    return jnp.asarray(np.stack([rows, columns, 0 * rows], axis=-1), jnp.float32)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 60)])
+def test_random_resized_crop_stays_inside_with_bounded_area_and_ratio(height, width):
+    out, ranges, keys = 20, Augment(min_area=0.3), augment.keys_for(0, jnp.arange(300, dtype=jnp.uint32))
+    crops = np.asarray(
+        jax.vmap(lambda key: augment.random_resized_crop(ramp(height, width), key, size=out, ranges=ranges))(keys)
+    )
+    step_down = (crops[:, 12, 10, 0] - crops[:, 7, 10, 0]) / 5  # in the middle, away from repeated edges
+    step_right = (crops[:, 10, 12, 1] - crops[:, 10, 7, 1]) / 5
+    tall, wide = step_down * out, np.abs(step_right) * out
+    assert crops.min() >= 0
+    assert tall.max() <= height + 1e-3
+    assert wide.max() <= width + 1e-3
+    share, ratio = tall * wide / (height * width), wide / tall
+    assert share.min() >= 0.3 - 1e-3
+    assert share.max() <= 1 + 1e-3
+    assert ratio.min() >= 3 / 4 - 1e-3
+    assert ratio.max() <= 4 / 3 + 1e-3
+    assert 0.4 < (step_right < 0).mean() < 0.6  # mirrored in half of the images
+
+
+def test_augment_passes_the_configs_ranges_on():
+    """With the whole image as the only crop, random_resized_crop gives the image; with no padding, so does pad_and_crop."""
+    ranges = Augment(min_area=1.0, flip=False, padding=0)
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3)), jnp.uint8)
+    for name in ("random_resized_crop", "pad_and_crop"):
+        config = Config(data=Data(source="synthetic", image_size=12, augmentation=name), augment=ranges)
+        out = augment.augment(config, images, jnp.arange(3, dtype=jnp.uint32))
+        np.testing.assert_allclose(out, images, atol=1e-3)
+
+
+def test_random_resized_crop_without_fitting_draw_takes_center_square():
+    """In an image of 10x100 no crop of at least 90 % of the area has the ratio."""
+    ranges = Augment(min_area=0.9, flip=False)
+    crop = np.asarray(augment.random_resized_crop(ramp(10, 100), jax.random.key(0), size=10, ranges=ranges))
+    np.testing.assert_allclose(crop[:, 0, 0], np.arange(10), atol=1e-3)
+    np.testing.assert_allclose(crop[0, :, 1], np.arange(45, 55), atol=1e-3)
+
+
+def test_pad_and_crop_returns_a_crop_of_the_padded_image():
+    image = np.random.default_rng(0).integers(0, 256, (6, 6, 3)).astype(np.uint8)
+    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
+    possible = {
+        crop.tobytes()
+        for i, j in itertools.product(range(5), repeat=2)
+        for crop in (padded[i : i + 6, j : j + 6], padded[i : i + 6, j : j + 6][:, ::-1])
+    }
+    keys = augment.keys_for(0, jnp.arange(400, dtype=jnp.uint32))
+    crops = np.asarray(
+        jax.vmap(lambda key: augment.pad_and_crop(jnp.asarray(image), key, size=6, ranges=Augment(padding=2)))(keys)
+    )
+    seen = {crop.tobytes() for crop in crops}
+    assert seen <= possible
+    assert len(seen) > 0.9 * len(possible)
+
+
+def test_resize_for_evaluation_takes_the_center_of_a_larger_image():
+    """320 to 224 is the centre 280 pixels at 4/5 of their size."""
+    config = Config(data=Data(source="synthetic", image_size=224, stored_size=320))
+    seen = np.asarray(augment.resize_for_evaluation(config, ramp(320, 320)[None]))[0]
+    assert seen.shape == (224, 224, 3)
+    np.testing.assert_allclose(seen[:, 0, 0], 20 + (np.arange(224) + 0.5) * 1.25 - 0.5, atol=1e-3)
+    np.testing.assert_allclose(seen[0, :, 1], seen[:, 0, 0], atol=1e-4)
+
+
+def mixed(kind, alpha=1.0, seed=0):
+    config = Config(seed=seed, data=Data(mix=kind, mix_alpha=alpha))
+    images = jnp.arange(4, dtype=jnp.float32)[:, None, None, None] * jnp.ones((4, 32, 32, 3))
+    return [np.asarray(x) for x in augment.mix(config, images, jnp.arange(8, 12, dtype=jnp.uint32))]
+
+
+def test_mixup_blends_images_by_the_returned_share():
+    images, partner, share = mixed("mixup")
+    np.testing.assert_array_equal(partner, [3, 2, 1, 0])
+    assert 0 < share[0] < 1
+    for row in range(4):
+        np.testing.assert_allclose(images[row], share[row] * row + (1 - share[row]) * partner[row], rtol=1e-5)
+
+
+def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
+    for seed in range(5):
+        images, partner, share = mixed("cutmix", seed=seed)
+        for row in range(4):
+            own = images[row] == row
+            assert np.all(own | (images[row] == partner[row]))
+            assert own.mean() == pytest.approx(share[row], abs=1e-6)
+        pasted = np.argwhere(images[0, :, :, 0] == 3)
+        if len(pasted):
+            (top, left), (bottom, right) = pasted.min(0), pasted.max(0)
+            assert len(pasted) == (bottom - top + 1) * (right - left + 1)
+
+
+def test_mix_share_follows_the_beta_distribution():
+    shares = [mixed("mixup", alpha=0.4, seed=seed)[2][0] for seed in range(300)]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.07)
+    assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.4 + 1)), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mesh_shape"),
+    [("cutmix", (2, 2)), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("cutmix", (1, 1)), ("mixup", (1, 2))])],
+)
+def test_mixed_step_has_no_permutation_and_equals_other_meshes(kind, mesh_shape):
+    from helpers.step import BATCH, PER_WORKER, PIXELS, initial_params, make_batch, step_config
+
+    from jaxdp import models
+    from jaxdp.training.step import make_train_step
+
+    config = dataclasses.replace(step_config(), data=dataclasses.replace(step_config().data, mix=kind))
+    from jaxdp.training.state import create_state
+
+    losses = []
+    for shape in ((1, 1), mesh_shape):
+        mesh, model = make_mesh(*shape), models.create(config.model)
+        step = make_train_step(
+            config, model, mesh, pixel_stats=PIXELS, accumulation=BATCH // PER_WORKER // (shape[0] * shape[1])
+        )
+        state = create_state(config, model, mesh)._replace(params=initial_params(config)[0])
+        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
+        arguments = state, to_global(make_batch(), mesh), hyperparameters
+        lowered = step.lower(*arguments)
+        assert "collective_permute" not in lowered.as_text()
+        _, metrics = lowered.compile()(*arguments)
+        losses.append(float(metrics["loss"]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_mixed_loss_weighs_both_smoothed_targets(kind):
+    """The loss of one worker's batch against NumPy: share x own target + (1 - share) x the partner's, smoothing in both."""
+    from helpers.step import PIXELS, initial_params, make_batch, step_config
+
+    from jaxdp import models
+    from jaxdp.training.step import local_gradient
+
+    config = dataclasses.replace(step_config(), data=dataclasses.replace(step_config().data, mix=kind, augmentation="none"))
+    model = models.create(config.model)
+    params, stats = initial_params(config)
+    batch = {name: rows[:8] for name, rows in make_batch().items()}
+
+    def one(params, batch):
+        return local_gradient(config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, scale=1.0)[1]["loss"]
+
+    images, partner, share = augment.mix(config, augment.normalize(jnp.asarray(batch["images"]), *PIXELS), batch["positions"])
+    logits = np.asarray(model.apply(params, stats, images, train=True)[0], np.float64)
+    log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    onehot = np.eye(7)[batch["labels"]]
+    mixed_target = np.asarray(share)[:, None] * onehot + (1 - np.asarray(share)[:, None]) * onehot[np.asarray(partner)]
+    target = 0.9 * mixed_target + 0.1 / 7
+    assert len(set(batch["labels"][np.asarray(partner)] - batch["labels"])) > 1
+    assert float(jax.jit(one)(params, batch)) == pytest.approx(-(target * log_softmax).sum(1).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"augment": Augment(min_scale=2.0), "data": Data(augmentation="paper")},
+            r"augment.min_scale=2.0: must not exceed augment.max_scale",
+        ),
+        (
+            {"data": Data(source="synthetic", stored_size=64, augmentation="pad_and_crop")},
+            "data.stored_size=64: data.augmentation='pad_and_crop' does not resize",
+        ),
+    ],
+)
+def test_validate_contradictory_ranges_raises(change, message):
+    with pytest.raises(ConfigError, match=message):
+        from_json(to_json(Config(**change)))
+
+
+def test_plan_cutmix_with_one_image_per_worker_raises():
+    config = Config(
+        data=Data(mix="cutmix"), batch=(Phase(8),), mesh=Mesh(), model=Model(classes=10), schedule=Schedule(warmup_epochs=1.0)
+    )
+    with pytest.raises(ConfigError, match=r"data.mix='cutmix': batch.0 has one image per worker"):
+        make_plan(config, examples=100, devices=8)
+
+
+def random_images():
+    return np.random.default_rng(0).integers(0, 256, (6, 16, 20, 3)).astype(np.uint8)
+
+
+def test_resample_affine_matches_scipy():
+    affine = np.array([[0.9, 0.2, 0.05], [-0.1, 1.1, -0.08]])
+    image = random_images()[0].astype(np.float64)
+    # scipy maps output pixel to input pixel; ours is relative to the centre and the size of the image
+    size, centre = np.array([16.0, 20.0]), np.array([7.5, 9.5])
+    matrix = np.diag(size) @ affine[:, :2] @ np.diag(1 / size)
+    offset = centre + size * affine[:, 2] - matrix @ centre
+    expected = np.stack(
+        [ndimage.affine_transform(image[..., c], matrix, offset, order=1, mode="nearest") for c in range(3)], axis=-1
+    )
+    ours = augment.resample_affine(jnp.asarray(image, jnp.float32), jnp.asarray(affine, jnp.float32))
+    np.testing.assert_allclose(ours, expected, atol=0.05)
+
+
+def with_data(seed=1, **data) -> Config:
+    return Config(seed=seed, data=Data(image_size=16, **data))
+
+
+@pytest.mark.parametrize("name", sorted(set(augment.TRANSFORMS) - {"none"}))
+def test_augment_depends_on_seed_and_position_only(name):
+    images, positions = random_images()[:, :, :16], np.arange(40, 46, dtype=np.uint32)
+    apply = jax.jit(augment.augment, static_argnums=0)
+    whole = apply(with_data(augmentation=name), images, positions)
+    part = apply(with_data(augmentation=name), images[4:5], positions[4:5])
+    np.testing.assert_allclose(whole[4:5], part, atol=1e-2)
+    assert not np.allclose(whole, apply(with_data(seed=2, augmentation=name), images, positions), atol=1)
+    assert not np.allclose(whole, apply(with_data(augmentation=name), images, positions + 1), atol=1)
+
+
+def test_augment_none_returns_images_unchanged():
+    np.testing.assert_array_equal(augment.augment(with_data(), random_images(), np.arange(6)), random_images())
+
+
+def test_affine_matrix_is_close_to_identity():
+    keys = augment.keys_for(0, jnp.arange(4000, dtype=jnp.uint32))
+    affines = np.asarray(jax.vmap(augment.affine_matrix)(keys), np.float64)
+    np.testing.assert_allclose(affines.mean(0), [[1, 0, 0], [0, 1, 0]], atol=0.02)
+    assert np.abs(affines[:, :, 2]).max() <= augment.SHIFT
+    determinants = np.linalg.det(affines[:, :, :2])
+    np.testing.assert_allclose([determinants.min(), determinants.max()], np.exp([-0.2, 0.2]), rtol=0.01)

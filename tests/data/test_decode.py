@@ -1,0 +1,231 @@
+"""Decoding and cropping of encoded images, compared with Pillow, OpenCV and torchvision's definitions."""
+
+import io
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from helpers.images import encode, noise, smooth_image
+from PIL import Image
+
+from jaxdp.config import Augment
+from jaxdp.data import decode
+from jaxdp.data.decode import ImageError
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"optimize": True}])
+def test_decode_jpeg_matches_pillow(options):
+    data = encode(smooth_image(), **options)
+    ours, pillow = decode.decode(data).astype(int), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(ours - pillow).max() <= 2
+
+
+def test_decode_gray_cmyk_palette_and_png_returns_three_channels():
+    whole = smooth_image()
+    grey = decode.decode(encode(whole, mode="L"))
+    assert grey.shape == (60, 80, 3)
+    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+    cmyk = encode(whole, mode="CMYK")
+    expected = np.asarray(Image.open(io.BytesIO(cmyk)).convert("RGB")).astype(int)
+    assert np.abs(decode.decode(cmyk) - expected).max() <= 2
+    np.testing.assert_array_equal(decode.decode(encode(whole, "PNG")), whole)  # ImageNet has one, named .JPEG
+    np.testing.assert_array_equal(decode.decode(encode(whole, "PNG", mode="RGBA")), whole)
+    palette = encode(whole, "GIF", mode="P")
+    np.testing.assert_array_equal(decode.decode(palette), np.asarray(Image.open(io.BytesIO(palette)).convert("RGB")))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_decode_16_bit_gray_takes_upper_eight_bits(form):
+    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30), np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(deep).save(buffer, form)
+    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.repeat(deep[..., None] >> 8, 3, axis=2))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_decode_16_bit_color_takes_upper_eight_bits(form):
+    deep = np.random.default_rng(0).integers(0, 2**16, (20, 30, 3), np.uint16)
+    written, data = cv2.imencode(f".{form.lower()}", deep[..., ::-1])
+    assert written
+    np.testing.assert_array_equal(decode.decode(data.tobytes()), deep >> 8)
+
+
+@pytest.mark.parametrize(("form", "options"), [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})])
+def test_decode_animation_or_pages_returns_first_frame(form, options):
+    frames = [Image.fromarray(np.full((20, 30, 3), colour, np.uint8)) for colour in ((200, 10, 10), (10, 200, 10), (0, 0, 99))]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, form, save_all=True, append_images=frames[1:], **options)
+    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(frames[0]))
+
+
+def test_decode_cmyk_tiff_matches_pillow():
+    buffer = io.BytesIO()
+    image = Image.fromarray(smooth_image()).convert("CMYK")
+    image.save(buffer, "TIFF")
+    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "32-bit integer"), (np.float32, "floating-point")])
+def test_decode_pixels_without_defined_white_raises(dtype, kind):
+    buffer = io.BytesIO()
+    Image.fromarray(np.ones((20, 30), dtype)).save(buffer, "TIFF")
+    with pytest.raises(
+        ImageError, match=f"{kind} pixels, whose value for white is undefined; convert the image to 8 or 16 bits"
+    ):
+        decode.decode(buffer.getvalue())
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_decode_ignores_exif_orientation(form):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    assert decode.decode(encode(smooth_image(), form, exif=exif)).shape == (60, 80, 3)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no image", b"\xff\xd8\xff", encode(smooth_image())[:-400], encode(smooth_image(), "PNG")[:-300]]
+)
+def test_decode_truncated_or_foreign_data_raises(data):
+    with pytest.raises(ImageError):
+        decode.decode(data)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("damage", ["zeros within", "second half zeros", "half and end marker", "half"])
+def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
+    data = encode(noise(60, 80), progressive=progressive)
+    half = len(data) // 2
+    damaged = {
+        "zeros within": data[:half] + bytes(1000) + data[half + 1000 :],
+        "second half zeros": data[:half] + bytes(len(data) - half - 2) + data[-2:],
+        "half and end marker": data[:half] + b"\xff\xd9",
+        "half": data[:half],
+    }[damage]
+    with pytest.raises(ImageError):
+        decode.decode(damaged)
+
+
+def test_decode_huge_claimed_size_raises_before_allocating():
+    header = encode(np.zeros((16, 16, 3), np.uint8))
+    at = header.index(b"\xff\xc0") + 5
+    with pytest.raises(ImageError, match="60000x60000 pixels, more than 67,108,864 in total"):
+        decode.decode(header[:at] + struct.pack(">HH", 60000, 60000) + header[at + 4 :])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 50), (50, 1)])
+def test_decode_one_pixel_side_raises(shape):
+    with pytest.raises(ImageError, match=f"{shape[1]}x{shape[0]} pixels, fewer than 2x2"):
+        decode.decode(encode(np.zeros((*shape, 3), np.uint8), "PNG"))
+
+
+def torchvision_evaluation(image, short, out):
+    """torchvision's Resize(short) and CenterCrop(out) of a PIL image."""
+    height, width = image.shape[:2]
+    size = (short, int(short * height / width)) if width <= height else (int(short * width / height), short)
+    resized = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR)
+    left, top = round((resized.width - out) / 2), round((resized.height - out) / 2)
+    return np.asarray(resized.crop((left, top, left + out, top + out)))
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (256, 256), (300, 1000)])
+def test_center_crop_matches_torchvision(height, width):
+    """torchvision's Resize(256) and CenterCrop(224) of a PIL image: at most 1/255 apart in the mean, 4/255 anywhere."""
+    image = smooth_image(height, width)
+    short, long = min(height, width), max(height, width)
+    size = (256, int(256 * long / short)) if width <= height else (int(256 * long / short), 256)
+    resized = Image.fromarray(image).resize(size, Image.Resampling.BILINEAR)
+    left, top = round((resized.width - 224) / 2), round((resized.height - 224) / 2)
+    expected = np.asarray(resized.crop((left, top, left + 224, top + 224))).astype(int)
+    out = np.empty((224, 224, 3), np.uint8)
+    decode.center_crop(image, out, 256)
+    difference = np.abs(out.astype(int) - expected)
+    assert difference.mean() <= 1
+    assert difference.max() <= 4
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (700, 525), (309, 103), (1200, 900), (256, 300), (100, 120)])
+def test_center_crop_of_noise_matches_pillow_filter(height, width):
+    """Noise tells filters apart: OpenCV's bilinear filter, which does not widen with the reduction, is far from it."""
+    image = noise(height, width)
+    expected = torchvision_evaluation(image, 256, 224).astype(int)
+    out = np.empty((224, 224, 3), np.uint8)
+    decode.center_crop(image, out, 256)
+    difference = np.abs(out.astype(int) - expected)
+    assert difference.mean() <= 1
+    assert difference.max() <= 4
+    if min(height, width) >= 512:
+        scale = 256 / min(height, width)
+        other = cv2.resize(image, (int(width * scale), int(height * scale)), interpolation=cv2.INTER_LINEAR)
+        top, left = round((other.shape[0] - 224) / 2), round((other.shape[1] - 224) / 2)
+        assert np.abs(other[top : top + 224, left : left + 224].astype(int) - expected).mean() > 4
+
+
+@pytest.mark.parametrize("out", [32, 224, 320])
+def test_center_crop_of_constant_square_is_constant(out):
+    for side in range(2, 400):
+        row = np.empty((out, out, 3), np.uint8)
+        decode.center_crop(np.full((side, side, 3), 9, np.uint8), row, out)
+        assert (row == 9).all()
+
+
+def test_center_crop_of_extreme_aspect_ratio_takes_little_memory():
+    out = np.empty((224, 224, 3), np.uint8)
+    decode.center_crop(np.full((2, 20_000, 3), 7, np.uint8), out, 256)  # whole: 256 x 2,560,000 pixels
+    assert (out == 7).all()
+
+
+def test_center_crop_of_right_size_copies_pixels():
+    out = np.empty((32, 32, 3), np.uint8)
+    decode.center_crop(smooth_image(32, 32), out, 32)
+    np.testing.assert_array_equal(out, smooth_image(32, 32))
+
+
+def test_random_crop_box_lies_inside_with_bounded_area_and_ratio():
+    boxes = np.array([decode.random_crop_box(300, 400, min_area=0.2, random=decode.random_numbers(0, n)) for n in range(2000)])
+    top, left, height, width = boxes.T
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 300).all()
+    assert (left + width <= 400).all()
+    share, ratio = height * width / 120_000, width / height
+    assert share.min() > 0.195
+    assert share.max() <= 1
+    assert 0.73 < ratio.min() < 0.78
+    assert 1.28 < ratio.max() < 1.36
+    assert decode.random_crop_box(10, 100, min_area=0.9, random=decode.random_numbers(0, 0)) == (0, 43, 10, 13)  # no draw fits
+
+
+def test_random_crop_box_row_and_column_are_uniform_and_independent():
+    boxes = np.array([decode.random_crop_box(300, 400, min_area=0.2, random=decode.random_numbers(0, n)) for n in range(4000)])
+    down, across = 300 - boxes[:, 2], 400 - boxes[:, 3]
+    free = (down > 20) & (across > 20)
+    places = np.stack([boxes[free, 0] / down[free], boxes[free, 1] / across[free]])
+    assert np.abs(places.mean(1) - 0.5).max() < 0.03
+    assert abs(np.corrcoef(places)[0, 1]) < 0.06
+    assert (boxes[:, 0] == down).any()
+    assert (boxes[:, 1] == across).any()
+
+
+def test_random_resized_crop_resizes_box_and_flips_half():
+    image, mirrored = smooth_image(90, 120), 0
+    for position in range(200):
+        out = np.empty((32, 32, 3), np.uint8)
+        decode.random_resized_crop(image, out, ranges=Augment(), random=decode.random_numbers(5, position))
+        top, left, height, width = decode.random_crop_box(90, 120, min_area=0.08, random=decode.random_numbers(5, position))
+        expected = cv2.resize(np.ascontiguousarray(image[top : top + height, left : left + width]), (32, 32))
+        if not np.array_equal(out, expected):
+            np.testing.assert_array_equal(out[:, ::-1], expected)
+            mirrored += 1
+    assert 70 < mirrored < 130
+
+
+def test_random_numbers_are_unique_to_seed_and_position():
+    rows = np.array([decode.random_numbers(0, position) for position in range(1000)])
+    assert rows.shape == (1000, 3 + 2 * decode.CROP_ATTEMPTS)
+    assert len(np.unique(rows)) == rows.size  # none comes twice
+    assert (rows >= 0).all()
+    assert (rows < 1).all()
+    assert decode.random_numbers(1, 5) != decode.random_numbers(0, 5)
+    epoch = np.random.Generator(np.random.Philox(key=[0, 3])).random(3 + 2 * decode.CROP_ATTEMPTS)
+    assert not np.isin(decode.random_numbers(0, 3 * decode.BLOCK), epoch).any()  # nor are they those that shuffle

@@ -1,0 +1,172 @@
+"""Folders of images: classes, order, and errors for folders that cannot be trained on."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+from helpers.images import encode, folder_config, smooth_image
+
+from jaxdp.data import image_folder, sources
+from jaxdp.data.decode import ImageError
+from jaxdp.data.image_folder import find_images
+from jaxdp.data.loader import Loader
+from jaxdp.distributed import status
+from jaxdp.errors import ConfigError
+from jaxdp.training.consistency import data_digest
+
+
+def test_open_lists_classes_in_order_and_returns_bytes(pictures):
+    source = image_folder.ImageFolder.open(pictures / "train")
+    assert source.classes == ["cat", "dog", "eel"]
+    assert (len(source), source.labels) == (24, [0] * 7 + [1] * 8 + [2] * 9)
+    assert source[8] == ((pictures / "train/dog/1.JPEG").read_bytes(), 1)
+    assert source.name(8).endswith("train/dog/1.JPEG")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "val").rename(root / "valley"), "data.eval_split=None: .* has none of the folders val"),
+        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'"),
+        (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "class folder .*train/dog' has no images"),
+        (lambda root: (root / "val/cat").rename(root / "val/cow"), "has the class 'cow', which the training split lacks"),
+        (lambda root: [f.unlink() for f in (root / "val/cat").iterdir()], "class folder .*val/cat' has no images"),
+        (
+            lambda root: [[f.unlink() for f in (root / "val/cat").iterdir()], (root / "val/cat").rmdir()],
+            "lacks 1 of 3 classes, 'cat'",
+        ),
+        (lambda root: root.rename(root.with_name("elsewhere")), "directory not found"),
+        (lambda root: (root / "val/cow").symlink_to(root / "nowhere"), "dangling link .*val/cow'; fix or remove it"),
+    ],
+)
+def test_open_unusable_folder_raises_one_line(pictures, change, message):
+    change(pictures)
+    with pytest.raises(ConfigError, match=message) as error:
+        sources.open_datasets(folder_config(pictures))
+    assert "\n" not in str(error.value)
+
+
+def test_open_folder_with_other_files_warns(pictures):
+    (pictures / "train/dog/notes.txt").write_text("x")
+    (pictures / "train/.cache").mkdir()
+    opened = sources.open_datasets(folder_config(pictures))
+    assert len(opened.train) == 24
+    assert list(opened.warnings) == [
+        f"1 files without an image extension in {pictures / 'train'} are ignored, {pictures / 'train/dog/notes.txt'} first"
+    ]
+
+
+def test_names_with_control_characters_are_escaped(tmp_path):
+    place = tmp_path / "train/a"
+    place.mkdir(parents=True)
+    for name in (b"bad\n\x1b[31m.png", b"bad\xff.png", b"note\x1b]0;x\x07.txt"):
+        with open(os.path.join(os.fsencode(place), name), "wb") as file:
+            file.write(b"no image")
+    source = image_folder.ImageFolder.open(tmp_path / "train")
+    names = [source.name(index) for index in range(2)]
+    assert names == [f"{place}/bad\\n\\x1b[31m.png", f"{place}/bad\\udcff.png"]
+    assert source.warnings[0].endswith(f"{place}/note\\x1b]0;x\\x07.txt first")
+    loader = Loader(source, transform=None, size=8, classes=2, on_bad_image="ignore")
+    loader.batch(np.arange(2), np.arange(2))
+    assert sorted(loader.bad_images) == sorted(names)
+    assert data_digest(loader).startswith("2 images, ")
+
+
+def test_link_loops_terminate(tmp_path):
+    place = tmp_path / "train/a"
+    place.mkdir(parents=True)
+    (place / "1.png").write_bytes(encode(smooth_image(), "PNG"))
+    (place / "up").symlink_to("..")
+    (place / "self.png").symlink_to("self.png")
+    source = image_folder.ImageFolder.open(tmp_path / "train")
+    assert (len(source), source.warnings) == (
+        2,
+        [f"1 files without an image extension in {tmp_path}/train are ignored, {place}/up first"],
+    )
+    assert source[0][1] == 0
+    with pytest.raises(ImageError, match="Too many levels of symbolic links"):
+        source[1]
+    assert image_folder.find_images([tmp_path]) == ([f"{place}/1.png"], [], {f"{place}/self.png": "dangling link"})
+    (tmp_path / "train/b").symlink_to("b")
+    with pytest.raises(ConfigError, match=r"dangling link .*train/b'; fix or remove it$"):
+        image_folder.ImageFolder.open(tmp_path / "train")
+    (tmp_path / "train/b").unlink()
+    (tmp_path / "train/b").symlink_to(".")
+    with pytest.raises(ConfigError, match="has no images"):
+        image_folder.ImageFolder.open(tmp_path / "train")
+
+
+def test_open_class_name_not_utf8_raises(tmp_path):
+    (tmp_path / "train").mkdir()
+    os.mkdir(os.fsencode(tmp_path) + b"/train/\xe4")
+    with pytest.raises(ConfigError, match=r"class folder name '.udce4' is not UTF-8; rename it$"):
+        image_folder.ImageFolder.open(tmp_path / "train")
+
+
+def test_image_files_follows_links_and_reports_unreadable_files(tmp_path):
+    """Links are followed, also where they lead back; what is hidden is left out, and what cannot be read is named."""
+    inside, other = tmp_path / "inside", tmp_path / "other"
+    for path in (inside / "a.png", inside / ".hidden.png", inside / ".trash" / "b.png", other / "deep" / "c.png"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (inside / "linked").symlink_to(other)
+    (inside / "loop").symlink_to(inside)
+    (inside / "gone.png").symlink_to(tmp_path / "nowhere")
+    (inside / "itself").symlink_to(inside / "itself")
+    os.mkfifo(inside / "pipe.png")
+    found, left_out, bad = find_images([inside])
+    assert found == [str(inside / "a.png"), str(inside / "linked" / "deep" / "c.png")]
+    assert left_out == []
+    assert bad == {
+        str(inside / "gone.png"): "dangling link",
+        str(inside / "itself"): "dangling link",
+        str(inside / "pipe.png"): "not a regular file",
+    }
+    with pytest.raises(ConfigError, match=r"pipe.png': not a regular file"):
+        find_images([inside / "pipe.png"])
+
+
+def test_image_files_lists_folders_that_link_to_each_other_once(tmp_path):
+    """Nine of them have a million ways from one to the next."""
+    for place in (tmp_path / "inside", tmp_path / "outside"):
+        for name in "abcdefghi":
+            (place / name).mkdir(parents=True)
+            (place / name / "image.png").touch()
+            for other in "abcdefghi":
+                (place / name / f"to-{other}").symlink_to(place / other)
+    (tmp_path / "inside/0").symlink_to(tmp_path / "inside/b")
+    (tmp_path / "inside/out").symlink_to(tmp_path / "outside/c")
+    (tmp_path / "inside/.hidden/deep").mkdir(parents=True)
+    (tmp_path / "inside/.hidden/deep/image.png").touch()
+    (tmp_path / "inside/visible").symlink_to(tmp_path / "inside/.hidden/deep")
+    began = status.current().last_progress
+    status.current().tick(1.0)
+    found, left_out, bad = find_images([tmp_path / "inside"])
+    assert status.current().last_progress == status.current().clock > began
+    own = [f"{name}/image.png" for name in "abcdefghi"]
+    from_c = ["out/image.png", *(f"out/to-a/{'' if one == 'a' else f'to-{one}/'}image.png" for one in "abdefghi")]
+    assert len(found) == len(own) + len(from_c) + 1
+    assert [os.path.relpath(path, tmp_path / "inside") for path in found][:9] == own
+    assert {os.path.realpath(path) for path in found[9:]} == {
+        *(str(tmp_path / f"outside/{name}/image.png") for name in "abcdefghi"),
+        str(tmp_path / "inside/.hidden/deep/image.png"),
+    }
+    assert find_images([tmp_path / "inside"]) == (found, [], {})
+    assert (left_out, bad) == ([], {})
+
+
+def test_image_files_reports_an_unreadable_folder(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "open.png").touch()
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(image_folder.os, "scandir", refusing)
+    assert find_images([tmp_path]) == ([str(tmp_path / "open.png")], [], {str(tmp_path / "closed"): "Permission denied"})
+    with pytest.raises(ConfigError, match=r"has no images .*; cannot read .*closed: Permission denied"):
+        find_images([tmp_path / "closed"])

@@ -1,0 +1,78 @@
+"""Digits and synthetic images."""
+
+import numpy as np
+import pytest
+
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import augment
+from jaxdp.data.in_memory import SyntheticSource
+from jaxdp.data.sources import open_datasets
+
+
+def open_digits(**options):
+    return open_datasets(Config(model=Model(classes=10), data=Data(**options)))
+
+
+def test_digits_split_is_stratified_1437_and_360():
+    data = open_digits()
+    assert data.classes == tuple("0123456789")
+    assert (len(data.train), len(data.evaluation)) == (1437, 360)
+    assert data.train.images.shape[1:] == (32, 32, 3)
+    assert data.train.images.dtype == np.uint8
+    shares = np.bincount(data.evaluation.labels) / np.bincount(np.r_[data.train.labels, data.evaluation.labels])
+    np.testing.assert_allclose(shares, 360 / 1797, atol=0.003)
+
+
+def test_digits_splits_are_disjoint_and_complete():
+    from sklearn.datasets import load_digits
+
+    test, train = open_digits().evaluation, open_digits().train
+    fit, validation = open_digits(train_split="fit"), open_digits(train_split="fit", eval_split="validation").evaluation
+    assert len(fit.train) + len(validation) == len(train)
+
+    def rows(source):
+        return {image.tobytes() for image in source.images}
+
+    assert rows(fit.train) | rows(validation) == rows(train)
+    assert len(rows(train) | rows(test)) == len(np.unique(load_digits().data, axis=0))
+    assert not rows(test) & rows(train)
+    assert not rows(validation) & rows(fit.train)
+
+
+def test_enlarged_digits_average_to_the_originals():
+    """Each 4x4 block of an enlarged digit averages to the pixel it came from, within a grey level of the 16."""
+    from sklearn.datasets import load_digits
+
+    data = open_digits()
+    small = data.train.images[:50, :, :, 0].reshape(50, 8, 4, 8, 4).mean((2, 4)) / 255 * 16
+    originals = load_digits()
+    distance = np.abs(small[:, None] - originals.images[None]).mean((2, 3))
+    assert distance.min(1).max() < 1.0
+    np.testing.assert_array_equal(originals.target[distance.argmin(1)], data.train.labels[:50])
+
+
+def test_synthetic_images_depend_on_seed_split_and_index_only():
+    source, again = (SyntheticSource(100, 8, 5, seed=3, split=0) for _ in range(2))
+    images, labels = source.batch(np.array([7, 3, 99]))
+    for row, index in enumerate((7, 3, 99)):
+        image, label = again[index]
+        np.testing.assert_array_equal(image, images[row])
+        assert label == labels[row]
+    other_split, other_seed = SyntheticSource(100, 8, 5, seed=3, split=1), SyntheticSource(100, 8, 5, seed=4, split=0)
+    assert not np.array_equal(other_split[7][0], source[7][0])
+    assert not np.array_equal(other_seed[7][0], source[7][0])
+    with pytest.raises(IndexError):
+        source[100]
+
+
+def test_synthetic_source_of_any_size_generates_on_demand():
+    source = SyntheticSource(10**9, 224, 1000, seed=0, split=0)
+    assert len(source) == 10**9
+    assert source[10**9 - 1][0].shape == (224, 224, 3)
+
+
+def test_normalized_digits_have_zero_mean_and_unit_variance():
+    data = open_digits()
+    pixels = np.asarray(augment.normalize(data.train.images, data.mean, data.std))
+    assert abs(pixels.mean()) < 0.05
+    assert abs(pixels.std() - 1) < 0.05

@@ -1,0 +1,129 @@
+"""Batches of decoded images from sources of single items."""
+
+import numpy as np
+import pytest
+from helpers.images import encode, folder_config, smooth_image
+from PIL import Image
+
+from jaxdp.data import decode, loader, sources
+from jaxdp.data.decode import ImageError
+from jaxdp.data.loader import DataError, Loader
+
+
+def center(image, out, _):
+    decode.center_crop(image, out, out.shape[0])
+
+
+def test_batch_depends_on_positions_not_on_threads_or_grouping(pictures):
+    one = sources.open_datasets(folder_config(pictures, threads=1)).train
+    many = sources.open_datasets(folder_config(pictures, threads=5)).train
+    ids, positions = np.array([3, 20, 3, 11, 0, 9]), np.arange(70, 76)
+    images, labels = one.batch(ids, positions)
+    again, _ = many.batch(ids[2:], positions[2:])
+    np.testing.assert_array_equal(images[2:], again)
+    np.testing.assert_array_equal(labels, [0, 2, 0, 1, 0, 1])
+    assert not np.array_equal(images[0], images[2])  # the same image at another position
+    assert not np.shares_memory(images, one.batch(ids, positions)[0])
+
+
+def test_evaluation_batch_is_center_crop_at_any_position(pictures):
+    source = sources.open_datasets(folder_config(pictures)).evaluation
+    first, second = source.batch(np.array([4]), np.array([0])), source.batch(np.array([4]), np.array([9]))
+    np.testing.assert_array_equal(first[0], second[0])
+    out = np.empty((32, 32, 3), np.uint8)
+    decode.center_crop(decode.decode((pictures / "val/dog/1.JPEG").read_bytes()), out, 37)  # 256 / 224 of 32
+    np.testing.assert_array_equal(first[0][0], out)
+
+
+def test_batch_with_damaged_image_raises_with_its_name(pictures):
+    damaged = pictures / "train/dog/4.JPEG"
+    damaged.write_bytes(damaged.read_bytes()[:-300])
+    source = sources.open_datasets(folder_config(pictures)).train
+    with pytest.raises(
+        DataError, match=r"train/dog/4.JPEG cannot be used: .*; fix or remove it, or give --data.on-bad-image skip"
+    ):
+        source.batch(np.array([0, 11]), np.array([0, 1]))
+
+
+def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
+    for name in ("3", "4"):
+        (pictures / f"train/dog/{name}.JPEG").write_bytes(b"broken")
+    source = sources.open_datasets(folder_config(pictures, on_bad_image="skip")).train
+    images, labels = source.batch(np.array([10, 11, 12]), np.array([5, 5, 5]))
+    np.testing.assert_array_equal(images[0], images[2])
+    np.testing.assert_array_equal(images[1], images[2])
+    assert labels.tolist() == [1, 1, 1]
+    assert sorted(name[-10:] for name in source.bad_images) == ["dog/3.JPEG", "dog/4.JPEG"]
+
+
+def test_batch_skipping_last_image_takes_first():
+    good = smooth_image(9, 9)
+    source = Loader([(good, 0), (good, 1), (b"broken", 1)], transform=center, size=9, classes=2, on_bad_image="skip")
+    images, labels = source.batch(np.array([2]), np.array([0]))
+    np.testing.assert_array_equal(images[0], good)
+    assert labels.tolist() == [0]
+
+
+def test_batch_without_any_good_image_raises_even_if_skipping():
+    source = Loader([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
+    with pytest.raises(DataError, match="no image of the data set can be used"):
+        source.batch(np.array([1]), np.array([0]))
+
+
+def test_batch_with_deleted_file_raises_with_its_name(pictures):
+    source = sources.open_datasets(folder_config(pictures)).train
+    (pictures / "train/cat/0.JPEG").unlink()
+    with pytest.raises(DataError, match=r"train/cat/0.JPEG cannot be used: No such file or directory"):
+        source.batch(np.array([0]), np.array([0]))
+
+
+@pytest.mark.parametrize("label", [-1, 3, 1.5, "1", True, None, [0, 1], np.nan])
+def test_batch_with_invalid_label_raises_with_image_name(label):
+    source = Loader(
+        [(np.zeros((9, 9, 3), np.uint8), label)],
+        transform=center,
+        size=8,
+        classes=3,
+        on_bad_image="skip",
+        kind="training image",
+    )
+    with pytest.raises(DataError, match=r"training image 0: the label .* is not an integer from 0 to 2; fix it"):
+        source.batch(np.array([0]), np.array([0]))
+
+
+class Raises:
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [IndexError("beyond"), KeyError("x"), ValueError("odd")])
+def test_batch_with_raising_source_names_the_image(error):
+    with pytest.raises(
+        DataError, match=rf"image 2: the source raised {type(error).__name__}: .*; it must return \(image, label\)"
+    ):
+        Loader(Raises(error), transform=center, size=8, classes=3).batch(np.array([2]), np.array([0]))
+
+
+def test_batch_accepts_dicts_pillow_images_and_buffers():
+    pixels = smooth_image(12, 12)
+    data = encode(pixels, "PNG")
+    palette = Image.fromarray(pixels).convert("P")
+    items = [{"image": pixels, "label": 1}, (Image.fromarray(pixels), np.int64(1)), (bytearray(data), np.array([1]))]
+    source = Loader([*items, (memoryview(data), 1), (palette, 1)], transform=center, size=12, classes=2)
+    images, labels = source.batch(np.arange(5), np.arange(5))
+    for image in images[:4]:
+        np.testing.assert_array_equal(image, pixels)
+    np.testing.assert_array_equal(images[4], np.asarray(palette.convert("RGB")))
+    assert labels.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("pixels", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 2), np.uint8), np.zeros(5, np.uint8)])
+def test_check_pixels_of_wrong_dtype_or_shape_raises(pixels):
+    with pytest.raises(ImageError, match=r"expected uint8 pixels of shape \[H, W, 3\] or \[H, W\]"):
+        loader._check_pixels(pixels)

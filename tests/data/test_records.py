@@ -1,0 +1,126 @@
+"""array_record and TFRecord files: equal examples, checksums, and damage that is found when they are opened."""
+
+import dataclasses
+import shutil
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.tfds_miniature import crc32c_masked
+
+from jaxdp.config import Config, Data
+from jaxdp.data import records, sources, tfds
+from jaxdp.data.decode import center_crop
+from jaxdp.data.loader import DataError, Loader
+from jaxdp.errors import ConfigError
+
+
+@pytest.mark.parametrize("split", ["train", "train[:10]", "train[25%:75%]", "train[-8:]", "validation"])
+def test_tfrecord_and_array_record_return_equal_examples(imagenet, imagenet_tfrecord, split):
+    one = tfds.TfdsSource.open("imagenet2012", str(imagenet), split)
+    other = tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), split)
+    assert isinstance(other.records, records.TFRecords)
+    assert len(one) == len(other) > 0
+    assert [other[n] for n in range(len(other))] == [one[n] for n in range(len(one))]
+    with pytest.raises(IndexError):
+        other[len(other)]
+
+
+def test_open_truncated_tfrecord_raises(imagenet_tfrecord):
+    file = imagenet_tfrecord / "imagenet2012/5.1.0/imagenet2012-train.tfrecord-00001-of-00002"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=r"train.tfrecord-00001-of-00002': damaged file: the record at byte \d+ is truncated"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+
+
+def test_open_tfrecord_with_missing_records_raises(imagenet_tfrecord):
+    file = imagenet_tfrecord / "imagenet2012/5.1.0/imagenet2012-train.tfrecord-00001-of-00002"
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    file.write_bytes(data[: 12 + length + 4])
+    with pytest.raises(ConfigError, match=r"00001-of-00002': damaged file: 1 records, expected 7; prepare it again"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+    file.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(ConfigError, match="the length of the record at byte 0 has the wrong checksum"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+    file.unlink()
+    with pytest.raises(ConfigError, match=r"00001-of-00002': file not found; prepare imagenet2012 again"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), "train")
+
+
+def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
+    file = imagenet_tfrecord / "imagenet2012/5.1.0/imagenet2012-train.tfrecord-00001-of-00002"
+    data = bytearray(file.read_bytes())
+    data[100] ^= 16
+    file.write_bytes(bytes(data))
+    config = Config(
+        data=Data(source="imagenet2012", directory=str(imagenet_tfrecord), image_size=32, augmentation="random_resized_crop"),
+    )
+    source = sources.open_datasets(config).train
+    with pytest.raises(DataError, match=r"record 13 of imagenet2012, train cannot be used: checksum mismatch in .*"):
+        source.batch(np.array([13]), np.array([0]))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, on_bad_image="skip"))
+    source = sources.open_datasets(config).train
+    source.batch(np.arange(20), np.arange(20))
+    assert list(source.bad_images) == ["record 13 of imagenet2012, train"]
+
+
+def read_all(directory):
+    source = tfds.TfdsSource.open("imagenet2012", str(directory), "train")
+    loader = Loader(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, classes=1000)
+    return loader.batch(np.arange(20), np.arange(20))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "empty", "half", "missing"])
+def test_damaged_array_record_raises(imagenet, tmp_path, damage):
+    shutil.copytree(imagenet, tmp_path / "tfds")
+    file = tmp_path / "tfds/imagenet2012/5.1.0/imagenet2012-train.array_record-00000-of-00001"
+    data = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        middle = bytes(255 - byte for byte in data[1000:3000])
+        file.write_bytes({"flipped": data[:1000] + middle + data[3000:], "empty": b"", "half": data[: len(data) // 2]}[damage])
+    with pytest.raises((ConfigError, DataError), match="imagenet2012") as error:
+        read_all(tmp_path / "tfds")
+    assert "\n" not in str(error.value)
+
+
+def test_check_array_record_truncated_anywhere_raises(tmp_path):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    file = tmp_path / "fruit-train.array_record-00000-of-00001"
+    writer = ArrayRecordWriter(str(file), "group_size:1")
+    for n in range(200):
+        writer.write(np.random.default_rng(n).bytes(2000))
+    writer.close()
+    records.check_array_record(str(file), 200)
+    with pytest.raises(ConfigError, match=r"damaged file: 200 records, expected 100; prepare it again$"):
+        records.check_array_record(str(file), 100)
+    data = file.read_bytes()
+    for length in (0, 1, 70_000, len(data) // 2, len(data) - 65_536, len(data) - 1):
+        file.write_bytes(data[:length])
+        with pytest.raises(ConfigError, match=r"^data.directory=.*00000-of-00001': damaged file: .*; prepare it again$"):
+            records.check_array_record(str(file), 200)
+
+
+def test_masked_checksum_is_crc32c():
+    crc = struct.unpack("<I", records.masked_checksum(b"123456789"))[0]
+    assert crc == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF  # the published check value
+    assert records.masked_checksum(b"abc") == crc32c_masked(b"abc")
+
+
+MANY_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+from jaxdp.data import records
+records.allow_open_files(1024)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_allow_open_files_raises_the_limit_for_imagenet():
+    out = subprocess.run([sys.executable, "-c", MANY_FILES], capture_output=True, text=True, check=True).stdout
+    assert int(out) >= 1024 + 100

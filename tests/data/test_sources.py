@@ -1,0 +1,119 @@
+"""Opening the sources of a config, and training on each kind of them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from helpers.images import GraySquares, folder_config, smooth_image
+
+import jaxdp
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import sources
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import Loader
+from jaxdp.errors import ConfigError
+from jaxdp.recipes import load_config
+
+
+def test_open_datasets_with_more_classes_than_the_model_raises(pictures):
+    with pytest.raises(ConfigError, match=r"model.classes=2: folder has 3 classes; give at least 3"):
+        sources.open_datasets(dataclasses.replace(folder_config(pictures), model=Model(classes=2)))
+
+
+def test_load_config_given_source_allows_other_class_count():
+    config = load_config("finetune", ["--data.source", "given", "--model.classes", "3", "--data.image-size", "32"])
+    pair = [[(smooth_image(), label) for label in (0, 1, 2)] for _ in range(2)]
+    assert len(sources.open_datasets(config, pair).train) == 3
+    with pytest.raises(ConfigError, match=r"model.classes=.*: data.source='digits' has 10 classes"):
+        load_config("finetune", ["--model.classes", "3"])
+
+
+@pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])
+def test_open_datasets_rejects_anything_but_a_pair_of_sources(given):
+    with pytest.raises(ConfigError, match=r"datasets: must be a pair \(training, evaluation\) of objects with __len__"):
+        sources.open_datasets(Config(data=Data(image_size=80)), given)
+
+
+def test_open_datasets_with_empty_source_raises():
+    with pytest.raises(ConfigError, match="the evaluation set is empty"):
+        sources.open_datasets(Config(data=Data(image_size=80)), ([(smooth_image(), 0)], []))
+
+
+def test_small_images_augmented_on_device_are_decoded_once(pictures):
+    source = sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train
+    assert isinstance(source, ArraySource)
+    assert source.images.shape == (24, 32, 32, 3)
+
+
+def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
+    assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, ArraySource)
+    large = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=65)
+    config = dataclasses.replace(folder_config(pictures), data=large)
+    assert isinstance(sources.open_datasets(config).train, Loader)
+    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
+    assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, Loader)
+
+
+def test_is_resident_requires_images_in_memory(pictures):
+    arrays = ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
+    assert sources.is_resident(Data(), arrays, "gpu")
+    assert not sources.is_resident(Data(), arrays, "cpu")
+    assert not sources.is_resident(Data(resident="off"), arrays, "gpu")
+    config = folder_config(pictures, resident="on")
+    with pytest.raises(ConfigError, match=r"data.resident='on': images of folder are not kept in memory"):
+        sources.is_resident(config.data, sources.open_datasets(config).train, "gpu")
+
+
+def test_real_images_use_imagenet_statistics(pictures):
+    """The published mean and standard deviation of ImageNet's pixels, times 255."""
+    opened = sources.open_datasets(folder_config(pictures))
+    np.testing.assert_allclose(np.array(opened.mean) / 255, [0.485, 0.456, 0.406], atol=1e-6)
+    np.testing.assert_allclose(np.array(opened.std) / 255, [0.229, 0.224, 0.225], atol=1e-6)
+
+
+def small(tiny, **changes):
+    return dataclasses.replace(tiny, epochs=1.0, batch=(dataclasses.replace(tiny.batch[1], global_batch=8),), **changes)
+
+
+def test_train_on_folder_with_damaged_images_lists_them(tiny, pictures, tmp_path):
+    (pictures / "train/eel/5.JPEG").write_bytes(b"broken")
+    (pictures / "val/eel/1.JPEG").write_bytes(b"broken")
+    data = Data(
+        source="folder", directory=str(pictures), image_size=16, augmentation="random_resized_crop", on_bad_image="skip"
+    )
+    config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    result = jaxdp.train(config, tmp_path / "run")
+    assert sorted(name[-10:] for name in result.bad_images) == ["eel/1.JPEG", "eel/5.JPEG"]
+    assert len(json.loads((tmp_path / "run/result.json").read_text())["bad_images"]) == 2
+    assert result.eval_examples == 11  # without the damaged one: a replacement would count twice
+
+
+def test_train_accepts_any_sized_indexable_object(tiny, tmp_path):
+    data = Data(image_size=16, augmentation="pad_and_crop")
+    config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    result = jaxdp.train(config, tmp_path / "run", datasets=(GraySquares(24), GraySquares(9)))
+    assert result.eval_examples == 9
+    assert json.loads((tmp_path / "run/config.json").read_text())["data"]["source"] == "given"
+
+
+def test_train_on_imagenet_by_name(tiny, imagenet, tmp_path):
+    data = Data(source="imagenet2012", directory=str(imagenet), image_size=16, augmentation="random_resized_crop")
+    config = small(tiny, data=data, model=dataclasses.replace(tiny.model, classes=1000))
+    config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    assert sources.training_examples(config) == 20
+    assert jaxdp.train(config, tmp_path).eval_examples == 7
+
+
+@pytest.mark.parametrize("per_worker", [None, 2])
+def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, per_worker):
+    config = small(tiny, data=Data(image_size=16, augmentation="pad_and_crop"))
+    config = dataclasses.replace(config, epochs=2.0, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    config = dataclasses.replace(config, batch=(dataclasses.replace(config.batch[0], per_worker_batch=per_worker),))
+    logs = []
+    for resident in ("off", "on"):
+        data = dataclasses.replace(config.data, resident=resident)
+        jaxdp.train(dataclasses.replace(config, data=data), tmp_path / resident, datasets=(GraySquares(26), GraySquares(9)))
+        lines = [json.loads(line) for line in (tmp_path / resident / "metrics.jsonl").read_text().splitlines()]
+        logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])
+    assert logs[0] == logs[1]

@@ -1,0 +1,147 @@
+"""Prepared data sets of tensorflow-datasets: reading, errors, and preparation."""
+
+import io
+import os
+import shutil
+
+import numpy as np
+import pytest
+from helpers.images import encode, smooth_image
+from helpers.tfds_miniature import prepare_miniature
+
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import sources, tfds
+from jaxdp.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "shape", "classes", "held_out"),
+    [
+        ("cifar10", "3.0.2", (32, 32, 3), 10, "test"),
+        ("cifar100", "3.0.2", (32, 32, 3), 100, "test"),
+        ("mnist", "3.0.1", (28, 28, 1), 10, "test"),
+        ("imagenette", "1.0.0", (None, None, 3), 10, "validation"),
+    ],
+)
+def test_open_datasets_reads_tfds_by_name(tmp_path, name, version, shape, classes, held_out):
+    """Data sets with the names, features and evaluation splits of tensorflow-datasets, as small PNGs and JPEGs."""
+    import tensorflow_datasets as tfds
+
+    large = shape[0] is None
+    form = "JPEG" if large else "PNG"
+    features = {
+        "image": tfds.features.Image(shape=shape, encoding_format=form.lower()),
+        "label": tfds.features.ClassLabel(num_classes=classes),
+    }
+    if name == "cifar100":
+        features["coarse_label"] = tfds.features.ClassLabel(num_classes=20)
+    if name.startswith("cifar"):
+        features["id"] = tfds.features.Text()
+    pixels = [smooth_image(*(shape[:2] if not large else (50, 60)), seed=n) for n in range(13)]
+    mode = "L" if shape[2] == 1 else "RGB"
+    others = {"coarse_label": 3, "id": "x"}
+
+    def examples(numbers):
+        return [
+            (
+                io.BytesIO(encode(pixels[n], form, mode)),
+                {"label": n % classes} | {key: value for key, value in others.items() if key in features},
+            )
+            for n in numbers
+        ]
+
+    configs = ("full-size-v2",) if large else ()
+    splits = {"train": examples(range(9)), held_out: examples(range(9, 13))}
+    prepare_miniature(tmp_path, name=name, version=version, features=features, splits=splits, configs=configs)
+    config = Config(
+        data=Data(source=name, directory=str(tmp_path), image_size=32, augmentation="none"), model=Model(classes=classes)
+    )
+    opened = sources.open_datasets(config)
+    assert (len(opened.train), len(opened.evaluation)) == (9, 4)
+    assert opened.train.images.shape == (9, 32, 32, 3)
+    assert sorted(opened.train.labels) == list(range(9))
+    assert sorted(opened.evaluation.labels) == sorted(n % classes for n in range(9, 13))
+    first = opened.train.images[list(opened.train.labels).index(4)]
+    if shape == (32, 32, 3):
+        np.testing.assert_array_equal(first, pixels[4])
+    if shape[2] == 1:
+        np.testing.assert_array_equal(first[..., 0], first[..., 2])
+
+
+def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
+    source = tfds.TfdsSource.open("imagenet2012", str(imagenet), "train")
+    assert (len(source), source.classes) == (20, 1000)
+    seen = sorted(source[n] for n in range(20))
+    expected = sorted((encode(smooth_image(40, 50, seed=n)), 37 * n % 1000) for n in range(20))
+    assert seen == expected
+    half = tfds.TfdsSource.open("imagenet2012", str(imagenet), "train[:50%]")
+    assert [half[n] for n in range(10)] == [source[n] for n in range(10)]
+    assert source.name(3) == "record 3 of imagenet2012, train"
+
+
+def test_open_unknown_version_or_config_lists_prepared_ones(imagenet):
+    """For a data set that tensorflow-datasets knows, and for one that it does not."""
+    (imagenet / "fruit").exists() or shutil.copytree(imagenet / "imagenet2012", imagenet / "fruit")
+    for name in ("imagenet2012:9.9.9", "fruit:9.9.9", "fruit/x"):
+        with pytest.raises(ConfigError, match=rf"data.source='{name}': .*prepared are {name[:5]}\w*:5\.1\.0"):
+            tfds.TfdsSource.open(name, str(imagenet), "train")
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "imagenet2012-train.array_record-00000-of-00001"])
+def test_open_data_set_containing_a_pipe_raises(imagenet, tmp_path, name):
+    shutil.copytree(imagenet, tmp_path / "tfds")
+    file = tmp_path / "tfds/imagenet2012/5.1.0" / name
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        tfds.TfdsSource.open("imagenet2012", str(tmp_path / "tfds"), "train")
+
+
+def test_open_damaged_metadata_raises(imagenet, tmp_path):
+    shutil.copytree(imagenet, tmp_path / "tfds")
+    (tmp_path / "tfds/imagenet2012/5.1.0/dataset_info.json").write_text("{")
+    with pytest.raises(ConfigError, match="tensorflow-datasets cannot open it"):
+        tfds.TfdsSource.open("imagenet2012", str(tmp_path / "tfds"), "train")
+
+
+@pytest.mark.parametrize("split", ["train[:0%]", "train[5:5]", "train[90%:10%]"])
+def test_open_empty_slice_raises(imagenet, imagenet_tfrecord, split):
+    with pytest.raises(ConfigError, match="imagenet2012 has no examples there"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet), split)
+    with pytest.raises(ConfigError, match="imagenet2012 has no examples there"):
+        tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), split)
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("imagenet2012", "trian", r"data.train_split='trian': not a split of imagenet2012 .*; give train, validation"),
+        ("imagenette", "train", r"data.source='imagenette': not prepared in .*`jaxdp data prepare imagenette`"),
+        (
+            "imagnet",
+            "train",
+            r"'imagnet': unknown data set; did you mean imagenette\? give digits, synthetic, folder, or a data set",
+        ),
+    ],
+)
+def test_open_missing_data_set_raises_one_line(imagenet, name, split, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        tfds.TfdsSource.open(name, str(imagenet), split)
+    assert "\n" not in str(error.value)
+
+
+def test_prepare_leaves_prepared_data_unchanged(imagenet):
+    assert tfds.prepare("imagenet2012", str(imagenet)) == str(imagenet / "imagenet2012/5.1.0")
+
+
+def test_prepare_without_tensorflow_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"NAME='cifar10': TensorFlow is missing.*pip install -e '.\[prepare\]'"):
+        tfds.prepare("cifar10", str(tmp_path))
+
+
+def test_prepare_imagenet_without_archives_names_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    (tmp_path / "ILSVRC2012_img_val.tar").touch()
+    with pytest.raises(ConfigError, match=r"ILSVRC2012_img_train.tar not found in .*image-net.org.*--manual-directory"):
+        tfds.prepare("imagenet2012", str(tmp_path), str(tmp_path))

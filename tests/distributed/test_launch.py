@@ -1,0 +1,126 @@
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from jaxdp.distributed import launch as launch_module
+from jaxdp.distributed.launch import MAX_PROCESSES, _blamed_rank, _describe_exit, launch, reserved_port
+from jaxdp.errors import ConfigError
+
+
+def test_reserved_port_is_free_for_rank_0_only():
+    port = reserved_port()
+    with (
+        socket.socket() as other,
+        pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)),
+    ):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as connection:
+        server.accept()[0].close()
+        assert connection.recv(1) == b""
+
+
+def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_path):
+    script = tmp_path / "process.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['JAX_PROCESS_ID'] == '1':\n"
+        "    print('I am done', flush=True)\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.3)\n"
+        "sys.exit('jaxdp: rank 1 on host failed in phase step, step 3: exited without a message (killed or crashed)')\n"
+    )
+    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--", str(script)]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 1
+    (line,) = [line for line in completed.stderr.splitlines() if line.startswith("jaxdp launch: ")]
+    assert line.startswith("jaxdp launch: rank 1 exited first, with exit code 0, before the end of the run, after ")
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_launch_that_cannot_start_a_process_kills_the_others(monkeypatch, threads):
+    """Each process needs two threads."""
+    started, start, popen = [], threading.Thread.start, subprocess.Popen
+    remaining = iter(range(threads))
+
+    class LimitedThread(threading.Thread):
+        def start(self):
+            if next(remaining, None) is None:
+                raise RuntimeError("can't start new thread")
+            start(self)
+
+    def recorded_popen(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launch_module.threading, "Thread", LimitedThread)
+    monkeypatch.setattr(launch_module.subprocess, "Popen", recorded_popen)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        launch([sys.executable, "-c", "import time; time.sleep(600)"], 2)
+    assert [process.wait(10) for process in started] == [-signal.SIGKILL] * (threads // 2 + 1)
+    for process in started:
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("processes", [0, -1, MAX_PROCESSES + 1, 10**20])
+def test_launch_of_an_impossible_number_of_processes_raises(processes):
+    with pytest.raises(ConfigError) as error:
+        launch(["true"], processes)
+    assert (error.value.field, error.value.value) == ("--processes", processes)
+    assert error.value.reason == "must be from 1 to 1,024"
+
+
+def test_launch_gives_the_processes_of_each_run_a_new_secret_outside_the_command_line(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys\n"
+        f"pathlib.Path({str(tmp_path)!r}, f'{{os.environ[\"JAX_PROCESS_ID\"]}}').write_text(os.environ['JAXDP_SECRET'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'command').write_bytes(pathlib.Path('/proc/self/cmdline').read_bytes())\n"
+    )
+    secrets = []
+    for _ in range(2):
+        assert launch([str(script)], 2) == 0
+        (value,) = {(tmp_path / rank).read_text() for rank in "01"}
+        assert len(value) == 64
+        assert value not in (tmp_path / "command").read_text()
+        secrets.append(value)
+    assert secrets[0] != secrets[1]
+
+
+def process(*last_lines, rank=0, code=1, killed=False):
+    return SimpleNamespace(rank=rank, last_lines=last_lines, killed=killed, process=SimpleNamespace(returncode=code))
+
+
+@pytest.mark.parametrize(
+    ("lines", "rank"),
+    [
+        ([], 0),
+        (["jaxdp: rank 3 on node7 failed in phase load: stuck: no progress for 60 s", "  a stack"], 3),
+        (["jaxdp: rank 2 on node7 was stopped in phase start: SIGTERM"], 2),
+        (["jaxdp: no progress for 31 s: rank 3 on node7 in phase load", "jaxdp: rank 2 on n failed in phase step: x"], 2),
+        (["jaxdp: rank 99 on node7 failed: x"], 0),  # there is none
+        (["jaxdp: rank 3 on node7: ConfigError"], 0),
+    ],
+)
+def test_blamed_rank_is_the_last_one_reported_as_failed(lines, rank):
+    assert _blamed_rank(process(*lines), 4) == rank
+
+
+@pytest.mark.parametrize(
+    ("code", "killed", "text"),
+    [
+        (0, False, "exited first, with exit code 0, before the end of the run"),
+        (-9, True, "failed first, and was killed by this launcher"),
+        (-9, False, "failed first, by SIGKILL"),
+        (2, False, "failed first, with exit code 2"),
+    ],
+)
+def test_describe_exit_names_the_code_or_the_signal(code, killed, text):
+    assert _describe_exit(process(code=code, killed=killed)) == text

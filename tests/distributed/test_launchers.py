@@ -1,0 +1,254 @@
+"""The variables of each launcher, as those systems set them."""
+
+import os
+
+import pytest
+
+from jaxdp.distributed.launchers import (
+    Cluster,
+    assign_gpus,
+    core_binding_warning,
+    detect,
+    first_host,
+    parse_address,
+    unused_tasks_warning,
+    visible_gpus,
+)
+from jaxdp.errors import NO_VALUE, ConfigError
+
+# What srun -N2 -n2 of Slurm 22.05 sets for the second task, among others.
+SLURM = {
+    "SLURM_JOB_ID": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "node2",
+}
+# What torchrun --nnodes 2 --nproc-per-node 4 sets for a worker; MASTER_PORT is the one at which the agent listens itself.
+TORCHRUN = {
+    "MASTER_ADDR": "trainer-0",
+    "MASTER_PORT": "29500",
+    "WORLD_SIZE": "8",
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+# Kubeflow's PyTorchJob starts no agent: rank 0's pod has the port to itself.
+PYTORCHJOB = {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "3", "RANK": "0", "PET_NNODES": "3"}
+# Kubeflow Trainer's runtime jax-distributed.
+TRAINER = {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1", "JAX_COORDINATOR_ADDRESS": "job-node-0-0.job:29500"}
+# The training operator's JAXJob.
+JAXJOB = {"COORDINATOR_ADDRESS": "job-worker-0", "COORDINATOR_PORT": "6666", "NUM_PROCESSES": "4", "PROCESS_ID": "3"}
+# mpirun of Open MPI 4.1, two hosts.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_MCA_ess_base_jobid": "1531576321",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "address", "rank", "processes"),
+    [
+        (SLURM, "slurm", "node1", 1, 2),
+        (TORCHRUN, "torchrun", "trainer-0", 5, 8),
+        (PYTORCHJOB, "torchrun", "job-master-0", 0, 3),
+        (TRAINER, "jax", "job-node-0-0.job", 1, 2),
+        (JAXJOB, "kubeflow", "job-worker-0", 3, 4),
+        (OPEN_MPI, "openmpi", "10.96.0.1", 3, 4),
+    ],
+)
+def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment, launcher, address, rank, processes):
+    cluster = detect("auto", environment)
+    assert (cluster.launcher, cluster.address, cluster.rank, cluster.num_processes) == (launcher, address, rank, processes)
+    assert detect(launcher, environment) == cluster
+    assert detect("none", environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "port"),
+    [(TRAINER, 29500), (JAXJOB, 6666), (PYTORCHJOB, 23456), (TORCHRUN, 29501)],  # torchrun's agent listens at MASTER_PORT
+)
+def test_detect_returns_the_launchers_port(environment, port):
+    assert detect("auto", environment).port == port
+
+
+def test_detect_with_slurm_returns_the_same_port_for_all_tasks_of_a_step_only():
+    ports = [detect("auto", SLURM | {"SLURM_PROCID": str(rank)}).port for rank in range(2)]
+    assert len(set(ports)) == 1
+    assert detect("auto", SLURM | {"SLURM_STEP_ID": "1"}).port not in ports
+    assert detect("auto", SLURM | {"SLURM_JOB_ID": "3"}).port not in ports
+
+
+@pytest.mark.parametrize("step", ["²", "batch", "9" * 5000])
+def test_detect_with_a_slurm_step_that_is_not_a_number_returns_the_port_of_the_job(step):
+    assert detect("auto", SLURM | {"SLURM_STEP_ID": step}).port == detect("auto", SLURM).port
+
+
+@pytest.mark.parametrize("environment", [{}, {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}])
+def test_detect_of_a_single_process_returns_none(environment):
+    assert detect("auto", environment) is None
+
+
+def test_detect_in_a_batch_script_without_srun_returns_none_and_a_warning_names_srun():
+    batch = {name: value for name, value in SLURM.items() if "STEP" not in name}
+    assert detect("auto", batch) is None
+    assert "start it with srun" in unused_tasks_warning(batch)
+    assert unused_tasks_warning(SLURM) is None
+    assert unused_tasks_warning({}) is None
+
+
+FLAGS = {"coordinator": "a:1", "processes": 2, "rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment", "flags", "field", "value", "text"),
+    [
+        ("slurm", {}, {}, "--cluster", "slurm", "its variables are not set; start the run with srun"),
+        ("openmpi", SLURM, {}, "--cluster", "openmpi", "its variables are not set; start the run with mpirun"),
+        ("lsf", {}, {}, "--cluster", "lsf", "auto, none, jax, kubeflow, torchrun, openmpi, slurm"),
+        (
+            "auto",
+            {"JAX_COORDINATOR_ADDRESS": "a", "JAX_PROCESS_ID": "1"},
+            {},
+            "JAX_NUM_PROCESSES",
+            NO_VALUE,
+            "is not set, but other variables",
+        ),
+        ("auto", {"WORLD_SIZE": "4", "RANK": "1"}, {}, "MASTER_ADDR", NO_VALUE, "is not set, but WORLD_SIZE and RANK are"),
+        ("auto", {"COORDINATOR_ADDRESS": "a", "NUM_PROCESSES": "2"}, {}, "PROCESS_ID", NO_VALUE, "is not set, but other"),
+        (
+            "auto",
+            {"JAX_COORDINATOR_ADDRESS": "a", "JAX_NUM_PROCESSES": "2"},
+            {},
+            "JAX_PROCESS_ID",
+            NO_VALUE,
+            "is not set, but other variables",
+        ),
+        (
+            "auto",
+            {"MASTER_ADDR": "a", "MASTER_PORT": "99999", "WORLD_SIZE": "2", "RANK": "0"},
+            {},
+            "coordinator port",
+            99999,
+            "must be from 1 to 65535 (set by torchrun)",
+        ),
+        (
+            "auto",
+            {**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_NODELIST": ""},
+            {},
+            "SLURM_STEP_NODELIST",
+            "",
+            "must name the hosts of the step",
+        ),
+        ("auto", {"JAX_NUM_PROCESSES": "2"}, {}, "JAX_COORDINATOR_ADDRESS", NO_VALUE, "is not set, but JAX_NUM_PROCESSES is"),
+        ("auto", {**TRAINER, "JAX_PROCESS_ID": "two"}, {}, "JAX_PROCESS_ID", "two", "must be an integer"),
+        ("auto", {**TRAINER, "JAX_PROCESS_ID": "2"}, {}, "rank", 2, "must be from 0 to 1 (set by jax)"),
+        ("auto", {}, {"processes": 2}, "--coordinator", NO_VALUE, "use --coordinator, --processes and --rank together"),
+        ("slurm", SLURM, FLAGS, "--cluster", "slurm", "cannot be combined with --coordinator"),
+        ("auto", {}, FLAGS | {"coordinator": "a:99999"}, "coordinator address", "a:99999", "use HOST:PORT"),
+        ("auto", {}, FLAGS | {"processes": 2**20 + 1}, "number of processes", 2**20 + 1, "must be from 1 to 1,048,576"),
+        (
+            "auto",
+            {**TRAINER, "JAX_NUM_PROCESSES": "9" * 20},
+            {},
+            "number of processes",
+            int("9" * 20),
+            "must be from 1 to 1,048,576 (set by jax)",
+        ),
+        ("auto", {}, FLAGS | {"coordinator": f"{'a' * 70}:1"}, "coordinator address", "a" * 70, "is not a host name"),
+        ("auto", {**TORCHRUN, "MASTER_ADDR": "a..b"}, {}, "coordinator address", "a..b", "is not a host name"),
+    ],
+)
+def test_detect_with_incomplete_or_invalid_values_raises(launcher, environment, flags, field, value, text):
+    with pytest.raises(ConfigError) as error:
+        detect(launcher, environment, **flags)
+    assert (error.value.field, error.value.value) == (field, value)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_detect_with_flags_ignores_the_environment():
+    cluster = detect("auto", SLURM, coordinator="host:1234", processes=3, rank=2)
+    assert cluster == Cluster("flags", "host", 1234, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("own_cores", "parent_cores", "environment", "warning"),
+    [
+        ({1}, {0, 1, 2, 3}, OPEN_MPI, "mpirun binds this process to 1 of 4 cores: 1 thread decodes images, and on CPUs"),
+        ({0, 1}, {0, 1}, OPEN_MPI | {"OMPI_MCA_orte_bound_at_launch": "1"}, "to 2 of 4 cores: 2 threads decode images"),
+        ({0, 1}, {0, 1}, OPEN_MPI, None),  # a container of two cores
+        ({0, 1, 2, 3}, {0, 1, 2, 3}, OPEN_MPI, None),
+        ({1}, {0, 1, 2, 3}, SLURM, None),
+    ],
+)
+def test_core_binding_warning_is_given_if_mpirun_has_bound_the_process(
+    monkeypatch, own_cores, parent_cores, environment, warning
+):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: own_cores if process == 0 else parent_cores)
+    text = core_binding_warning(environment)
+    assert text is None if warning is None else warning in text
+
+
+def test_detect_with_open_mpi_on_unnamed_hosts_requires_the_address():
+    environment = {name: value for name, value in OPEN_MPI.items() if not name.startswith("OMPI_MCA")}
+    with pytest.raises(ConfigError) as error:
+        detect("auto", environment)
+    assert error.value.field == "JAX_COORDINATOR_ADDRESS"
+    assert "-x JAX_COORDINATOR_ADDRESS=HOST:PORT to mpirun" in error.value.hint
+    assert detect("auto", environment | {"JAX_COORDINATOR_ADDRESS": "a:7"}) == Cluster("openmpi", "a", 7, 3, 4)
+    assert detect("auto", environment | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).address == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[1-2]", "node1"),
+        ("node[03-05,09],other", "node03"),
+        ("gpu[7,9-12]", "gpu7"),
+        ("a-b[01-02]-ib,c", "a-b01-ib"),
+        ("login,node[1-2]", "login"),
+        ("rack[1-2]node[3-4]", "rack1node3"),
+    ],
+)
+def test_first_host_of_a_slurm_node_list_is_its_first(nodes, first):
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("host:12", ("host", 12)), ("10.0.0.1", ("10.0.0.1", 29400)), ("[fe80::1]:7", ("fe80::1", 7))],
+)
+def test_parse_address_with_and_without_a_port_returns_host_and_port(text, expected):
+    assert parse_address(text) == expected
+
+
+def test_assign_gpus_divides_gpus_that_all_processes_of_a_host_see():
+    gpus = [str(number) for number in range(8)]
+    assert assign_gpus([gpus], 0) is None  # one process has the host to itself
+    assert [assign_gpus([gpus] * 8, rank) for rank in range(8)] == [[number] for number in range(8)]
+    assert assign_gpus([gpus] * 2, 1) == [4, 5, 6, 7]
+    assert assign_gpus([["0"], ["1"]], 0) is None  # the launcher has assigned them
+    assert assign_gpus([[], []], 1) is None  # CPUs
+    with pytest.raises(ConfigError, match="8 GPUs cannot be divided evenly among the 3 processes of this host"):
+        assign_gpus([gpus] * 3, 0)
+
+
+def test_visible_gpus_with_cuda_visible_devices_returns_those():
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"}) == ["2", "3"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []

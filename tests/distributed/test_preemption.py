@@ -1,0 +1,171 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.processes import ROOT, TIMEOUT, log_lines, outcome
+
+from jaxdp.checkpoint.listing import latest_valid
+
+TINY = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
+    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2", "--epochs", "16"),
+    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "8", "--batch.1.global-batch", "16"),
+    *("--logging.no-tensorboard", "--logging.every-steps", "1"),
+]
+
+
+def start(workdir, *more, **environment):
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TINY, *more]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_for(condition, process):
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def train_to_the_end(workdir) -> tuple:
+    process = start(workdir)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, err
+    return outcome(workdir)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return train_to_the_end(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number):
+    process = start(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
+    for line in process.stdout:
+        if line.startswith("compiling"):
+            break
+    process.send_signal(number)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75
+    assert err == f"jaxdp: stopped by {number.name} before the first step; the same command starts over\n"
+
+
+@pytest.mark.slow
+def test_resume_after_sigterm_sigkill_and_a_second_signal_equals_an_uninterrupted_run(tmp_path, uninterrupted):
+    """The same bits, and no line of the log twice or missing."""
+    process = start(tmp_path)
+    wait_for(lambda: log_lines(tmp_path) > 20, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75
+    assert "jaxdp: stopped by SIGTERM after step " in err
+    assert "the same command continues from it" in err
+    before = log_lines(tmp_path)
+
+    process = start(tmp_path)
+    wait_for(lambda: log_lines(tmp_path) > before + 40, process)
+    process.kill()
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == -signal.SIGKILL
+
+    process = start(tmp_path)
+    before = log_lines(tmp_path)
+    wait_for(lambda: log_lines(tmp_path) > before + 20, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode in (1, 75)  # 75 if the run was saved before the second signal arrived
+    assert train_to_the_end(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_resume_after_a_crash_in_native_code_equals_an_uninterrupted_run(tmp_path, uninterrupted):
+    process = start(tmp_path)
+    wait_for(lambda: log_lines(tmp_path) > 40, process)
+    process.send_signal(signal.SIGSEGV)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == -signal.SIGSEGV
+    assert err.startswith("Fatal Python error: Segmentation fault\n")
+    assert "jaxdp/training/trainer.py" in err
+    assert train_to_the_end(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+def test_the_documented_slurm_script_saves_and_requeues_on_sigterm(tmp_path):
+    """Scripts in place of srun and scontrol do the same for one task; SIGTERM goes to the task only, as from Slurm."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
+    (tmp_path / "job.sh").write_text(script.replace("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"))
+    for name, text in (
+        ("srun", f'echo $$ > {tmp_path / "task"}; exec "$@"'),
+        ("scontrol", f'echo "$@" > {tmp_path / "requeued"}'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    config = tmp_path / "config.py"
+    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {TINY})\n")
+    script = (
+        (tmp_path / "job.sh")
+        .read_text()
+        .replace("imagenet_goyal_256", str(config))
+        .replace("runs/goyal", str(tmp_path / "run"))
+    )
+    (tmp_path / "job.sh").write_text(script)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
+    wait_for(lambda: log_lines(tmp_path / "run") > 5, job)
+    os.kill(int((tmp_path / "task").read_text()), signal.SIGTERM)
+    _, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, err
+    assert (tmp_path / "requeued").read_text() == "requeue 17\n"
+    assert latest_valid(tmp_path / "run/checkpoints") is not None
+
+
+FULL_DISK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # a larger file cannot be written, as on a full disk
+from jaxdp.cli.main import main
+main(["train", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_write_checkpoints_finishes_and_exits_with_1(tmp_path):
+    short = [
+        *TINY,
+        "--epochs",
+        "4",
+        "--batch.0.until-epoch",
+        "2",
+        "--schedule.warmup-epochs",
+        "1",
+        "--logging.every-steps",
+        "8",
+    ]
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    shown = []
+    for _ in range(2):  # the second shows the finished run
+        completed = subprocess.run(
+            [sys.executable, "-c", FULL_DISK, "--workdir", str(tmp_path), *short],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+            timeout=TIMEOUT,
+        )
+        assert completed.returncode == 1, completed.stderr
+        assert completed.stderr == (
+            f"jaxdp: no checkpoint could be saved (File too large), so the trained weights are lost; make {tmp_path} writable "
+            "with enough space, and train again with --resume never\n"
+        )
+        shown.append(completed.stdout)
+    assert "could not be saved (File too large); training continues, and there is no other checkpoint yet" in shown[0]
+    assert json.loads((tmp_path / "result.json").read_text())["epochs"] == 4
+    assert not list((tmp_path / "checkpoints").iterdir())

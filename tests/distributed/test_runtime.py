@@ -1,0 +1,44 @@
+import jax
+import pytest
+
+from jaxdp.cli import main
+from jaxdp.config import Mesh
+from jaxdp.distributed import runtime
+from jaxdp.errors import ConfigError
+
+
+def test_start_on_a_machine_with_a_gpu_that_jax_does_not_see_raises_unless_the_cpu_is_requested(monkeypatch):
+    monkeypatch.setattr(runtime, "nvidia_gpu_present", lambda: True)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(ConfigError) as error:
+        runtime.start(Mesh(cpu_devices=4))
+    assert error.value.reason == "JAX does not see this machine's NVIDIA GPU"
+    assert error.value.hint.startswith("install jaxdp with its extra cuda")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert len(runtime.start(Mesh(cpu_devices=4))) == 4
+
+
+def test_start_with_more_cpu_devices_than_jax_runs_with_raises():
+    with pytest.raises(ConfigError) as error:
+        runtime.start(Mesh(cpu_devices=9))
+    assert (error.value.field, error.value.value) == ("mesh.cpu_devices", 9)
+    assert error.value.reason == "JAX already runs in this process with 8 CPU devices"
+
+
+def test_start_with_fewer_cpu_devices_returns_the_first_ones():
+    assert runtime.start(Mesh(cpu_devices=2)) == jax.devices()[:2]
+    assert runtime.start(Mesh()) == jax.devices()[:1]
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--guard.silence-seconds=18446744073709551617", "guard.silence_seconds"),
+        ("--guard.start-minutes=1e300", "guard.start_minutes"),
+    ],
+)
+def test_a_timeout_longer_than_clocks_can_count_is_refused(flag, field, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main.main(["plan", "--devices", "4", flag])
+    assert exit_.value.code == 2
+    assert field in capsys.readouterr().err

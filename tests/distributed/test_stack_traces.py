@@ -1,0 +1,109 @@
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers.hangs import LIMITS, WAITING_FOR_DEVICES, beat
+
+from jaxdp.distributed import stack_traces
+from jaxdp.distributed.hang_rules import find_hang, ranks_at_fault
+
+
+def captured():
+    """Stack traces taken by another thread, as the watchdog takes them."""
+    stacks = []
+    thread = threading.Thread(target=lambda: stacks.extend(stack_traces.capture(threading.main_thread().ident)))
+    thread.start()
+    thread.join()
+    return stacks
+
+
+def test_capture_shows_busy_pool_threads_and_omits_idle_ones():
+    release, began = threading.Event(), threading.Event()
+
+    def reads_an_image():
+        began.set()
+        release.wait()
+
+    with ThreadPoolExecutor(1, "decode") as busy, ThreadPoolExecutor(1, "idle") as idle:
+        busy.submit(reads_an_image)
+        idle.submit(int).result()
+        began.wait()
+        stacks = captured()
+        release.set()
+    by_name = {stack["name"]: stack for stack in stacks}
+    assert stacks[0]["name"] == stack_traces.MAIN
+    assert any("reads_an_image" in frame for frame in by_name["decode_0"]["frames"])
+    assert by_name["decode_0"]["waits_for"] == ""
+    assert not any(name.startswith("idle") for name in by_name)
+    assert "in reads_an_image" in stack_traces.innermost_frames([by_name["decode_0"]])
+
+
+def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
+    """Threads of a logger, beside a main thread that waits for its devices."""
+    stop, began = threading.Event(), threading.Event()
+
+    def polls():
+        began.set()
+        while not stop.wait(0.01):
+            pass
+
+    def sleeps():
+        while not stop.is_set():
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=polls, name="logger"), threading.Thread(target=sleeps, name="monitor")]
+    for thread in threads:
+        thread.start()
+    began.wait()
+    stacks = captured()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert "monitor" in [stack["name"] for stack in stacks]
+    assert any("in sleeps" in line for line in stack_traces.format_stacks(stacks))
+    of_rank_0 = [*WAITING_FOR_DEVICES, *(stack for stack in stacks if stack["name"] in ("logger", "monitor"))]
+    hang = find_hang({rank: beat(10, 60.0) for rank in range(2)}, LIMITS)
+    assert ranks_at_fault(hang, {0: of_rank_0, 1: WAITING_FOR_DEVICES}) == ()
+    assert "in sleeps" not in stack_traces.innermost_frames(of_rank_0)
+
+
+def frames(*pairs):
+    return [stack_traces.Frame(file, 1, function) for file, function in pairs]
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        (frames(("/lib/jax/_src/array.py", "_value"), ("/x/train.py", "step")), stack_traces.DEVICES),
+        (frames(("/lib/jax/_src/compiler.py", "backend_compile_and_load"), ("/x/p.py", "f")), stack_traces.COMPILER),
+        (frames(("/lib/jax/_src/interpreters/pxla.py", "__call__"), ("/x/p.py", "f")), stack_traces.DEVICES),
+        (frames(("/x/mine.py", "callback"), ("/lib/jax/_src/interpreters/pxla.py", "__call__")), ""),
+        (
+            frames(("/p/threading.py", "wait"), ("/x/jaxdp/distributed/control_channel.py", "wait_until")),
+            stack_traces.OTHER_RANKS,
+        ),
+        (frames(("/lib/orbax/checkpoint/multihost.py", "_barrier_fn"), ("/x/p.py", "f")), stack_traces.OTHER_RANKS),
+        (
+            frames(("/p/threading.py", "wait"), ("/p/concurrent/futures/_base.py", "result"), ("/x/p.py", "f")),
+            stack_traces.OTHER_THREAD,
+        ),
+        (frames(("/x/mine.py", "__del__"), ("/lib/jax/_src/array.py", "_value")), ""),  # garbage collection during the wait
+        (frames(("/p/threading.py", "wait"), ("/x/mine.py", "__getitem__")), ""),
+    ],
+)
+def test_waits_for_is_decided_by_the_innermost_library_frames(stack, expected):
+    assert stack_traces.waits_for(stack) == expected
+
+
+def test_waits_for_of_a_client_in_an_all_gather_is_other_ranks(free_port):
+    """The names of the files in `stack_traces.CONTROL` are those of the control client."""
+    from helpers.control import close_all, eventually, join_all
+
+    members = join_all(free_port)
+    main = threading.Thread(target=members[1].all_gather_object, args=("a", 1))
+    main.start()
+    eventually(lambda: stack_traces.capture(main.ident)[0]["waits_for"] == stack_traces.OTHER_RANKS)
+    members[0].all_gather_object("a", 1)
+    main.join()
+    close_all(members)

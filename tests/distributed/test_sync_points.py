@@ -1,0 +1,111 @@
+import random
+import threading
+import time
+
+import pytest
+from helpers.control import HOST, SECONDS, close_all, join_all, on_all
+
+from jaxdp.distributed import sync_points
+
+
+@pytest.fixture
+def clients(free_port):
+    joined = []
+
+    def make(number):
+        joined.extend(join_all(free_port, number))
+        return joined
+
+    yield make
+    close_all(joined)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_stop_request_stops_all_processes_at_the_same_sync_point(clients, seed):
+    """Processes pass sync points at random speeds, at most two apart, as collectives keep them; one is asked to stop."""
+    members, draw = clients(3), random.Random(seed)
+    passed, lock = [0] * 3, threading.Condition()
+    requested_at, requester = draw.randrange(3, 20), draw.randrange(3)
+    pauses = [[draw.random() * 0.01 for _ in range(200)] for _ in range(3)]
+
+    def run(client):
+        while True:
+            stop_reason = "SIGTERM" if client.rank == requester and passed[client.rank] >= requested_at else None
+            if agreement := client.sync_point(stop_reason):
+                assert agreement.action == "stop"
+                return passed[client.rank], agreement.reason
+            with lock:
+                passed[client.rank] += 1
+                lock.notify_all()
+                lock.wait_for(lambda: passed[client.rank] - min(passed) <= 2, SECONDS)
+            time.sleep(pauses[client.rank][passed[client.rank] % 200])
+
+    stops = on_all(members, run)
+    assert len({points for points, _ in stops}) == 1
+    assert stops[0][0] >= requested_at
+    assert stops[0][1] == f"SIGTERM to rank {requester} on {HOST}"
+
+
+def test_a_hold_during_pass_next_is_answered_with_the_point_being_passed(monkeypatch):
+    """Answered with the point before, this process went one step further than the others, and all hung."""
+    changed, sent, wait_until = threading.Condition(), [], sync_points.wait_until
+    points = sync_points.SyncPoints(changed, sent.append)
+
+    def wait_then_hold(*arguments):
+        wait_until(*arguments)
+        hold = threading.Thread(target=points.on_hold)
+        hold.start()
+        hold.join(0.5)
+
+    monkeypatch.setattr(sync_points, "wait_until", wait_then_hold)
+    points.pass_next()
+    deadline = time.monotonic() + SECONDS
+    while {"held": 1} not in sent:
+        assert {"held": 0} not in sent
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_save_request_saves_on_all_processes_at_the_same_sync_point(clients):
+    members = clients(2)
+
+    def run(client):
+        saved = []
+        for point in range(60):
+            if client.rank == 1 and point in (5, 30):
+                client.request("save")
+            while agreement := client.sync_point(None):
+                assert agreement.action == "save"
+                saved.append(point)
+            client.all_gather_object("step", point)
+        return saved
+
+    first, second = on_all(members, run)
+    assert first == second
+    assert len(first) == 2
+
+
+def test_coordinator_serves_a_save_that_is_requested_again_before_all_have_acted_on_the_last():
+    """It was dropped, and the process that had requested it waited for it until the end of the run."""
+    sent = []
+    coordinator = sync_points.SyncPointCoordinator(2, sent.append)
+    coordinator.add_request("save", "")
+    for rank in (0, 1):
+        coordinator.add_count(rank, 3)
+    coordinator.add_done(0, "save")
+    coordinator.add_request("save", "")
+    coordinator.add_done(1, "save")
+    assert sent.count({"hold": "save"}) == 2
+
+
+def test_coordinator_drops_a_second_request_to_stop():
+    sent = []
+    coordinator = sync_points.SyncPointCoordinator(2, sent.append)
+    for reason in ("SIGTERM to rank 0", "SIGTERM to rank 1"):
+        coordinator.add_request("stop", reason)
+    for rank in (0, 1):
+        coordinator.add_count(rank, 3)
+    coordinator.add_request("stop", "SIGINT to rank 1")
+    for rank in (0, 1):
+        coordinator.add_done(rank, "stop")
+    assert sent.count({"hold": "stop"}) == 1

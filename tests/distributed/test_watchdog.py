@@ -1,0 +1,53 @@
+import subprocess
+import sys
+
+TIMEOUT = 300  # seconds: a slow machine is no failure
+HANGS = """
+import threading, time
+from jaxdp.distributed import hang_rules, status, watchdog
+def stands_still():
+    time.sleep(600)
+threading.Thread(target=stands_still, daemon=True).start()
+time.sleep(0.1)
+process, limits = status.current(), hang_rules.HangLimits(0.4, 1.2)
+with watchdog.watch(limits):
+    for step in range(8):
+        process.begin_iteration("step")
+        process.enter_phase("step", step)
+        time.sleep(0.02)
+print("outside", flush=True)
+time.sleep(2)
+with watchdog.watch(limits) as active:
+    active.attach(type("Group", (), {"resume_hint": "do this", "before_exit": staticmethod(lambda: None)}))
+    process.enter_phase("load", 9, "reading")
+    stands_still()
+"""
+HOLDS_THE_GIL = """
+import ctypes
+from jaxdp.distributed.hang_rules import HangLimits
+from jaxdp.distributed.watchdog import watch
+with watch(HangLimits(0.5, None)): ctypes.PyDLL(None).usleep(2_500_000)
+"""
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+
+
+def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_threads():
+    completed = run(HANGS)
+    assert completed.returncode == 1
+    assert completed.stdout == "outside\n"
+    first, *_, last = completed.stderr.splitlines()
+    assert first.startswith("jaxdp: no progress for 0 s: in phase load, step 9, reading. The run ends after 0.02 minutes")
+    assert completed.stderr.count("line 5 in stands_still") == 2  # by faulthandler: this thread and the other
+    reason = "stuck: no progress for 1 s; main thread at <string>:5 in stands"
+    assert last.startswith(f"jaxdp: failed in phase load, step 9: {reason}")
+    assert last.endswith("; do this")
+
+
+def test_watch_while_native_code_holds_the_gil_prints_the_stacks():
+    completed = run(HOLDS_THE_GIL)
+    assert completed.returncode == 0
+    assert completed.stderr.startswith("Timeout (0:00:01.5")
+    assert 'File "<string>", line 5 in <module>' in completed.stderr

@@ -1,0 +1,133 @@
+"""The Kubernetes manifests in the documentation, checked against the published types of Kubernetes and JobSet."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from kubeflow_trainer_api.models.io_k8s_api_batch_v1_job import IoK8sApiBatchV1Job
+from kubeflow_trainer_api.models.jobset_v1alpha2_failure_policy_rule import JobsetV1alpha2FailurePolicyRule
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
+
+from jaxdp.distributed.launchers import Cluster, detect
+from jaxdp.errors import EXIT_STOPPED
+
+DOCS = Path(__file__).parents[2] / "docs"
+KINDS = {("jobset.x-k8s.io/v1alpha2", "JobSet"): JobsetV1alpha2JobSet, ("batch/v1", "Job"): IoK8sApiBatchV1Job}
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def manifest_of(page: str) -> dict:
+    (text,) = re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return yaml.safe_load(text)
+
+
+def parse(manifest: dict) -> dict:
+    """The manifest as the types parse it: without unknown fields, and with required ones."""
+    return KINDS[manifest["apiVersion"], manifest["kind"]].from_dict(manifest).to_dict()
+
+
+def field_paths(node, path=()):
+    """The path of every field."""
+    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in pairs:
+        if isinstance(node, dict):
+            yield (*path, name)
+        yield from field_paths(value, (*path, name))
+
+
+def with_misspelled_field(manifest: dict, path: tuple) -> dict:
+    changed = copy.deepcopy(manifest)
+    node = changed
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1] + "x"] = node.pop(path[-1])
+    return changed
+
+
+@pytest.fixture(scope="module")
+def jobset():
+    return manifest_of("clusters.md")
+
+
+@pytest.fixture(scope="module")
+def train(jobset):
+    """The only replicated job."""
+    (job,) = jobset["spec"]["replicatedJobs"]
+    return job
+
+
+@pytest.mark.parametrize("page", ["clusters.md", "resuming.md"])
+def test_documented_manifest_has_only_known_and_all_required_fields(page):
+    manifest = manifest_of(page)
+    assert parse(manifest) == manifest
+
+
+@pytest.mark.parametrize("page", ["clusters.md", "resuming.md"])
+def test_misspelling_any_field_of_a_documented_manifest_is_detected(page):
+    manifest = manifest_of(page)
+    free_form = {"limits"}  # contains names of resources, not of fields
+    paths = [path for path in field_paths(manifest["spec"], ("spec",)) if not free_form & set(path[:-1])]
+    assert len(paths) > 20
+    for path in paths:
+        changed = with_misspelled_field(manifest, path)
+        try:
+            detected = parse(changed) != changed
+        except (KeyError, ValueError):
+            detected = True
+        assert detected, path
+
+
+def test_each_pod_of_the_jobset_is_detected_as_a_rank_of_one_run(jobset, train):
+    name, pods = jobset["metadata"]["name"], train["template"]["spec"]
+    assert pods["completionMode"] == "Indexed"
+    assert pods["completions"] == pods["parallelism"]
+    number = pods["parallelism"] * train["replicas"]
+    (container,) = pods["template"]["spec"]["containers"]
+    for rank in range(number):
+        environment = {}
+        for variable in container["env"]:
+            if variable["name"] == "JAXDP_SECRET":  # from a Secret outside of the manifest
+                assert variable["valueFrom"] == {"secretKeyRef": {"name": name, "key": "secret"}}
+            elif "valueFrom" in variable:
+                assert variable["valueFrom"] == {"fieldRef": {"fieldPath": INDEX}}
+            environment[variable["name"]] = variable.get("value", str(rank))
+        # JobSet names the first pod JOBSET-REPLICATEDJOB-JOB-POD.JOBSET
+        assert detect("auto", environment) == Cluster("jax", f"{name}-{train['name']}-0-0.{name}", 29_400, rank, number)
+    assert number == 2
+    assert train["replicas"] == 1, "a completion index is unique within one job only"
+
+
+def test_jobset_restarts_after_a_stop_without_limit_and_after_a_failure_with_one(jobset, train):
+    pods, policy = train["template"]["spec"], jobset["spec"]["failurePolicy"]
+    assert pods["podFailurePolicy"]["rules"] == [
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [EXIT_STOPPED]}}
+    ]
+    (rule,) = policy["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("RestartJobSetAndIgnoreMaxRestarts", ["PodFailurePolicy"])
+    valid = JobsetV1alpha2FailurePolicyRule.model_fields["action"].description.partition("Valid values are ")[2]
+    assert rule["action"] in re.findall(r"\w+", valid)
+    assert policy["maxRestarts"] > 0
+    assert pods["backoffLimit"] == 0, "a process that restarts alone cannot rejoin the run"
+
+
+def test_job_of_one_process_restarts_after_a_stop_without_limit():
+    job = manifest_of("resuming.md")["spec"]
+    assert job["podFailurePolicy"]["rules"] == [
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [EXIT_STOPPED]}}
+    ]
+    assert job["backoffLimit"] > 0
+
+
+def test_pods_have_time_to_save_and_a_mounted_working_directory(train):
+    for pods in (train["template"]["spec"], manifest_of("resuming.md")["spec"]):
+        pod = pods["template"]["spec"]
+        assert pod["terminationGracePeriodSeconds"] >= 60
+        assert pod["restartPolicy"] == "Never", "a pod failure policy requires it"
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        (container,) = pod["containers"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounts.keys() == volumes
+        workdir = container["command"][container["command"].index("--workdir") + 1]
+        assert any(workdir.startswith(f"{path}/") for path in mounts.values())

@@ -1,0 +1,129 @@
+"""Tests of the notebooks, and of runs in a notebook kernel."""
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+import jaxdp
+from jaxdp.config import Mesh, Schedule
+from jaxdp.errors import ConfigError
+
+KERNEL_SECONDS = 1200  # a slow machine is no failure
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ALLOWED = {"jaxdp", "numpy", "matplotlib"}
+
+
+def short(config, mesh):
+    """Five steps of one batch size."""
+    phases, schedule = config.batch[-1:], Schedule(warmup_epochs=0.0)
+    return dataclasses.replace(config, epochs=1.6, batch=phases, schedule=schedule, mesh=mesh)
+
+
+def test_public_errors_render_as_one_line():
+    for error in (
+        jaxdp.Stopped("saved"),
+        jaxdp.ConfigError("epochs", -1, reason="must be positive"),
+        jaxdp.TrainingError("lost"),
+    ):
+        assert error._render_traceback_() == [f"{type(error).__name__}: {error}"]
+
+
+def test_second_run_in_a_process_may_use_another_mesh(tiny, tmp_path):
+    meshes = [Mesh(2, 2, cpu_devices=4), Mesh(1, 2, cpu_devices=2)]
+    found = [jaxdp.train(short(tiny, mesh), tmp_path / str(n)) for n, mesh in enumerate(meshes)]
+    assert [one.mesh for one in found] == [(2, 2), (1, 2)]
+    with pytest.raises(ConfigError, match=r"mesh.cpu_devices=16: JAX already runs in this process with 8 CPU devices"):
+        jaxdp.train(dataclasses.replace(tiny, mesh=Mesh(cpu_devices=16)), tmp_path / "more")
+
+
+LONG_RUN = """
+import jaxdp
+flags = "--data.source synthetic --data.image-size 8 --data.train-examples 64 --data.eval-examples 10 --model.depth 18"
+flags += " --model.width 2 --model.stem small --batch.0.global-batch 8 --batch.0.until-epoch 8 --batch.1.global-batch 16"
+flags += " --data.augmentation none --epochs 600 --checkpoint.every-epochs None --evaluation.every-epochs 500"
+config = jaxdp.load_config("digits", flags.split())
+jaxdp.train(config, "run")
+"""
+
+
+def executed(cells, directory, **options):
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    resources = {"metadata": {"path": str(directory)}}
+    return nbclient.NotebookClient(notebook, timeout=KERNEL_SECONDS, kernel_name="python3", resources=resources, **options)
+
+
+@pytest.mark.slow
+def test_interrupted_cell_ends_in_one_line_and_resumes_when_run_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cell = nbformat.v4.new_code_cell(LONG_RUN)
+    client = executed([cell], tmp_path, allow_errors=True)
+
+    def interrupt():
+        log = tmp_path / "run/metrics.jsonl"
+        while not (log.exists() and log.stat().st_size):
+            time.sleep(0.1)
+        os.kill(client.km.provisioner.pid, signal.SIGINT)
+
+    with client.setup_kernel():
+        for session in (1, 2):
+            threading.Thread(target=interrupt, daemon=True).start()
+            client.execute_cell(cell, 0)
+            (error,) = [one for one in cell.outputs if one.output_type == "error"]
+            assert error.traceback == [f"Stopped: {error.evalue}"]
+            assert re.search(r"stopped by SIGINT after step \d+ .*running this cell again continues from it", error.evalue)
+            bar = [one for one in cell.outputs if "text/html" in one.get("data", {})]
+            assert len(bar) == 1
+            assert re.search(r"step \d+/\d+  stopped after", bar[0].data["text/plain"])
+            said = "".join(one.text for one in cell.outputs if one.output_type == "stream")
+            assert ("resuming from run/checkpoints/" in said) == (session == 2)
+            (tmp_path / "run/metrics.jsonl").rename(tmp_path / f"log-{session}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    client = executed(nbformat.read(path, as_version=4).cells, tmp_path)
+    client.execute()
+
+
+def code_of(path) -> str:
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    return "\n".join(line for source in cells for line in source.splitlines() if not line.startswith("%"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_imports_only_jaxdp_numpy_and_matplotlib(path):
+    for node in ast.walk(ast.parse(code_of(path))):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        assert {name.split(".")[0] for name in names} <= ALLOWED, path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_stored_notebook_has_outputs_and_no_local_paths(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 1
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    text = json.dumps([{**output, "data": {**output.get("data", {}), "image/png": None}} for output in outputs])
+    assert not re.search(r"/(home|root|tmp|Users|usr|var|opt|mnt|work)/|[A-Z]:\\\\", text)
+
+
+def test_there_are_five_small_notebooks():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["01", "02", "03", "04", "05"]
+    assert sum(path.stat().st_size for path in NOTEBOOKS) < 1_500_000

@@ -1,0 +1,200 @@
+"""README, docs and `--help` say what is so."""
+
+import ast
+import functools
+import importlib
+import inspect
+import itertools
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import jaxdp
+from jaxdp.analysis import aot
+from jaxdp.bench import allreduce, input, scaling, step
+from jaxdp.cli import bench as bench_command
+from jaxdp.cli import main
+from jaxdp.config import IN_MEMORY, Config, Model
+from jaxdp.data import sources
+from jaxdp.recipes import load_config
+from jaxdp.validation import to_json
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_its_figures_are_those_that_were_measured():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there.read_text()), f"{target}#{anchor}"
+    for source in re.findall(r'src="(?!https?:)([^"]+)"', text):
+        assert (page.parent / source).exists(), source
+
+
+RUN_HERE = ("train", "plan", "bench")  # those that are parsed and planned
+
+
+def documented_lines(helps: bool = True):
+    """Lines of the shell's code blocks on all pages, without comments, and of the examples in `--help`."""
+    for page in PAGES:
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                yield line.split("#")[0].strip()
+    for module in sorted((ROOT / "jaxdp/cli").glob("*.py")) if helps else ():
+        for examples in re.findall(r"\n +Examples:\n((?: +(?:jaxdp|python) .*\n)+)", module.read_text()):
+            yield from map(str.strip, examples.splitlines())
+
+
+def documented_commands(others: bool = False, wrapped: bool = False, helps: bool = True):
+    """Those that call jaxdp: of RUN_HERE, or the others. wrapped: those that another program starts on several hosts."""
+    for command in dict.fromkeys(documented_lines(helps)):
+        started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- (?=jaxdp)", "", command)
+        started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- ", "python ", started)
+        if within := re.search(r"^(?:srun|mpirun|ssh) .*?(?:python (train)\.py|jaxdp (\w+))([^&\"]*)", started):
+            if wrapped:
+                yield pytest.param(within[1] or within[2], within[3].replace("$rank", "1").split(), id=command)
+        elif not wrapped and (match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started)):
+            name = match[1] or "train"
+            if (name in RUN_HERE) != others:
+                yield pytest.param(name, match[2].split(), id=command)
+
+
+def test_every_line_of_the_shell_is_looked_at():
+    """Those that call nothing of ours are known."""
+    ours = {parameter.id for kind in ({}, {"others": True}, {"wrapped": True}) for parameter in documented_commands(**kind)}
+    known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff) |\.ci/run$|pip install|source "
+    known += r"|status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
+    for line in documented_lines():
+        assert line in ours or re.match(known, line), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_scripts_are_there_with_their_flags(page):
+    for name, flags in re.findall(r"python (benchmarks/[\w/]+\.py)([^`\n#|]*)", page.read_text()):
+        source = (ROOT / name).read_text()
+        for flag in re.findall(r"--[\w-]+", flags):
+            assert f'"{flag}"' in source, f"{name} {flag}"
+
+
+def names_of_jaxdp(tree):
+    """(dotted name of jaxdp's, the call that it is of, or None) in a program."""
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"jaxdp(\.\w+)+", name := ast.unparse(node)):
+            yield name, called.get(id(node))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documented_python_calls_what_is_there(page):
+    """Blocks, and calls within the text; their arguments are those that the functions take."""
+    text = page.read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for source in [*blocks, *re.findall(r"`(jaxdp\.[\w.]+\([^`\n]*\))`", text.replace("...", "None"))]:
+        for name, call in names_of_jaxdp(ast.parse(textwrap.dedent(source))):
+            found = functools.reduce(getattr, name.split(".")[1:], jaxdp)
+            if call:
+                starred = any(isinstance(given, ast.Starred) for given in call.args)
+                assert not starred
+                inspect.signature(found).bind(*call.args, **{one.arg: one.value for one in call.keywords})
+
+
+def test_documented_training_commands_do_not_meet_in_one_directory():
+    """Run one after the other, each trains: no two share a directory, unless asked for a new one."""
+    directories = []
+    for parameter in documented_commands(helps=False):
+        command, flags = parameter.values
+        named = dict(itertools.pairwise(flags))
+        if command == "train" and "--resume" not in flags:
+            directories.append(named.get("--workdir", f"runs/{named.get('--name', 'digits')}"))
+    assert len(directories) == len(set(directories))
+    assert "runs/digits" not in directories  # that of the line above them
+
+
+@pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
+def test_documented_commands_are_understood(command, flags, capsys, monkeypatch, tmp_path):
+    """Each is parsed and planned; a training run itself is not begun."""
+    from jaxdp.training import run_setup, session
+
+    if "--compile-for" in flags and aot.unavailable_reason():
+        pytest.skip(aot.unavailable_reason())
+    planned, opened = [], sources.open_datasets
+    digits = Config(model=Model(classes=10))  # in place of data that are not here
+    monkeypatch.setattr(
+        run_setup, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
+    )
+    monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(run_setup.RunSetup.create(config)))
+    monkeypatch.setattr(
+        scaling, "run", lambda config, counts, **_: planned.append(scaling.check(config, counts, available=counts[-1]))
+    )
+    monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_, **__: planned.append(mesh) or {"wrong_sums": []})
+    monkeypatch.setattr(step, "run", lambda config, mesh, *_, **__: planned.append(mesh))
+    monkeypatch.setattr(step, "time_first_steps", lambda *_: None)
+    monkeypatch.setattr(step, "count_devices", lambda *_: 1)
+    monkeypatch.setattr(bench_command, "_bench_result", lambda *_, **__: None)
+    if flags[:1] == ["input"]:
+        monkeypatch.setattr(sources, "open_split", lambda *_: None)
+        monkeypatch.setattr(input, "run", lambda config, *_, **__: planned.append(config))
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(ROOT / "configs")
+    if "runs/first/config.json" in flags:  # what a run has left
+        Path("runs/first").mkdir(parents=True)
+        Path("runs/first/config.json").write_text(to_json(load_config("digits")))
+    main.main([command, *flags])
+    assert planned or capsys.readouterr().out
+
+
+class Parsed(Exception):
+    """A command line was understood; what it asks for is not begun."""
+
+
+def parsed_only(parse):
+    """`parse`, which then ends the command."""
+
+    def then_end(*given, **named):
+        parse(*given, **named)
+        raise Parsed
+
+    return then_end
+
+
+@pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))
+def test_documented_commands_about_runs_are_parsed(command, flags, monkeypatch):
+    from jaxdp.training import run_dir
+
+    module = importlib.import_module(f"jaxdp.cli.{command}")
+    monkeypatch.setattr(run_dir, "run_config", lambda _: Config())
+    monkeypatch.setattr(module, "parse", parsed_only(module.parse))
+    with pytest.raises(Parsed):
+        main.main([command, *flags])
+
+
+@pytest.mark.parametrize(("command", "flags"), list(documented_commands(wrapped=True)))
+def test_documented_commands_of_clusters_are_parsed(command, flags, monkeypatch):
+    from jaxdp import flags as parsing
+
+    module = importlib.import_module(f"jaxdp.cli.{command}")
+    parse = parsed_only(parsing.parse)
+    for place in (parsing, module):  # train imports it when it runs
+        monkeypatch.setattr(place, "parse", parse, raising=False)
+    with pytest.raises(Parsed):
+        main.main([command, *flags])

@@ -1,0 +1,317 @@
+"""What refusals, damage and kills at awkward moments must leave as it was."""
+
+import dataclasses
+import errno
+import itertools
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from helpers.runs import Interrupted, Recorder, train_until
+
+from jaxdp.checkpoint import manifest
+from jaxdp.checkpoint.listing import checkpoint_paths, is_valid, latest_valid
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.manifest import MANIFEST
+from jaxdp.config import Data, Mesh, Phase, Reduce
+from jaxdp.distributed import status
+from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.inference.evaluate import evaluate
+from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
+from jaxdp.loggers.writers import JsonLines, read_log
+from jaxdp.training import health
+from jaxdp.training.session import train
+
+
+def names(workdir):
+    return sorted(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def damage(path):
+    """A checkpoint's largest file, one bit of it changed."""
+    flip(max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
+
+
+def test_resume_with_all_checkpoints_corrupt_fails_every_time_and_changes_nothing(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    for path in checkpoint_paths(tmp_path / "checkpoints"):
+        flip(path / "manifest.json")
+    before, log = names(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=r"is valid .*to start over, use --resume never$"):
+            train(tiny, tmp_path)
+    assert (names(tmp_path), (tmp_path / "metrics.jsonl").read_bytes()) == (before, log)
+
+
+def test_temporary_read_errors_quarantine_no_checkpoint(tiny, tmp_path, monkeypatch):
+    train_until(tiny, tmp_path, step=12)
+    before = names(tmp_path)
+
+    def no_memory(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.StandardCheckpointer, "restore", no_memory)
+        with pytest.raises(TrainingError, match="cannot be read although its checksums match: RESOURCE_EXHAUSTED"):
+            train(tiny, tmp_path)
+    assert names(tmp_path) == before
+    with monkeypatch.context() as patch:
+
+        def denied(path, expected_bytes):
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr(manifest, "file_checksum", denied)
+        with pytest.raises(TrainingError, match="cannot be read: Input/output error"):
+            train(tiny, tmp_path)
+    assert names(tmp_path) == before
+    train(tiny, tmp_path)
+
+
+def test_refused_changes_leave_a_finished_run_as_it_was(tiny_resnet, tmp_path):
+    train(tiny_resnet, tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("config.json", "result.json", "metrics.jsonl")}
+    wider = dataclasses.replace(tiny_resnet, model=dataclasses.replace(tiny_resnet.model, width=8))
+    shorter = dataclasses.replace(tiny_resnet, epochs=2.0)
+    for other, message in ((wider, "but the run expects"), (shorter, "epochs=2.0: .* is at epoch 3")):
+        with pytest.raises(ConfigError, match=message):
+            train(other, tmp_path, accept_changes=True)
+        assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.slow
+def test_accepted_changes_of_the_evaluation_are_evaluated(tiny, tmp_path):
+    train(tiny, tmp_path)
+    other = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, eval_examples=11))
+    result = train(other, tmp_path, accept_changes=True)
+    assert result.eval_examples == 11
+    last = [line for line in read_log(tmp_path / "metrics.jsonl") if line["samples"] == result.samples and "eval_loss" in line]
+    assert [line["eval_examples"] for line in last] == [11]
+
+
+def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    newest = latest_valid(tmp_path / "checkpoints")
+    folder, samples = newest.path.parent, newest.samples
+    newest.path.rename(folder / f"saving-{samples}")  # complete, not yet renamed
+    (folder / f"saving-{samples}-replaced").mkdir()  # the one of the same samples before it
+    (folder / "saving-9999").mkdir()  # incomplete
+    screen = Recorder()
+    train(tiny, tmp_path, screen=screen)
+    assert any(f"resuming from {folder / str(samples)}" in line for line in screen.lines)
+    assert not list(folder.glob("saving-*"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_path, monkeypatch):
+    """And is there at every moment: nothing is removed before the new one has its name."""
+    train_until(tiny, tmp_path, step=12)
+    newest = latest_valid(tmp_path / "checkpoints")
+    there, remove = [], shutil.rmtree
+
+    def watched(path, *arguments, **options):
+        sound = newest.path / "manifest.json"
+        if newest.path.name in str(path):
+            there.append(sound.exists())
+        remove(path, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    saved = newest.path.with_name(f"saving-{newest.samples}")
+    shutil.copytree(newest.path, saved)
+    kept = CheckpointManager(newest.path.parent, tiny.checkpoint, print)
+    (saved / "manifest.json").unlink()
+    assert kept._complete(saved, newest.samples, newest.metadata, arrays=newest.arrays, before_manifest=lambda: None) is None
+    assert there
+    assert all(there[1:])  # the first removes what an earlier kill may have left
+    assert is_valid(latest_valid(newest.path.parent))
+
+
+def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(tiny, tmp_path):
+    """Without per_worker_batch in the config: the groups of batch normalisation are those of four devices to the end."""
+    whole = train(tiny, tmp_path / "whole")
+    train_until(tiny, tmp_path / "cut", step=12)
+    on_two = dataclasses.replace(tiny, mesh=Mesh(cpu_devices=2))
+    other = train(on_two, tmp_path / "cut")
+    assert other.devices == 2
+    assert other.loss == pytest.approx(whole.loss, rel=1e-4)
+    losses = [
+        [line["loss"] for line in read_log(tmp_path / name / "metrics.jsonl") if "loss" in line] for name in ("whole", "cut")
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_type_on_the_wire_is_no_harmless_change(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    with pytest.raises(ConfigError, match=r"reduce\.wire_dtype: 'float32' -> 'bfloat16'"):
+        train(dataclasses.replace(tiny, reduce=Reduce(wire_dtype="bfloat16")), tmp_path)
+
+
+class Images:
+    def __init__(self, number):
+        self.number = number
+
+    def __len__(self):
+        return self.number
+
+    def __getitem__(self, index):
+        return np.full((16, 16, 3), 40 * (index % 6), np.uint8), index % 6
+
+
+@pytest.mark.slow
+def test_other_data_are_refused_and_shown(tiny, tmp_path):
+    config = dataclasses.replace(tiny, data=Data(image_size=16, augmentation="none"), batch=(Phase(8),))
+    train_until(config, tmp_path, step=12, datasets=(Images(50), Images(10)))
+    with pytest.raises(ConfigError, match=r"other data \(training data: 50 images, \w+ -> 51 images, \w+\).*--accept-changes"):
+        train(config, tmp_path, datasets=(Images(51), Images(10)))
+    result = train(config, tmp_path, datasets=(Images(51), Images(10)), accept_changes=True)
+    assert train(config, tmp_path, datasets=(Images(51), Images(10))) == result
+    with pytest.raises(ConfigError, match=r"other data \(training data: 51 images, \w+ -> 50 images"):  # finished, or not
+        train(config, tmp_path, datasets=(Images(50), Images(10)))
+
+
+@pytest.mark.slow
+def test_damaged_lines_of_the_log_are_counted_and_the_others_kept(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    log = tmp_path / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    lines[1], lines[3] = lines[1].replace(b'"samples"', b'"sbmples"'), lines[3].replace(b'"samples"', b'"samples')
+    log.write_bytes(b"".join(lines))
+    screen = Recorder()
+    result = train(tiny, tmp_path, screen=screen)
+    assert any("dropped 2 damaged lines of" in line for line in screen.lines)
+    steps = [line["step"] for line in read_log(log) if "loss" in line]
+    assert steps == [1, 3, *range(5, result.steps + 1)] or len(steps) == result.steps - 2
+
+
+@pytest.mark.slow
+def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_sessions(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(health.LossWatch, "WINDOW", 5)
+    config = dataclasses.replace(
+        tiny, guard=dataclasses.replace(tiny.guard, exploding=1.0001), checkpoint=dataclasses.replace(tiny.checkpoint, keep=1)
+    )
+    first, second = Recorder(step=13), Recorder()
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, screen=first)
+    told = [line for line in first.lines if "exploded" in line]
+    assert len(told) == 1
+    train(config, tmp_path, screen=second)
+    manifest = latest_valid(tmp_path / "checkpoints")
+    if "loss_exploded" in manifest.metadata["progress"] and manifest.metadata["progress"]["retained"]:
+        assert str(manifest.metadata["progress"]["retained"][0]) in names(tmp_path)
+
+
+@pytest.mark.slow
+def test_going_on_from_a_finished_run_elsewhere_leaves_a_checkpoint_here(tiny, tmp_path):
+    train(tiny, tmp_path / "first")
+    train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
+    assert latest_valid(tmp_path / "second/checkpoints") is not None
+
+
+def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_reports_it(tiny, tmp_path, capsys):
+    train(tiny, tmp_path / "first")
+    newest, before, *_ = checkpoint_paths(tmp_path / "first/checkpoints")
+    damage(newest)
+    assert choose_checkpoint(tmp_path / "first").path == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"jaxdp: using {before} instead of the newest checkpoint: {newest}")
+    screen = Recorder()
+    train(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
+    assert any(f"resuming from {before}" in line for line in screen.lines)
+    assert [row["error"] is None for row in list_checkpoints(tmp_path / "first")][-2:] == [True, False]
+    (newest / MANIFEST).write_text("not a manifest")
+    assert evaluate(None, tmp_path / "first")["checkpoint"] == str(before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"jaxdp: using {before} instead of the newest checkpoint: {newest / MANIFEST} is corrupt: wrong checksum"
+
+
+def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
+    said = []
+    log = JsonLines(tmp_path / "metrics.jsonl", buffer_when_full=True, info=said.append)
+    log.write({"samples": 1})
+    real, full = log.file, True
+
+    class Disk:
+        name = real.name
+
+        def write(self, data):
+            if full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real.write(data[:7])  # a little at a time
+
+        def close(self):
+            real.close()
+
+    log.file = Disk()
+    log.write({"samples": 2})
+    log.write({"samples": 3})
+    assert len(said) == 1
+    full = False
+    log.write({"samples": 4})
+    log.close()
+    assert [json.loads(line)["samples"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    strict = JsonLines(tmp_path / "other.jsonl")
+    full, real = True, strict.file
+    strict.file = Disk()
+    with pytest.raises(OSError, match="No space left"):
+        strict.write({"samples": 1})
+    full = False
+    strict.close()
+
+
+@pytest.mark.slow
+def test_every_phase_of_a_run_is_entered_where_it_begins(tiny, tmp_path, monkeypatch):
+    """What a stuck process is said to do: in each part of a run another."""
+    entered = []
+    enter = status.ProcessStatus.enter_phase
+
+    def entering(self, phase, step=None, activity=""):
+        entered.append((phase, activity))
+        return enter(self, phase, step, activity)
+
+    monkeypatch.setattr(status.ProcessStatus, "enter_phase", entering)
+    train(tiny, tmp_path)
+    phases = [name for name, _ in itertools.groupby(phase for phase, _ in entered)]
+    assert phases[:5] == ["start", "load", "compile", "load", "compile"]
+    assert phases[5:8] == ["load", "step", "load"]
+    assert phases[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
+    assert {"starting JAX and opening the data", "restoring the newest checkpoint, if there is one"} < {
+        what for _, what in entered
+    }
+    assert status.current().phase == status.OUTSIDE
+
+
+def test_lines_written_while_a_save_syncs_the_log_come_once_and_in_order(tmp_path):
+    log = JsonLines(tmp_path / "metrics.jsonl")
+    real, ended = log.file, threading.Event()
+
+    class Slow:
+        name, fileno, close = real.name, real.fileno, real.close
+
+        def write(self, data):
+            time.sleep(0.001)
+            return real.write(data)
+
+    log.file = Slow()
+
+    def sync():
+        while not ended.is_set():
+            log.sync()
+
+    saving = threading.Thread(target=sync)
+    saving.start()
+    for samples in range(200):
+        log.write({"samples": samples})
+    ended.set()
+    saving.join()
+    log.close()
+    assert [line["samples"] for line in read_log(tmp_path / "metrics.jsonl")] == list(range(200))

@@ -1,0 +1,499 @@
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import torch_layout
+from helpers.processes import (
+    CACHE_EVERYTHING,
+    ROOT,
+    TIMEOUT,
+    TINY,
+    launch,
+    outcome,
+    pids_of,
+    place,
+    wait_for_exit,
+    wait_for_lines,
+)
+from safetensors.numpy import save_file
+
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.writers import read_log
+
+pytestmark = pytest.mark.slow
+
+
+def parameters(workdir):
+    """The parameters of the last checkpoint, in one vector."""
+    state, _, _ = load_run(workdir)
+    return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(state.params)])
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("single") / "run"
+    wait_for_exit(launch(1, workdir))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """An undisturbed run of two processes."""
+    workdir = tmp_path_factory.mktemp("pair") / "run"
+    wait_for_exit(launch(2, workdir))
+    return workdir
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_path, processes):
+    workdir = pair if processes == 2 else tmp_path / "run"
+    if processes != 2:
+        wait_for_exit(launch(processes, workdir))
+    (expected_log, expected_accuracy, *_), (log, accuracy, *_) = outcome(single), outcome(workdir)
+    assert len(log) == len(expected_log)
+    for expected, record in zip(expected_log, log, strict=True):
+        assert record.keys() == expected.keys()
+        for name in expected.keys() - {"accuracy"}:
+            assert record[name] == pytest.approx(expected[name], rel=1e-4), name
+    assert accuracy == expected_accuracy
+    first, second = parameters(single), parameters(workdir)
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+    result = json.loads((workdir / "result.json").read_text())
+    assert (result["processes"], result["hosts"], result["devices"]) == (processes, 1, 8)
+    assert 0 <= result["waiting_share"] <= 1
+
+
+def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
+    wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
+    log, _, arrays = outcome(tmp_path / "run")
+    assert arrays == outcome(pair)[2]
+    audited = {line["step"]: line["audit_share"] for line in log if "audit_share" in line}
+    assert list(audited) == [6, 12, 18, 24]
+    assert all(0 < share <= 1 for share in audited.values())
+    assert json.loads((tmp_path / "run/result.json").read_text())["audits"] == 4
+
+
+def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(ROOT)!r})
+        import jax.numpy as jnp
+        from jax import lax
+        import jaxdp
+        from jaxdp.cli.main import run
+        from jaxdp.parallel.allreduce import stages_of
+        from jaxdp.parallel.mesh import AXES
+
+        def losing(vector):
+            return jnp.where((lax.axis_index(AXES) == 5) & (vector.size > 100), 0 * vector, vector)
+
+        jaxdp.register_strategy("losing", losing, *stages_of("torus"))
+        run("train", sys.argv[1:], "train.py")
+        """)
+    )
+    more = ["--mesh.cpu-devices", "4", "--reduce.strategy", "losing", "--guard.audit-every-steps", "20"]
+    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, *more]
+    _, err = wait_for_exit(launch(2, tmp_path / "run", command=command), 1)
+    pattern = r"the audit of step 20 failed: message \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
+    assert re.search(pattern, err)
+    assert re.search(r"the contribution of the device in row 1, column 1 of the mesh \(rank 1 on \S+\) is missing", err)
+    ends = r"jaxdp: .*the checkpoints after that are now \S+/checkpoints/128.suspect.* starts over"
+    assert {rank for rank in "01" if re.search(rf"\[{rank}\] {ends}", err)} == {"0", "1"}
+    assert latest_valid(tmp_path / "run/checkpoints") is None
+
+
+def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(pair, tmp_path):
+    process = launch(2, tmp_path / "cut")
+    wait_for_lines(tmp_path / "cut", 9, process)
+    os.kill(pids_of(process, 2)[1], signal.SIGTERM)  # not rank 0, which writes
+    _, err = wait_for_exit(process, 75)
+    assert re.search(
+        r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last valid checkpoint is .*/checkpoints/\d+", err
+    )
+    wait_for_exit(launch(2, tmp_path / "cut"))
+    assert outcome(tmp_path / "cut") == outcome(pair)
+
+
+def test_resume_with_more_or_fewer_processes_equals_a_single_process(single, tmp_path):
+    process = launch(2, tmp_path / "run")
+    wait_for_lines(tmp_path / "run", 6, process)
+    process.send_signal(signal.SIGTERM)  # to all of them
+    wait_for_exit(process, 75)
+    process = launch(4, tmp_path / "run")
+    wait_for_lines(tmp_path / "run", 14, process)
+    process.send_signal(signal.SIGINT)
+    wait_for_exit(process, 75)
+    wait_for_exit(launch(1, tmp_path / "run"))
+    expected, log = outcome(single)[0], outcome(tmp_path / "run")[0]
+    exact = ("step", "samples", "epoch", "phase", "global_batch", "learning_rate", "momentum")
+    assert [[line.get(name) for name in exact] for line in log] == [[line.get(name) for name in exact] for line in expected]
+    first, second = parameters(single), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_is_named_and_a_restart_resumes_bitwise(pair, tmp_path, victim):
+    process = launch(2, tmp_path / "cut", restarts=1)
+    wait_for_lines(tmp_path / "cut", 20, process)
+    os.kill(pids_of(process, 2)[victim], signal.SIGKILL)
+    _, err = wait_for_exit(process)
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*killed.*continues from \S+/checkpoints/\d+", err)
+    assert f"rank {victim} failed first, by SIGKILL" in err
+    assert "restarting; 0 more restarts after this one" in err
+    assert outcome(tmp_path / "cut") == outcome(pair)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_suspended_process_is_named_by_the_others_and_killed_by_the_launcher(tmp_path, victim):
+    process = launch(2, tmp_path / "run", "--guard.silence-seconds", "4")
+    wait_for_lines(tmp_path / "run", 5, process)
+    os.kill(pids_of(process, 2)[victim], signal.SIGSTOP)
+    began = time.monotonic()
+    _, err = wait_for_exit(process, 1)
+    assert time.monotonic() - began < 60  # 4 s of silence, 10 s grace period of the launcher
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*sent no heartbeat for 4 s", err)
+    assert f"rank {victim} is suspended; killing it" in err
+
+
+def test_a_run_suspended_as_a_whole_for_longer_than_silence_seconds_continues(pair, tmp_path):
+    process = launch(2, tmp_path / "run", "--guard.silence-seconds", "4")
+    wait_for_lines(tmp_path / "run", 5, process)
+    everyone = [process.pid, *pids_of(process, 2)]
+    for pid in everyone:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(8)
+    for pid in everyone:
+        os.kill(pid, signal.SIGCONT)
+    _, err = wait_for_exit(process, 0)
+    assert "failed" not in err
+    assert re.search(r"no thread of this process has run for \d+ s: it was suspended", err)
+    assert outcome(tmp_path / "run") == outcome(pair)
+
+
+def test_a_different_config_on_one_process_ends_all_and_is_shown_field_by_field(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, sys
+        sys.argv += ["--optimizer.momentum", "0.8"] if os.environ["JAX_PROCESS_ID"] == "2" else []
+        sys.path.insert(0, {str(ROOT)!r})
+        from jaxdp.cli.main import run
+        run("train", sys.argv[1:], "train.py")
+        """)
+    )
+    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "2"]
+    _, err = wait_for_exit(launch(4, tmp_path / "run", command=command), 2)
+    assert "rank 2 on " in err
+    assert "differs from rank 0 on " in err
+    assert re.search(r"\(batch.*|\(optimizer.momentum: 0.9 on rank 0, 0.8 on rank 2\)", err)
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_do_not_connect_are_listed_at_the_start_timeout(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "jaxdp",
+        "train",
+        "--workdir",
+        str(tmp_path / "run"),
+        *TINY,
+        "--guard.start-minutes",
+        "0.1",
+    ]
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | place(rank, 4, 28765), stderr=pipe, text=True) for rank in (0, 2)
+    ]
+    for process in running:
+        _, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 1
+        missing = r"2 of 4 processes did not connect within 6 s: ranks 1, 3"
+        assert re.search(rf"jaxdp: {missing} \(connected: rank 0 on \S+, rank 2 on \S+\)", err)
+
+
+SLOW = """
+import dataclasses, os, sys, time
+import numpy as np
+sys.path.insert(0, {root!r})
+import jaxdp
+from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
+
+class Images:
+    def __init__(self, seconds=0):
+        self.seconds = seconds
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        if {fails} and os.environ["JAX_PROCESS_ID"] == "1" and index == 17:
+            raise RuntimeError("no such row")
+        time.sleep(self.seconds if os.environ["JAX_PROCESS_ID"] == "1" else 0)
+        return np.full((80, 80, 3), index, np.uint8), index % 10
+
+config = Config(
+    name="slow", epochs=3.0, data=Data(source="given", image_size=80, threads=1, resident="off", augmentation="none"),
+    model=Model(depth=18, width=2, stem="small"), batch=(Phase(8),), optimizer=Optimizer(name="sgd"),
+    schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0), mesh=Mesh(cpu_devices=2),
+    logging=Logging(every_steps=4, tensorboard=False),
+)
+jaxdp.train(config, {workdir!r}, datasets=(Images({seconds}), Images(0)))
+"""
+
+
+def test_a_straggler_is_named_in_the_result_and_the_log(tmp_path):
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0.3, fails=False))
+    wait_for_exit(launch(2, None, command=[str(script)]))
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["slowest"][0]["rank"] == 1
+    assert result["slowest"][0]["last_share"] > 0.5
+    assert result["waiting_share"] > 0.1  # of steps of 1.2 s; so much even where 0.96 s of it is computation
+    lines = [line for line in read_log(tmp_path / "run/metrics.jsonl") if "slowest_rank" in line]
+    assert [line["slowest_rank"] for line in lines].count(1) > len(lines) / 2
+
+
+def test_a_slow_process_does_not_count_as_silent(tmp_path):
+    script = tmp_path / "slow.py"
+    slow = SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=False)
+    slow = slow.replace("time.sleep(self.seconds ", "time.sleep(12 * (index == 17) ").replace("epochs=3.0", "epochs=2.0")
+    slow = slow.replace("import Config, Data,", "import Config, Data, Guard,").replace(
+        "    logging=", "    guard=Guard(silence_seconds=4.0), logging="
+    )
+    script.write_text(slow)
+    wait_for_exit(launch(2, None, command=[str(script)]))
+    assert json.loads((tmp_path / "run/result.json").read_text())["slowest"][0]["rank"] == 1
+
+
+def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
+    script = tmp_path / "raises.py"
+    script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=True))
+    _, err = wait_for_exit(launch(2, None, command=[str(script)]), 1)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed in phase \w+.*no such row", err)
+    assert "rank 1 failed first, with exit code 1" in err
+
+
+@pytest.mark.parametrize("gone", [(1,), (0, 1)])
+def test_resume_without_the_weights_file_of_some_ranks_continues_on_all(tmp_path, gone):
+    recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
+    recipe.write_text(
+        "import os, jaxdp\n"
+        f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
+        "def config():\n    return jaxdp.load_config('digits', ['--finetune.weights', path])\n"
+    )
+    for file in files:
+        save_file(torch_layout.random_tensors(0, (2, 2, 2, 2), False, width=2, classes=3, stem=3), file)
+    wait_for_exit(launch(2, run, "--config", str(recipe)))
+    whole = outcome(run)
+    (run / "result.json").unlink()
+    shutil.rmtree(latest_valid(run / "checkpoints").path)
+    for rank in gone:
+        files[rank].unlink()
+    out, _ = wait_for_exit(launch(2, run, "--config", str(recipe)))
+    assert outcome(run) == whole
+    assert ("no longer exists; the run does not need it to resume" in re.sub(r"\s+(\[0\] )?", " ", out)) == (0 in gone)
+
+
+def test_checkpoints_are_written_by_all_processes_without_compiling_a_program(tmp_path):
+    environment = {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    _, err = wait_for_exit(launch(2, tmp_path / "run", environment=environment))
+    assert "Finished XLA compilation of jit(step)" in err
+    assert "Finished XLA compilation of jit(slice)" not in err
+    (state,) = {latest_valid(tmp_path / "run/checkpoints").path / "state"}
+    parts = [state / f"ocdbt.process_{rank}" for rank in range(2)]
+    assert all(any((part / "d").iterdir()) for part in parts)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
+def test_mpirun_trains_like_a_single_process(single, tmp_path):
+    flags = ["--allow-run-as-root", "--oversubscribe"]
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY, "--mesh.cpu-devices", "4"]
+    environment = os.environ | CACHE_EVERYTHING
+    completed = subprocess.run(
+        ["mpirun", *flags, "-np", "2", *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "\x1b" not in completed.stdout  # no progress bar, although mpirun gives each process a terminal
+    if os.cpu_count() > 1:
+        assert f"mpirun binds this process to 1 of {os.cpu_count()} cores" in completed.stdout
+    assert json.loads((tmp_path / "run/result.json").read_text())["processes"] == 2
+    first, second = parameters(single), parameters(tmp_path / "run")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed (Debian: openmpi-bin)")
+def test_the_documented_open_mpi_script_saves_and_stops_on_sigterm(tmp_path):
+    """The script turns the scheduler's SIGTERM into SIGUSR1, the only one of them that mpirun forwards."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\nmpirun.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
+    run = tmp_path / "run"
+    tiny = shlex.join([*TINY, "--epochs", "400", "--batch.0.until-epoch", "200", "--mesh.cpu-devices", "2"])
+    script = script.replace("mpirun", "mpirun --allow-run-as-root --oversubscribe").replace("runs/goyal", str(run))
+    script = script.replace("python train.py --config imagenet_goyal_256", f"{sys.executable} train.py {tiny}")
+    (tmp_path / "job.sh").write_text(script)
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(["bash", tmp_path / "job.sh"], cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    wait_for_lines(run, 6, job, pause=0.1)
+    job.terminate()
+    out, err = job.communicate(timeout=TIMEOUT)
+    assert job.returncode == 75, (out, err)
+    assert "jaxdp: stopped by SIGUSR1 " in err
+    assert "second signal" not in err
+    assert not list((run / "checkpoints").glob("saving-*"))
+    stopped_at = int(re.search(r"after step (\d+)", err)[1])
+    assert latest_valid(run / "checkpoints").metadata["progress"]["steps"] == stopped_at
+
+
+def script_of(tmp_path, body):
+    """A script of two processes: `config` is the tiny run of `SLOW`, `rank` this process's."""
+    text = SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=False).rpartition("jaxdp.train")[0]
+    script = tmp_path / "script.py"
+    script.write_text(f"{text}\nrank = int(os.environ['JAX_PROCESS_ID'])\n{textwrap.dedent(body)}")
+    return [str(script)]
+
+
+def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint(tmp_path):
+    """The other process is in a barrier of Orbax by then, whose timeout is minutes."""
+    body = f"""
+        import errno
+        import orbax.checkpoint as ocp
+        save, saves = ocp.StandardCheckpointer.save, []
+        def failing(*arguments, **more):
+            saves.append(None)
+            if rank == 1 and len(saves) == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return save(*arguments, **more)
+        ocp.StandardCheckpointer.save = failing
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    began = time.monotonic()
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    assert time.monotonic() - began < 120
+    assert re.search(
+        r"\[0\] jaxdp: rank 1 on \S+ failed in phase \w+, step \d+, saving the checkpoint of 128 samples: the ", err
+    )
+    assert re.search(
+        r"could not be saved \(.*No space left on device\); the same command continues from \S+/checkpoints/64", err
+    )
+
+
+def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
+    body = f"""
+        from jaxdp.training import run_setup
+        opened = run_setup.open_datasets
+        def slow(*arguments):
+            print("opening", flush=True)
+            time.sleep(20 * rank)
+            return opened(*arguments)
+        run_setup.open_datasets = slow
+        from jaxdp.cli.main import main
+        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2"])
+    """
+    process = launch(2, None, command=script_of(tmp_path, body))
+    seen = ""
+    while seen.count("opening") < 2:
+        seen += process.stdout.readline()
+    time.sleep(2)  # rank 0 has opened its data, and waits
+    began = time.monotonic()
+    os.kill(pids_of(process, 2)[1], signal.SIGTERM)
+    wait_for_exit(process, 75)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("flags", [["--resume", "never"], ["--accept-changes"]])
+def test_processes_with_different_flags_end_and_show_the_difference(tmp_path, flags):
+    body = f"""
+        from jaxdp.cli.main import main
+        more = {flags!r} if rank else []
+        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2", *more])
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 2)
+    assert re.search(rf"differs from rank 0 on .*{flags[0]}: \w+ on rank 0, \w+ on rank 1", err)
+
+
+def test_an_error_between_two_runs_of_a_program_ends_all_processes(tmp_path):
+    body = f"""
+        for name in ("first", "second"):
+            jaxdp.train(config, {str(tmp_path)!r} + "/" + name, datasets=(Images(), Images()))
+            if rank == 1:
+                raise ValueError("raised by the program")
+    """
+    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed .*: ValueError: raised by the program", err)
+
+
+def test_sigterm_while_waiting_for_rank_0_exits_with_75(tmp_path, free_port):
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
+    with socket.create_server(("127.0.0.1", free_port)) as silent, silent.accept()[0]:  # the process waits for the challenge
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75
+    assert err.startswith("jaxdp: stopped by SIGTERM before the first step; ")
+    assert err.count("\n") == 1
+
+
+def test_train_after_a_failure_of_the_group_raises(tmp_path):
+    body = f"""
+        import dataclasses
+        other = dataclasses.replace(config, seed=rank)
+        try:
+            jaxdp.train(other, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+        except jaxdp.ConfigError as error:
+            print("first:", error, flush=True)
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    out, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
+    assert "seed: 0 on rank 0, 1 on rank 1" in out
+    assert "the processes of this run have failed before" in err
+
+
+def test_a_process_with_a_full_output_pipe_exits_after_a_failure(tmp_path):
+    """Its pipe is full, so that printing blocks."""
+    script = script_of(tmp_path, f"jaxdp.train(config, {str(tmp_path / 'run')!r}, datasets=(Images(), Images()))")
+    (script,) = script
+    Path(script).write_text(Path(script).read_text().replace("epochs=3.0", "epochs=400.0"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [
+        subprocess.Popen(
+            [sys.executable, script],
+            env=os.environ | place(rank, 2, port),
+            cwd=ROOT,
+            **({"stdout": write, "stderr": write} if rank == 0 else quiet),
+        )
+        for rank in range(2)
+    ]
+    wait_for_lines(tmp_path / "run", 3, running[0])
+    try:
+        while True:
+            os.write(write, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(write, True)
+    running[1].kill()
+    assert running[0].wait(30) != 0
+    running[1].wait()
+    os.close(read), os.close(write)
+
+
+def test_json_output_is_one_document_on_stdout_although_gloo_prints_there(tmp_path):
+    out, err = wait_for_exit(launch(2, tmp_path / "run", "--json"))
+    lines = [line.partition("] ")[2] for line in out.splitlines() if line.startswith("[0] ")]
+    assert json.loads("\n".join(lines))["processes"] == 2
+    assert "[Gloo]" in err

@@ -1,0 +1,90 @@
+"""Runs of whole processes on this machine: started by `jaxdp launch` or one by one, followed, and compared."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.loggers.writers import TIMING, read_log
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 300  # seconds: a slow machine is no failure
+TINY = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "37"),
+    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--epochs", "4", "--optimizer.name", "sgd"),
+    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "2", "--batch.1.global-batch", "16"),
+    *("--batch.0.per-worker-batch", "2", "--batch.1.per-worker-batch", "2"),
+    *("--schedule.learning-rate", "0.002", "--schedule.warmup-epochs", "1"),
+    *("--logging.no-tensorboard", "--logging.every-steps", "1"),
+]
+CACHE_EVERYTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+def place(rank, processes, port) -> dict[str, str]:
+    """The variables by which a process finds the others of its run."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+        "JAX_PROCESS_ID": str(rank),
+    }
+
+
+def launch(processes, workdir, *more, devices=None, restarts=0, command=(), environment=None, **options):
+    """`jaxdp launch` of the tiny run, with eight devices in total."""
+    command = command or ["train.py", "--workdir", str(workdir), *TINY, "--mesh.cpu-devices", str(devices or 8 // processes)]
+    launcher = [sys.executable, "-m", "jaxdp", "launch", "--processes", str(processes), "--restarts", str(restarts), "--"]
+    environment = os.environ | CACHE_EVERYTHING | (environment or {})
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*launcher, *command, *more], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, **options
+    )
+
+
+def wait_for_exit(process, code=0) -> tuple[str, str]:
+    """What the process has printed to stdout and stderr, once it has exited with this code."""
+    out, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == code, (process.returncode, out, err)
+    return out, err
+
+
+def outcome(workdir) -> tuple:
+    """What a finished run leaves that does not depend on time: its log, accuracy, array digests and loss."""
+    log = [{name: value for name, value in line.items() if name not in TIMING} for line in read_log(workdir / "metrics.jsonl")]
+    result = json.loads((workdir / "result.json").read_text())
+    return log, result["accuracy"], latest_valid(workdir / "checkpoints").arrays, result["loss"]
+
+
+def pids_of(launcher, processes) -> list[int]:
+    """The process ids of the ranks that a launcher has started, by rank."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        pids = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+                variables = (path / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if parent == str(launcher.pid):
+                pids |= {int(text[15:]): int(path.name) for text in variables if text.startswith(b"JAX_PROCESS_ID=")}
+        if len(pids) == processes:
+            return [pids[rank] for rank in range(processes)]
+        time.sleep(0.05)
+    raise AssertionError("the processes did not start")
+
+
+def log_lines(workdir) -> int:
+    log = workdir / "metrics.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def wait_for_lines(workdir, number, process, pause=0.02) -> None:
+    """Wait until the log of a running process has so many lines."""
+    deadline = time.monotonic() + TIMEOUT
+    while log_lines(workdir) < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(pause)

@@ -1,0 +1,57 @@
+"""Training runs for tests: screens that record and interrupt, and what a finished run leaves."""
+
+import json
+
+import pytest
+
+from jaxdp import train
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.writers import TIMING, read_log
+
+
+class Interrupted(Exception):
+    """Ends a run like a kill: nothing is saved."""
+
+
+class Recorder(Quiet):
+    """Records the lines that a run shows, in `lines`. Raises Interrupted after a step or an evaluation at some samples."""
+
+    def __init__(self, step=None, evaluated=None):
+        self.last_step, self.last_samples, self.lines = step, evaluated, []
+
+    def info(self, text):
+        self.lines.append(text)
+
+    def step(self, record):
+        if record["step"] == self.last_step:
+            raise Interrupted
+
+    def evaluated(self, record):
+        if record["samples"] == self.last_samples:
+            raise Interrupted
+
+
+def train_until(config, workdir, step=None, evaluated=None, **options):
+    """Train and interrupt the run after a step or an evaluation. Returns the `Recorder`."""
+    recorder = Recorder(step, evaluated)
+    with pytest.raises(Interrupted):
+        train(config, workdir, screen=recorder, **options)
+    return recorder
+
+
+def read_records(workdir):
+    """The records of metrics.jsonl."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_timing(record):
+    return {name: value for name, value in record.items() if name not in TIMING}
+
+
+def outcome(workdir):
+    """What a finished run leaves that does not depend on time: log, result, samples and array digests of its last state."""
+    result = json.loads((workdir / "result.json").read_text())
+    last = latest_valid(workdir / "checkpoints")
+    log = [without_timing(record) for record in read_log(workdir / "metrics.jsonl")]
+    return log, without_timing(result) | {"workdir": None}, last.samples, last.arrays

@@ -1,0 +1,74 @@
+"""A small network and batch for tests of the training step, and comparisons of trees."""
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
+from jaxdp.data import prefetch
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.training.step import compute_gradients
+
+BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
+
+
+def step_config(norm="per_worker", strategy="torus", **changes) -> Config:
+    """A net with sizes that no axis divides: 5, 7 and 10 channels."""
+    return Config(
+        data=Data(source="synthetic", image_size=12, augmentation="digits"),
+        model=Model(depth=6, width=5, stem="small", classes=7, norm=norm),
+        batch=(Phase(global_batch=BATCH, per_worker_batch=PER_WORKER),),
+        optimizer=Optimizer(label_smoothing=0.1),
+        reduce=Reduce(strategy=strategy),
+        **changes,
+    )
+
+
+def make_batch():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 7, BATCH).astype(np.int32)
+    images = random.integers(0, 120, (BATCH, 12, 12, 3)) + 18 * labels[:, None, None, None]
+    return {
+        "images": images.astype(np.uint8),
+        "labels": labels,
+        "positions": np.arange(500, 500 + BATCH, dtype=np.uint32),
+    }
+
+
+def initial_params(config):
+    """Initial parameters without the zero scales that would hide the blocks, and statistics."""
+    model = models.create(config.model)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(3), (12, 12, 3)))()
+    return jax.tree.map(lambda p: p + 0.05, params), stats
+
+
+def distributed_gradients(config, mesh_shape, accumulation):
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    params, stats = initial_params(config)
+
+    def local(params, stats, batch):
+        return compute_gradients(
+            config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=accumulation
+        )
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    proven = allreduce.proves_replication(config.reduce.strategy)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
+    return jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
+
+
+def assert_close(ours, expected, tolerance):
+    """Each tensor to `tolerance` of its norm, or of a millionth of the whole where it cancels to nearly nothing."""
+    whole = float(optax.tree.norm(expected))
+    for (path, a), b in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(expected), strict=True):
+        a = np.asarray(a, np.float64)
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b) + 1e-6 * whole, jax.tree_util.keystr(path)
+
+
+def assert_replicated(tree):
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(shard.data, leaf.addressable_shards[0].data)

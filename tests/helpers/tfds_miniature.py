@@ -1,0 +1,45 @@
+"""Small data sets prepared by tensorflow-datasets under the names and features of real ones, and TFRecord framing."""
+
+import struct
+
+
+def prepare_miniature(directory, *, name, version, features, splits, configs=()):
+    """Prepare a data set as array_record. splits: name -> list of (image, other features by name)."""
+    import tensorflow_datasets as tfds
+
+    with tfds.core.registered.skip_registration():
+
+        class Miniature(tfds.core.GeneratorBasedBuilder):
+            pkg_dir_path = directory
+            VERSION = tfds.core.Version(version)
+            BUILDER_CONFIGS = [tfds.core.BuilderConfig(name=config) for config in configs]  # noqa: RUF012
+
+            def _info(self):
+                return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+            def _split_generators(self, manager):
+                return {split: self._generate_examples(examples) for split, examples in splits.items()}
+
+            def _generate_examples(self, examples):
+                for n, (image, others) in enumerate(examples):
+                    yield n, {"image": image} | others
+
+    Miniature.name = name
+    Miniature(data_dir=directory, file_format="array_record").download_and_prepare()
+
+
+def crc32c_masked(data: bytes) -> bytes:
+    """TFRecord's checksum, bit by bit: CRC-32C (Castagnoli), rotated right by 15 bits, plus 0xA282EAD8."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def frame_record(data: bytes) -> bytes:
+    """A TFRecord: length, its checksum, data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + crc32c_masked(length) + data + crc32c_masked(data)

@@ -1,0 +1,70 @@
+"""Tests of jaxdp.inference.load_run, evaluate and export on a trained run."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import jaxdp
+from jaxdp.cli import main
+from jaxdp.config import Checkpoint
+from jaxdp.errors import ConfigError
+from jaxdp.inference.export import export
+from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+
+
+def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny_resnet, tmp_path, capsys):
+    config = dataclasses.replace(
+        tiny_resnet, checkpoint=Checkpoint(keep=9), optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.5)
+    )
+    result = jaxdp.train(config, tmp_path)
+    rows = list_checkpoints(tmp_path)
+    assert [(row["samples"], row["steps"], row["error"]) for row in rows] == [
+        (56, 7, None),
+        (80, 10, None),
+        (112, 12, None),
+        (160, 15, None),
+    ]
+    newest = jaxdp.evaluate(None, tmp_path)
+    assert (newest["eval_accuracy"], newest["samples"], newest["eval_examples"]) == (result.accuracy, 160, 23)
+    assert newest["eval_loss"] == pytest.approx(result.loss, rel=1e-6)
+    at_56 = jaxdp.evaluate(config, tmp_path, "56")
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert at_56["eval_accuracy"] == next(line["eval_accuracy"] for line in logged if "eval_accuracy" in line)
+    best = choose_checkpoint(tmp_path, "best")
+    assert best.accuracy == max(row["accuracy"] for row in rows if row["accuracy"] is not None)
+
+    exported = export(tmp_path, tmp_path / "w.safetensors", "56")
+    with safe_open(tmp_path / "w.safetensors", "numpy") as file:
+        names = list(file.keys())
+        assert len(names) == exported["tensors"]
+        assert file.metadata()["samples"] == "56"
+        weights = {name: file.get_tensor(name) for name in names}
+    params, _ = load_run(tmp_path, "56").state.evaluated
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        np.testing.assert_array_equal(weights["/".join(["params", *(key.key for key in path)])], leaf)
+
+    file = tmp_path / "checkpoints/80/manifest.json"
+    file.write_bytes(file.read_bytes()[:-3])
+    assert [row["error"] is None for row in list_checkpoints(tmp_path)] == [True, False, True, True]
+
+    main.main(["checkpoints", "--workdir", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "manifest.json is corrupt" in shown
+    assert shown.count("valid") == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda path: list_checkpoints(path / "none"), "it holds no run"),
+        (lambda path: choose_checkpoint(path), "no valid checkpoint found"),
+        (lambda path: export(path, path / "w.bin"), "must end in .safetensors"),
+    ],
+)
+def test_missing_run_or_checkpoint_raises_config_error(tmp_path, call, message):
+    with pytest.raises(ConfigError, match=message):
+        call(tmp_path)

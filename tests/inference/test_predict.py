@@ -1,0 +1,84 @@
+"""Tests of jaxdp.inference.predict."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.flowers import CLASSES, config_for_any_mesh, held_out_files, make_flowers
+from PIL import Image
+
+import jaxdp
+from jaxdp import ConfigError, evaluate, predict
+from jaxdp.data.decode import decode
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory):
+    """See `make_flowers`."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("flowers")
+        make_flowers(root, patch)
+        yield root
+
+
+def test_predict_agrees_with_evaluate(flowers):
+    files = held_out_files(flowers)
+    images = [decode(file.read_bytes()) for file in files]
+    labels = np.array([CLASSES.index(file.parent.name) for file in files])
+    predictions, metrics = predict(flowers / "run", images, top=4), evaluate(config_for_any_mesh(flowers), flowers / "run")
+    assert (predictions.classes.shape, predictions.classes.dtype, predictions.probabilities.dtype) == (
+        (14, 4),
+        np.int32,
+        np.float32,
+    )
+    assert np.mean(predictions.classes[:, 0] == labels) == metrics["eval_accuracy"]
+    of_label = predictions.probabilities[predictions.classes == labels[:, None]]
+    assert -np.log(of_label.astype(np.float64)).mean() == pytest.approx(metrics["eval_loss"], rel=1e-4)
+    np.testing.assert_allclose(predictions.probabilities.sum(1), 1, rtol=1e-5)
+    assert (np.diff(predictions.probabilities) <= 0).all()
+    names = [*CLASSES, "3"]  # the folder has three of the four classes
+    assert predictions.names == [[names[k] for k in row] for row in predictions.classes]
+    assert isinstance(predictions, jaxdp.Predictions)
+
+
+def test_predict_array_equals_predict_list(flowers):
+    images = np.random.default_rng(1).integers(0, 256, (9, 24, 20, 3), np.uint8)
+    from_array, from_list = predict(flowers / "run", images), predict(flowers / "run", list(images[::-1]))
+    assert from_array.classes.shape == (9, 4)
+    np.testing.assert_array_equal(from_array.classes, from_list.classes[::-1])
+
+
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (np.zeros((80, 80, 3), np.uint8), "unsupported type: uint8 array of shape (80, 80, 3)"),
+        (np.zeros((2, 80, 80, 3), np.float32), "unsupported type: float32 array of shape (2, 80, 80, 3)"),
+        (jnp.zeros((80, 80, 3), jnp.uint8), "unsupported type: uint8 array of shape (80, 80, 3)"),
+        (np.zeros((2, 80, 80, 4), np.uint8), "unsupported type: uint8 array of shape (2, 80, 80, 4)"),
+        (Image.new("RGB", (80, 80)), "unsupported type: Image"),
+        (None, "unsupported type: NoneType"),
+        (5, "unsupported type: int"),
+        ("picture.jpg", "unsupported type: str"),
+        ([None], "expected uint8 pixels"),
+        ([], "no images given"),
+    ],
+)
+def test_predict_unsupported_images_raises(flowers, images, reason):
+    with pytest.raises(ConfigError) as error:
+        predict(flowers / "run", images)
+    assert error.value.field.startswith("images")
+    assert error.value.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("top", ["3", 1.5, 0, 5])
+def test_predict_top_out_of_range_raises(flowers, top):
+    with pytest.raises(ConfigError) as error:
+        predict(flowers / "run", np.zeros((2, 24, 20, 3), np.uint8), top=top)
+    assert (error.value.field, error.value.value) == ("--top", top)
+    assert error.value.reason == "must be an integer from 1 to 4, the number of classes"
+
+
+def test_predict_jax_and_pillow_images_equal_numpy_images(flowers):
+    images = np.random.default_rng(1).integers(0, 256, (3, 24, 20, 3), np.uint8)
+    expected = predict(flowers / "run", images)
+    for others in (jnp.asarray(images), [Image.fromarray(one) for one in images], list(jnp.asarray(images))):
+        np.testing.assert_array_equal(predict(flowers / "run", others, top=np.int64(4)).classes, expected.classes)

@@ -1,0 +1,129 @@
+"""Tests of jaxdp.loggers.console."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxdp.loggers import console
+from jaxdp.plan_summary import model_summary, summary_table
+from jaxdp.planning import make_plan
+from jaxdp.recipes import load_config
+
+STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
+
+
+class Clock:
+    seconds = 100.0
+
+    def monotonic(self):
+        return self.seconds
+
+
+def test_screen_without_a_terminal_prints_few_plain_lines_with_the_time_left(monkeypatch):
+    now = Clock()
+    monkeypatch.setattr(console, "time", now)
+    stream = io.StringIO()
+    screen = console.Screen(stream)
+    screen.begin(200)
+    screen.status("compiling")
+    for step in range(1, 101):
+        screen.step(STEP | {"step": step})
+        now.seconds += 1.0
+    screen.evaluated({"epoch": 2.0, "eval_accuracy": 0.5, "eval_top5": 1.0, "eval_loss": 1.0, "eval_examples": 360})
+    screen.end()
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "compiling ..."
+    assert lines[2] == "step 16/200  epoch 1.5  loss 0.250  300 img/s  lr 0.1  phase 0 batch 64  eta 3:04"
+    assert lines[-1] == "epoch 2.0: held-out accuracy 50.00 %  top-5 100.00 %  loss 1.0000  (360 images)"
+    assert len(lines) == 2 + 7
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 100, 160])
+def test_screen_in_a_terminal_of_any_width_shows_steps_and_time_left(monkeypatch, columns):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    screen = console.Screen(stream)
+    screen.begin(158)
+    screen.step(STEP | {"step": 45})
+    screen.progress.refresh()
+    screen.end()
+    shown = stream.getvalue()
+    assert " 45/158" in shown
+    assert "eta" in shown
+    assert "epoch 1.5" in shown
+    assert ("batch 64" in shown) == (columns >= 100)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3661, "1:01:01")])
+def test_format_duration(seconds, shown):
+    assert console.format_duration(seconds) == shown
+
+
+def test_table_of_a_plan_shows_the_highest_rate_and_idle_devices():
+    flags = "--schedule.learning-rate 7 --schedule.warmup-epochs 4 --batch.0.global-batch 128 --batch.0.until-epoch 6"
+    config = load_config("digits", flags.split())
+    stream = io.StringIO()
+    console.Screen(stream).table(summary_table(make_plan(config, examples=1280, devices=5), "5 of them", model_summary(config)))
+    text = " ".join(stream.getvalue().split())
+    assert "devices 5 of them" in text
+    assert "4 devices (2x2) x 32, 1 idle; learning rate 0 up to 7, then down to" in text
+
+
+def test_status_before_begin_prints_a_line_in_a_terminal(monkeypatch):
+    """A run compiles before it knows where it stands."""
+    monkeypatch.setenv("TERM", "xterm")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    screen = console.Screen(stream)
+    assert screen.live
+    screen.status("compiling")
+    screen.begin(10)
+    screen.status("evaluating")
+    screen.step(STEP | {"step": 1})
+    screen.end()
+    assert "compiling ..." in stream.getvalue()
+
+
+def test_screen_in_a_pseudo_terminal_of_a_launcher_shows_no_bar(monkeypatch):
+    """mpirun gives every process a pseudo-terminal as stdout, whether its own output is a file or not."""
+    monkeypatch.setenv("TERM", "xterm")
+    controller, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stream:
+        assert stream.isatty()
+        assert not console.Screen(stream).live
+    os.close(controller)
+
+
+CONTROLLED = """
+import fcntl, termios
+fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+from jaxdp.loggers.console import Screen
+print(f"live: {Screen().live}")
+"""
+
+
+def test_screen_in_the_controlling_terminal_shows_the_bar():
+    controller, terminal = os.openpty()
+    environment = os.environ | {"TERM": "xterm"}
+    subprocess.run([sys.executable, "-c", CONTROLLED], env=environment, stdout=terminal, start_new_session=True, check=True)
+    assert os.read(controller, 4096) == b"live: True\r\n"
+    os.close(controller)
+    os.close(terminal)
+
+
+def test_info_escapes_control_characters_and_keeps_line_breaks(capsys):
+    console.Screen().info("bad\x1b[31m file\r\nsecond \u202e line")
+    assert capsys.readouterr().out == "bad\\x1b[31m file\\r\nsecond \\u202e line\n"

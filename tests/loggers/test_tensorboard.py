@@ -1,0 +1,82 @@
+"""Tests of jaxdp.loggers.tensorboard; the event files are read back with the protocol buffers of tensorboardX."""
+
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from helpers.writers import RecordingWriter
+from PIL import Image
+from tensorboardX.proto import event_pb2
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+
+from jaxdp import train
+from jaxdp.config import Config
+from jaxdp.data.sources import open_datasets
+from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
+from jaxdp.validation import flatten, to_json
+
+
+def summaries(folder):
+    """(samples, summary value) pairs of an event file. A record is length (8 bytes), checksum (4), event, checksum (4)."""
+    (file,) = folder.iterdir()
+    data, offset, values = file.read_bytes(), 0, []
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 8], "little")
+        event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
+        values += [(event.step, value) for value in event.summary.value]
+        offset += 16 + length
+    return values
+
+
+def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tensorboard, tmp_path):
+    recorder = RecordingWriter()
+    result = train(with_tensorboard, tmp_path, writers=[recorder])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert recorder.records == lines
+    assert recorder.closed == 1
+    values = summaries(tmp_path / "tensorboard")
+
+    texts = {
+        value.tag.removesuffix("/text_summary"): value.tensor.string_val[0].decode()
+        for _, value in values
+        if "text" in value.tag
+    }
+    assert json.loads(texts["config"]) == json.loads(to_json(with_tensorboard))
+    assert "| 0 | 2x2 cpu | 16 | 4 | 1 | torus |" in texts["mesh"]
+
+    plugin = [value.metadata.plugin_data for _, value in values if value.tag.startswith("_hparams_/")]
+    experiment, start = (HParamsPluginData.FromString(data.content) for data in plugin)
+    fields = flatten(json.loads(to_json(with_tensorboard)))
+    assert start.session_start_info.hparams.keys() == fields.keys()
+    assert start.session_start_info.hparams["schedule.learning_rate"].number_value == 2.0
+    assert start.session_start_info.hparams["reduce.strategy"].string_value == "torus"
+    (metric,) = [info.name.tag for info in experiment.experiment.metric_infos]
+    assert [value.simple_value for _, value in values if value.tag == metric][-1] == pytest.approx(result.accuracy)
+
+    source, (samples, images, labels, predicted) = open_datasets(with_tensorboard).evaluation, recorder.examples[-1]
+    expected = source.batch(np.linspace(0, 22, 16).round().astype(int))
+    np.testing.assert_array_equal(images, expected[0])
+    np.testing.assert_array_equal(labels, expected[1])
+    assert predicted.shape == (16,)
+    grids = {step: value.image for step, value in values if value.HasField("image")}
+    (tag,) = {value.tag for _, value in values if value.HasField("image")}
+    assert tag not in {value.tag for _, value in values if value.HasField("simple_value")}  # a tag shows only one kind of data
+    assert sorted(grids) == [example[0] for example in recorder.examples] == [64, 80]
+    tiles = np.asarray(Image.open(io.BytesIO(grids[samples].encoded_image_string)))
+    for number, (row, column) in enumerate(itertools.product(range(4), range(4))):
+        tile = tiles[198 * row : 198 * (row + 1), 160 * column : 160 * (column + 1)]
+        np.testing.assert_array_equal(tile[5:160:10, 5:160:10], images[number])
+        assert tuple(tile[-1, -1]) == ((0, 0, 0) if labels[number] == predicted[number] else (213, 94, 0))
+
+
+def test_write_examples_draws_class_names(tmp_path, monkeypatch):
+    from PIL import ImageDraw
+
+    written = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, place, text, **_: written.append(text))
+    writer = TensorBoard(tmp_path, 0, RunInfo(Config(), "", ("cat", "dog")))
+    writer.write_examples({"samples": 1}, np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 2]), np.array([0, 1, 2]))
+    writer.close()
+    assert written == ["cat", "cat", "predicted dog", "2"]

@@ -1,0 +1,65 @@
+"""Tests of jaxdp.loggers.warnings."""
+
+import dataclasses
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers.images import GraySquares
+
+import jaxdp
+from jaxdp.config import Data
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.warnings import RunWarnings, input_warning
+
+
+@pytest.mark.parametrize(
+    ("input_seconds", "expected"),
+    [
+        (5.0, "50 % of the time was spent waiting for images; 100 images/s are loaded, 200 are needed: 4 more cores"),
+        (2.0, "20 % of the time was spent waiting for images; 100 images/s are loaded, 125 are needed: 1 more core in"),
+    ],
+)
+def test_input_warning_names_the_missing_cores(input_seconds, expected):
+    warning = input_warning(1000, 10.0, input_seconds=input_seconds, source=SimpleNamespace(threads=4))
+    assert expected in warning
+    assert warning.endswith("in addition to the 4 that decode (--data.threads)")
+
+
+def test_input_warning_of_a_source_without_threads_names_the_throughput():
+    warning = input_warning(1000, 10.0, input_seconds=5.0, source=object())
+    assert warning.endswith("100 images/s are loaded, 200 are needed")
+
+
+def test_input_warning_below_a_tenth_of_the_time_is_none():
+    assert input_warning(1000, 10.0, input_seconds=0.9, source=object()) is None
+
+
+def test_check_bad_images_warns_once():
+    messages = []
+    warnings = RunWarnings(messages.append, object())
+    for bad_images in ({}, {"a.png": "truncated"}, {"a.png": "truncated", "b.png": "empty"}):
+        warnings.check_bad_images(bad_images)
+    assert messages == ["skipped a.png: truncated; all skipped images are listed at the end of the run"]
+
+
+class SlowSquares(GraySquares):
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_train_input_bound_warns_once_and_logs_wait_time(tiny, tmp_path):
+    messages = []
+
+    class Listener(Quiet):
+        def info(self, text):
+            messages.append(text)
+
+    config = dataclasses.replace(tiny, epochs=3.0, data=Data(image_size=80, augmentation="none"))
+    result = jaxdp.train(config, tmp_path, screen=Listener(), datasets=(SlowSquares(48), GraySquares(9)))
+    assert len([text for text in messages if text.startswith("input-bound")]) == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)
+    assert result.input_seconds > 0.5

@@ -1,0 +1,114 @@
+"""Fused batch normalization, ReLU and shortcut, compared with Flax differentiated by JAX in float64."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Model
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, bn_relu, fused_bn_relu, moments, relu_by_sqrt
+from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.parallel.mesh import AXES, make_mesh
+
+SHAPE = (16, 5, 5, 7)
+CASES = {"one term": (1, False), "with a shortcut": (1, True), "two terms": (2, False)}
+
+
+def random_case(count: int, shortcut: bool):
+    """([(x, scale, bias), ...], shortcut or None, a cotangent), float64."""
+    rng = np.random.default_rng(0)
+    terms = [(rng.normal(2.0, 3.0, SHAPE), rng.uniform(0.5, 2, 7), rng.normal(size=7)) for _ in range(count)]
+    return terms, rng.normal(size=SHAPE) if shortcut else None, rng.normal(size=SHAPE)
+
+
+def flax_bn_relu(terms, shortcut):
+    """The same with Flax's BatchNorm."""
+    norm = nn.BatchNorm(use_running_average=False, epsilon=1e-5, dtype=jnp.float64, param_dtype=jnp.float64)
+    total = 0 if shortcut is None else shortcut
+    for x, scale, bias in terms:
+        stats = {"mean": jnp.zeros(7), "var": jnp.ones(7)}
+        total += norm.apply({"params": {"scale": scale, "bias": bias}, "batch_stats": stats}, x, mutable=["batch_stats"])[0]
+    return jnp.maximum(total, 0)
+
+
+def jaxdp_bn_relu(terms, shortcut, axes=(), custom_vjp=True, convolution="direct"):
+    def term(x, scale, bias):
+        mean, square = moments(lax.stop_gradient(x) if custom_vjp else x, axes)
+        return BatchNormTerm(x, scale, bias, mean, square - mean * mean)
+
+    inputs = tuple(term(*arrays) for arrays in terms)
+    return fused_bn_relu(Fusion(axes, convolution), inputs, shortcut) if custom_vjp else bn_relu(inputs, shortcut)
+
+
+@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("case", CASES)
+def test_fused_bn_relu_value_and_gradient_match_flax_in_float64(case, convolution):
+    terms, shortcut, cotangent = random_case(*CASES[case])
+    with jax.enable_x64():
+        expected, vjp_fn = jax.vjp(flax_bn_relu, terms, shortcut)
+        wanted = jax.tree.map(np.asarray, vjp_fn(jnp.asarray(cotangent)))
+    narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (terms, shortcut, cotangent))
+    found, vjp_fn = jax.vjp(partial(jaxdp_bn_relu, convolution=convolution), *narrow[:2])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(jax.tree.leaves(vjp_fn(narrow[2])), jax.tree.leaves(wanted), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other)
+
+
+def test_relu_by_sqrt_equals_relu_bitwise():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([[0.0, np.nan], rng.choice([-1, 1], 10**6) * np.exp(rng.uniform(-43, 43, 10**6))])
+    np.testing.assert_array_equal(jax.jit(relu_by_sqrt)(values.astype(np.float32)), np.maximum(values.astype(np.float32), 0))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fused_bn_relu_synchronized_over_devices_equals_whole_batch(case):
+    terms, shortcut, cotangent = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), random_case(*CASES[case]))
+    _, vjp_fn = jax.vjp(jaxdp_bn_relu, terms, shortcut)
+    wanted_terms, wanted_shortcut = vjp_fn(cotangent)
+    mesh, rows, everywhere = make_mesh(2, 4), PartitionSpec(AXES), PartitionSpec()
+
+    def on_each(images, weights, shortcut, cotangent):
+        def value(images, weights, shortcut):
+            return jaxdp_bn_relu([(x, *pair) for x, pair in zip(images, weights, strict=True)], shortcut, AXES)
+
+        _, vjp_fn = jax.vjp(value, images, lax.pcast(weights, AXES, to="varying"), shortcut)
+        images, weights, shortcut = vjp_fn(cotangent)
+        return images, lax.psum(weights, AXES), shortcut
+
+    specs = (rows, everywhere, rows, rows)
+    mapped = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=specs, out_specs=(rows, everywhere, rows)))
+    images, weights, found = mapped([term[0] for term in terms], [term[1:] for term in terms], shortcut, cotangent)
+    for (x, *pair), one, two in zip(wanted_terms, images, weights, strict=True):
+        for wanted, got in zip((x, *pair), (one, *two), strict=True):
+            assert np.linalg.norm(got - wanted) <= 1e-5 * np.linalg.norm(wanted)
+    if shortcut is not None:
+        np.testing.assert_allclose(found, wanted_shortcut, rtol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+def test_model_gradient_equals_the_one_that_jax_derives(depth):
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
+    config = partial(Model, depth=depth, width=8, classes=5, convolution="direct")
+    model = models.create(config())
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
+
+    def gradient(config):
+        model = models.create(config)
+
+        def loss(params):
+            logits, moments = model.apply(params, stats, images, train=True)
+            return jnp.sin(logits).sum(), moments
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    own, derived = gradient(config()), gradient(config(gradients="autodiff"))
+    for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(derived), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other) + 1e-6

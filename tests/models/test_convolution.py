@@ -1,0 +1,70 @@
+"""Both implementations of convolution and max pooling."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.models.convolution import convolve, max_pool
+
+
+def run_both(function, *arrays):
+    """(values, gradients with respect to every array under a fixed random cotangent) of both methods."""
+    results = []
+    for method in ("direct", "product"):
+        value, vjp_fn = jax.vjp(lambda *a, method=method: function(*a, method), *arrays)
+        cotangent = np.random.default_rng(9).normal(size=value.shape).astype(value.dtype)
+        results.append((value, *vjp_fn(jnp.asarray(cotangent))))
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (8, 8), (9, 9), (1, 6)])
+@pytest.mark.parametrize("features", [5, 7])  # fewer and more than the input channels: both forms of the weight gradient
+def test_convolve_product_matches_direct_in_value_and_gradients(size, stride, shape, features):
+    random = np.random.default_rng(0)
+    images = jnp.asarray(random.normal(size=(3, *shape, 6)), jnp.float32)
+    kernel = jnp.asarray(random.normal(size=(size, size, 6, features)), jnp.float32)
+    direct, product = run_both(lambda x, k, method: convolve(x, k, stride, method=method), images, kernel)
+    for a, b in zip(direct, product, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def test_convolve_equals_scipy_in_float64():
+    from scipy.signal import correlate
+
+    random = np.random.default_rng(1)
+    images, kernel = random.normal(size=(2, 4, 4, 3)), random.normal(size=(3, 3, 3, 2))
+    expected = np.zeros((2, 4, 4, 2))
+    for b in range(2):
+        for f in range(2):
+            for c in range(3):
+                expected[b, :, :, f] += correlate(images[b, :, :, c], kernel[:, :, c, f], mode="same")
+    for method in ("direct", "product"):
+        ours = convolve(jnp.asarray(images, jnp.float32), jnp.asarray(kernel, jnp.float32), method=method)
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@partial(jax.jit, static_argnums=2)
+def pool_and_gradient(images, cotangent, custom_vjp):
+    value, vjp_fn = jax.vjp(lambda x: max_pool(x, custom_vjp=custom_vjp), images)
+    return value, vjp_fn(cotangent)[0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(16, 16), (7, 9), (1, 1), (2, 5)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_max_pool_custom_vjp_equals_the_one_that_jax_derives(shape, tied, dtype):
+    """With ties, both give the gradient to the first maximum. (Integers make bfloat16 sums exact.)"""
+    random = np.random.default_rng(2)
+    images = random.integers(0, 3 if tied else 2**7, (2, *shape, 4))
+    cotangent = random.integers(-8, 8, (2, -(-shape[0] // 2), -(-shape[1] // 2), 4))
+    results = []
+    for custom_vjp in (False, True):
+        results.append(pool_and_gradient(jnp.asarray(images, dtype), jnp.asarray(cotangent, dtype), custom_vjp))
+    for a, b in zip(*results, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

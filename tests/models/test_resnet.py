@@ -1,0 +1,156 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdp import models
+from jaxdp.config import Model
+from jaxdp.models import resnet
+from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm
+
+
+def initialize(config, size=32, seed=0):
+    """(model, params, batch_stats)."""
+    model = models.create(config)
+    return model, *jax.jit(lambda: model.init(jax.random.key(seed), (size, size, 3)))()
+
+
+def abstract_params(config, size):
+    """(model, params, batch_stats) as shapes: nothing is compiled."""
+    model = models.create(config)
+    return model, *jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+
+
+# torchvision's published numbers
+@pytest.mark.parametrize(
+    ("depth", "parameters", "giga_macs"),
+    [(18, 11_689_512, 1.814), (34, 21_797_672, 3.664), (101, 44_549_160, 7.801), (152, 60_192_808, 11.514)],
+)
+def test_summary_of_every_depth_equals_published_size(depth, parameters, giga_macs):
+    counted = models.summary(Model(depth=depth), (224, 224, 3))
+    assert counted["parameters"] == parameters
+    assert round(counted["macs"] / 1e9, 3) == giga_macs
+
+
+def test_summary_of_resnet_50_equals_published_parameters_and_macs():
+    counted = models.summary(Model(depth=50), (224, 224, 3))
+    sizes, segments = counted.pop("sizes"), counted.pop("segments")
+    assert (sum(map(len, sizes.values())), sum(map(sum, sizes.values()))) == (161, 25_557_032)
+    assert sorted(name for segment in segments for name in segment) == sorted(sizes)
+    assert counted == {
+        "parameters": 25_557_032,
+        "statistics": 53_120,
+        "macs": 4_089_184_256,
+        "adapted": {"tensors": 54, "parameters": 25_502_912},
+        "skipped": {"tensors": 107, "parameters": 54_120},
+    }
+
+
+def test_summary_macs_do_not_depend_on_convolution_or_dtype():
+    expected = models.summary(Model(), (32, 32, 3))
+    assert models.summary(Model(convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
+
+
+@pytest.mark.parametrize(
+    ("depth", "stem", "size"), [(TWO_BLOCKS, "small", 8), pytest.param(50, "imagenet", 32, marks=pytest.mark.slow)]
+)
+def test_both_convolutions_agree_in_logits_moments_and_gradients(depth, stem, size):
+    """To float32 rounding of each tensor, or of the whole gradient for tensors whose gradient nearly cancels.
+
+    8x8 images give the two blocks maps of 4x4, which are products of patches, and a 1x1 convolution.
+    """
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
+    results = []
+    for convolution in ("direct", "product"):
+        config = Model(depth=depth, width=8, stem=stem, classes=5, convolution=convolution)
+        model, params, stats = initialize(config)
+        params = jax.tree.map(lambda p: p + 0.1, params)  # with zero scales the blocks would have no effect
+
+        def loss(params, model=model, stats=stats):
+            logits, moments = model.apply(params, stats, images, train=True)
+            return (logits**2).sum(), (logits, moments)
+
+        results.append(jax.jit(jax.grad(loss, has_aux=True))(params))
+    direct, product = results
+    whole = float(optax.tree.norm(direct[0]))
+    for a, b in zip(jax.tree.leaves(direct), jax.tree.leaves(product), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a) + 1e-6 * whole
+
+
+def test_stride_is_on_the_3x3_convolution(monkeypatch):
+    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
+    config = Model(depth=50, width=4, classes=3, convolution="direct")
+    model, params, stats = abstract_params(config, 64)
+    assert params["layer2_0"]["conv2"]["kernel"].shape == (3, 3, 8, 8)
+    traced = jax.make_jaxpr(lambda p, s: model.apply(p, s, jnp.zeros((1, 64, 64, 3)), train=False)[0])(params, stats)
+    strides = {
+        (e.invars[1].aval.shape[0], e.params["window_strides"])
+        for e in traced.jaxpr.eqns
+        if e.primitive.name == "conv_general_dilated" and e.invars[1].aval.shape[2] == e.invars[1].aval.shape[3]
+    }
+    assert (3, (2, 2)) in strides
+    assert (1, (2, 2)) not in strides
+
+
+def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
+    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1))
+    _, params, stats = initialize(Model(depth=50, classes=1000))
+    kernel = np.asarray(params["layer3_0"]["conv2"]["kernel"], np.float64)
+    assert kernel.std() == pytest.approx(np.sqrt(2 / (9 * 256)), rel=0.01)
+    assert abs(kernel.mean()) < 1e-4
+    assert np.asarray(params["fc_kernel"]).std() == pytest.approx(0.01, rel=0.01)
+    assert not np.any(params["fc_bias"])
+    for name, block in params.items():
+        if name.startswith("layer"):
+            assert not np.any(block["bn3"]["scale"])
+            assert np.all(block["bn1"]["scale"] == 1)
+            assert np.all(block["bn2"]["scale"] == 1)
+    first, second = params["layer1_0"]["conv2"]["kernel"], params["layer1_1"]["conv2"]["kernel"]
+    assert not np.array_equal(first, second)  # every tensor has its own random numbers
+    assert np.all(stats["bn1"]["var"] == 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_params_moments_and_logits_are_float32_for_any_compute_dtype(dtype):
+    model, params, stats = abstract_params(Model(depth=18, width=4, stem="small", classes=3, dtype=dtype), 8)
+    logits, moments = jax.eval_shape(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True), params, stats)
+    assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, moments, logits))} == {jnp.dtype("float32")}
+
+
+def test_bfloat16_model_convolves_in_bfloat16():
+    config = Model(depth=18, width=4, stem="small", classes=3, dtype="bfloat16", convolution="direct")
+    model, params, stats = abstract_params(config, 8)
+    jaxpr = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True)[0])(params, stats)
+    kinds = {str(e.invars[0].aval.dtype) for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}
+    assert kinds == {"bfloat16"}
+
+
+def test_batch_norm_equals_flax_in_training_and_evaluation():
+    x = jnp.asarray(np.random.default_rng(1).normal(2.0, 3.0, (16, 5, 5, 7)), jnp.float32)
+    scale, bias = jnp.linspace(0.5, 2, 7), jnp.linspace(-1, 1, 7)
+    mean, var = jnp.linspace(-2, 2, 7), jnp.linspace(0.1, 3, 7)
+    variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}
+    for train in (True, False):
+        ours = BatchNorm(train=train).apply(variables, x, mutable=["moments"])[0].output()
+        peer = nn.BatchNorm(use_running_average=not train, epsilon=1e-5).apply(variables, x, mutable=["batch_stats"])[0]
+        np.testing.assert_allclose(ours, peer, rtol=1e-4, atol=1e-5)
+
+
+def test_moments_are_mean_and_mean_square():
+    x = np.random.default_rng(1).normal(2.0, 3.0, (16, 5, 5, 7))
+    module = BatchNorm(train=True)
+    variables = module.init(jax.random.key(0), jnp.asarray(x, jnp.float32))
+    _, changed = module.apply(variables, jnp.asarray(x, jnp.float32), mutable=["moments"])
+    np.testing.assert_allclose(changed["moments"]["mean"], x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(changed["moments"]["square"], (x**2).mean((0, 1, 2)), rtol=1e-5)
+
+
+def test_evaluation_does_not_depend_on_the_rest_of_the_batch():
+    model, params, stats = initialize(Model(depth=TWO_BLOCKS, width=4, classes=3))
+    images = jnp.asarray(np.random.default_rng(2).normal(size=(4, 32, 32, 3)), jnp.float32)
+    params = jax.tree.map(lambda p: p + 0.1, params)
+    apply = jax.jit(lambda images: model.apply(params, stats, images, train=False)[0])
+    whole, alone = apply(images), apply(images[2:3])
+    np.testing.assert_allclose(whole[2:3], alone, rtol=1e-4, atol=1e-5)

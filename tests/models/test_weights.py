@@ -1,0 +1,273 @@
+"""Weight files in torchvision's naming, compared with an independent implementation of that layout."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import torch_layout
+from helpers.saved_run import STEPS, save_run
+from safetensors.flax import save_file as save_as_jax
+from safetensors.numpy import load_file, save_file
+
+from jaxdp import ConfigError, models
+from jaxdp.cli import main
+from jaxdp.inference.export import export
+from jaxdp.inference.load_run import load_run
+from jaxdp.models import resnet, weights
+from jaxdp.models.torch_weights import to_torch
+
+SIZES = {"width": 4, "classes": 6}
+BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
+
+
+@pytest.fixture(autouse=True)
+def two_blocks(monkeypatch):
+    """Reduce ResNet-18 and ResNet-50 to two blocks."""
+    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
+    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
+
+
+def write(path, tensors, **changes):
+    """Write a file of these tensors with some replaced (None: omitted); its path."""
+    save_file({name: value for name, value in (tensors | changes).items() if value is not None}, path)
+    return path
+
+
+def jaxdp_logits(tensors: weights.Weights, images):
+    model = models.create(tensors.model)
+    return jax.jit(lambda *given: model.apply(*given, train=False)[0])(tensors.params, tensors.batch_stats, images)
+
+
+def random_images(seed=0, count=3, size=24):
+    return np.random.default_rng(seed).normal(size=(count, size, size, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("stem", [7, 3])
+@pytest.mark.parametrize("network", [BASIC, BOTTLENECK])
+def test_read_torchvision_file_gives_reference_logits(tmp_path, network, stem):
+    tensors = torch_layout.random_tensors(1, *network, **SIZES, stem=stem)
+    counters = {name.replace("running_var", "num_batches_tracked"): np.array(7) for name in tensors if "running_var" in name}
+    read = weights.read(write(tmp_path / "w.safetensors", tensors | (counters if stem == 7 else {})))
+    assert (read.model.depth, read.model.width, read.model.classes) == (50 if network[1] else 18, 4, 6)
+    assert (read.model.stem, read.naming) == ({7: "imagenet", 3: "small"}[stem], "torchvision")
+    images = random_images()
+    expected = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), small_stem=stem == 3)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(jaxdp_logits(read, images), expected, rtol=0, atol=1e-4)
+
+
+def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet, tmp_path, capsys):
+    random = write(tmp_path / "w.safetensors", torch_layout.random_tensors(1, *BASIC, **SIZES, stem=3))
+    tensors = weights.read(random)
+    save_run(tiny_resnet, tmp_path / "run", tensors.params, tensors.batch_stats)
+    file = tmp_path / "out" / "w.safetensors"
+    exported = export(tmp_path / "run", file, format="torchvision")
+    assert (exported["format"], len(exported["warnings"])) == ("torchvision", 2)
+    assert "pixels in [0, 1] normalized with mean 0.5 and standard deviation 0.2039" in exported["warnings"][1]
+    tensors = load_file(file)
+    steps = {name: tensors.pop(name) for name in list(tensors) if name.endswith("num_batches_tracked")}
+    assert {int(value) for value in steps.values()} == {STEPS}
+    assert {name: value.shape for name, value in tensors.items()} == torch_layout.tensor_shapes(*BASIC, **SIZES, stem=3)
+    params, batch_stats = load_run(tmp_path / "run")[0].evaluated
+    images = random_images(size=16)
+    model = models.create(tiny_resnet.model)
+    ours = jax.jit(lambda: model.apply(params, batch_stats, images, train=False)[0])()
+    expected = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), small_stem=True)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4)
+
+    back = tmp_path / "back.safetensors"
+    main.main(["import", str(file), "--output", str(back), "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == {"depth": 18, "width": 4, "stem": "small", "classes": 6}
+    export(tmp_path / "run", tmp_path / "own.safetensors")
+    own, imported = load_file(tmp_path / "own.safetensors"), load_file(back)
+    assert own.keys() == imported.keys()
+    for name, value in own.items():
+        np.testing.assert_array_equal(imported[name], value)
+    assert weights.read(back).naming == "jaxdp"
+    with pytest.raises(ConfigError, match=r"file exists; use another file, or --overwrite"):
+        export(tmp_path / "run", file)
+    export(tmp_path / "run", file, format="timm", overwrite=True)
+    assert load_file(file).keys() == tensors.keys() | steps.keys()
+
+
+def test_read_half_precision_file_converts_exactly(tmp_path):
+    tensors = torch_layout.random_tensors(2, *BASIC, **SIZES)
+    read = weights.read(write(tmp_path / "w.safetensors", {name: value.astype(np.float16) for name, value in tensors.items()}))
+    np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"].astype(np.float16).astype(np.float32))
+    short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in tensors.items()}
+    save_as_jax(short, tmp_path / "b.safetensors")
+    read = weights.read(tmp_path / "b.safetensors")
+    np.testing.assert_array_equal(read.params["fc_bias"], short["fc.bias"].astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "message"),
+    [
+        ({}, ["--depth", "50"], "--depth=50: .* has depth 18; give another file"),
+        ({}, ["--classes", "7"], "--classes=7: .* has classes 6"),
+        ({}, ["--stem", "small"], "--stem='small': .* has stem 'imagenet'"),
+        ({"fc.bias": None}, [], "no classifier bias 'fc.bias'"),
+        ({"layer2.0.bn1.weight": None}, [], "1 missing tensor 'layer2.0.bn1.weight', for a ResNet-18"),
+        ({"aux.weight": np.zeros(2, np.float32)}, [], "1 unexpected tensor 'aux.weight', for a ResNet-18"),
+        ({"layer3.0.conv1.weight": np.zeros(2, np.float32)}, [], r"stages of \(1, 1, 1\) basic blocks match no ResNet"),
+        ({"bn1.bias": np.zeros(5, np.float32)}, [], r"bn1.bias has shape \(5,\), expected \(4,\)"),
+        ({"conv1.weight": np.zeros((4, 3, 5, 5), np.float32)}, [], "unknown stem: .*; give a 7x7 or 3x3 stem"),
+        ({"conv1.weight": np.zeros(4, np.float32)}, [], "unknown stem: .*; give a 7x7 or 3x3 stem"),
+        ({"conv1.weight": None}, [], "the file has tensors such as 'bn1.bias'; give torchvision's"),
+        ({"bn1.bias": np.full(4, np.nan, np.float32)}, [], "bn1.bias has values that are not finite"),
+        ({"bn1.bias": np.full(4, 1e300)}, [], "bn1.bias has values that are not finite"),
+        ({"bn1.bias": np.zeros(4, np.int32)}, [], "bn1.bias has dtype I32; convert it to one of F32, F16, BF16, F64"),
+        ({"bn1.running_var": np.full(4, -1e-3, np.float32)}, [], "bn1.running_var has a negative variance"),
+        ({"fc.bias": np.zeros(0, np.float32)}, [], "no classifier bias 'fc.bias'"),
+        (
+            {"layer2.0.conv1.weight": None, "layer1.1.conv1.weight": np.zeros(1, np.float32)},
+            [],
+            "match no ResNet of depth 18, 34, 50, 101, 152",
+        ),
+        (
+            {"conv1.weight": None, "conv1.0.weight": np.zeros(1, np.float32)},
+            [],
+            "the file has tensors such as 'conv1.0.weight'",
+        ),
+        ({"module.epoch": np.zeros(1, np.float32)}, [], "unexpected tensor.*'module.epoch'"),
+    ],
+)
+def test_import_of_unusable_file_prints_one_line_and_writes_nothing(tmp_path, capsys, change, flags, message):
+    file = write(tmp_path / "w.safetensors", torch_layout.random_tensors(0, *BASIC, **SIZES), **change)
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["import", str(file), "--output", str(tmp_path / "out.safetensors"), *flags])
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(line)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def zipped(name: str) -> bytes:
+    tensors = io.BytesIO()
+    with zipfile.ZipFile(tensors, "w") as archive:
+        archive.writestr(name, b"a pickle")
+    return tensors.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.safetensors", None, "No such file"),
+        ("text.safetensors", b"no tensors at all", "not a safetensors file"),
+        ("cut.safetensors", b"\x90\x00\x00\x00\x00\x00\x00\x00{", "not a safetensors file"),
+        ("empty.safetensors", b"", "not a safetensors file"),
+        ("garbage.pth", b"garbage of some length", "not a safetensors file"),
+        ("photos.zip", zipped("photo.jpg"), "not a safetensors file"),
+        ("old.pth", pickle.dumps({}, 2), "the file is a pickle"),
+        ("renamed.safetensors", zipped("archive/data.pkl"), "the file is a pickle"),
+    ],
+)
+def test_read_of_another_format_is_rejected(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        weights.read(tmp_path / name)
+
+
+def test_read_pickle_suggests_conversion_to_unused_file_name(tmp_path):
+    file = tmp_path / "resnet50.pth"
+    file.write_bytes(zipped("archive/data.pkl"))
+    for free in ("resnet50.safetensors", "resnet50-2.safetensors"):
+        with pytest.raises(ConfigError) as raised:
+            weights.read(file)
+        first, _, load, save = str(raised.value).splitlines()
+        assert "the file is a pickle, and reading it could run code" in first
+        assert load == f"  loaded = torch.load({str(file)!r}, weights_only=True)"
+        assert save == f"  save_file(loaded.get('state_dict', loaded), {str(tmp_path / free)!r})"
+        (tmp_path / free).touch()
+
+
+def test_digest_depends_on_weights_only(tmp_path):
+    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
+    file = write(tmp_path / "w.safetensors", tensors)
+    for name in ("one", "two"):
+        main.main(["import", str(file), "--output", str(tmp_path / f"{name}.safetensors")])
+    save_file(dict(reversed(tensors.items())), tmp_path / "copy.safetensors", {"epoch": "3", "source": "elsewhere"})
+    digest = weights.read(file).digest
+    for name in ("one", "two", "copy"):
+        assert weights.read(tmp_path / f"{name}.safetensors").digest == digest
+    changed = tensors["layer2.0.bn2.running_mean"].copy()
+    changed[3] += 1e-6
+    assert (
+        weights.read(write(tmp_path / "other.safetensors", tensors, **{"layer2.0.bn2.running_mean": changed})).digest != digest
+    )
+
+
+@pytest.mark.parametrize("prefix", ["module.", "state_dict.", "model.module.", "_orig_mod."])
+def test_read_removes_wrapper_prefix_and_notes_it(tmp_path, capsys, prefix):
+    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
+    file = write(tmp_path / "w.safetensors", {prefix + name: value for name, value in tensors.items()})
+    read = weights.read(file)
+    np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"])
+    assert read.describe().endswith(f"names, prefix {prefix!r} removed")
+    main.main(["import", str(file), "--output", str(tmp_path / "out.safetensors")])
+    assert f", prefix {prefix!r} removed" in capsys.readouterr().out
+
+
+def test_read_float64_rounds_and_notes_it(tmp_path):
+    tensors = {name: value.astype(np.float64) + 1e-9 for name, value in torch_layout.random_tensors(2, *BASIC, **SIZES).items()}
+    read = weights.read(write(tmp_path / "w.safetensors", tensors))
+    np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"].astype(np.float32))
+    assert read.describe().endswith("names, rounded from float64 to float32")
+
+
+def test_import_respects_umask_and_leaves_other_files_alone(tmp_path):
+    file = write(tmp_path / "w.safetensors", torch_layout.random_tensors(1, *BASIC, **SIZES))
+    mine = tmp_path / "out.safetensors.tmp"
+    mine.write_text("mine")
+    before = os.umask(0o027)
+    try:
+        weights.import_file(file, tmp_path / "out.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out.safetensors").stat().st_mode & 0o777 == 0o640
+    assert mine.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "out.safetensors.tmp", "w.safetensors"]
+
+
+DEPTHS = {18: ((2, 2, 2, 2), False), 34: ((3, 4, 6, 3), False), 50: ((3, 4, 6, 3), True)}
+DEPTHS |= {101: ((3, 4, 23, 3), True), 152: ((3, 8, 36, 3), True)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_logits_equal_pytorch_after_import_and_export(tmp_path, monkeypatch, depth):
+    """float32, evaluation, random weights and statistics; ours read from its file, and it loads what ours writes."""
+    torch = pytest.importorskip("torch")
+    for number, (blocks, _) in DEPTHS.items():
+        monkeypatch.setitem(resnet.BLOCKS, number, blocks)
+    images = random_images(depth, 2, 96)
+    peer = torch_layout.torch_network(*DEPTHS[depth])
+    tensors = torch_layout.random_tensors(depth, *DEPTHS[depth])
+    peer.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()}, strict=True)
+
+    def peers_logits():
+        with torch.no_grad():
+            return peer.eval()(torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))).numpy()
+
+    def assert_equal(ours, theirs, which):
+        assert np.abs(theirs).max() > 0.3
+        print(f"ResNet-{depth} {which}: {np.abs(ours - theirs).max():.2e} of {np.abs(theirs).max():.2f}")
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+    state = {name: value.numpy() for name, value in peer.state_dict().items()}
+    read = weights.read(write(tmp_path / "theirs.safetensors", state))
+    assert (read.model.depth, read.model.width, read.model.stem, read.model.classes) == (depth, 64, "imagenet", 1000)
+    assert_equal(jaxdp_logits(read, images), peers_logits(), "in")
+
+    other = torch_layout.random_tensors(depth + 1, *DEPTHS[depth])
+    mine = weights.read(write(tmp_path / "others.safetensors", other))
+    out = to_torch(weights.named_tensors(mine.params, mine.batch_stats), steps=3)
+    peer.load_state_dict({name: torch.from_numpy(value) for name, value in out.items()}, strict=True)
+    assert_equal(jaxdp_logits(mine, images), peers_logits(), "out")

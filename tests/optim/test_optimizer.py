@@ -1,0 +1,94 @@
+"""Construction of optimizers from their config."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Optimizer
+from jaxdp.optim import build_optimizer
+
+GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
+RATES = [1.0, 10.0, 5.0]
+KNOWN = {"trust_coefficient": 0.01, "weight_decay": 0.1, "eps": 1e-6}
+
+
+def tree_of(random):
+    return {
+        "kernel": jnp.asarray(random.normal(size=(3, 3, 4, 5)), jnp.float32),
+        "zeros": jnp.zeros((2, 2)),
+        "bias": jnp.asarray(random.normal(size=5), jnp.float32),
+    }
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_with_a_changing_rate_equals_optax(nesterov):
+    """The rate outside the velocity, equation 9 of Goyal et al.: no momentum correction is needed."""
+    random = np.random.default_rng(3)
+    params = tree_of(random)
+    mask = jax.tree.map(lambda p: p.ndim > 1, params)
+    rates = (0.3, 0.1, 0.7)
+    schedule = optax.piecewise_constant_schedule(0.3, {1: 0.1 / 0.3, 2: 7.0})
+    peer = optax.chain(optax.add_decayed_weights(0.01, mask), optax.sgd(schedule, 0.9, nesterov))
+    config = Optimizer(name="sgd", weight_decay=0.01, nesterov=nesterov)
+    state, peer_state = build_optimizer(config, 0.0, 0.9).init(params), peer.init(params)
+    for rate in rates:
+        ours = build_optimizer(config, rate, 0.9)
+        gradient = jax.tree.map(lambda p: jnp.asarray(random.normal(size=p.shape), jnp.float32), params)
+        updates, state = ours.update(gradient, state, params)
+        expected, peer_state = peer.update(gradient, peer_state, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (3.3294678758415452, 3.4065762650195457)),
+        ({"denominator": "norm_of_sum"}, (3.7029147648494014, 3.182829069181082)),
+        ({"nesterov": True}, (3.4627738315226155, 3.066217669030627)),
+        ({"eps": 0.5}, None),
+    ],
+)
+def test_build_optimizer_passes_every_config_field_to_lars(options, expected):
+    """The known answers once more, by way of the config that a recipe writes."""
+    config = Optimizer(name="lars", **KNOWN | options)
+    with jax.enable_x64(True):
+        weights = jnp.array([[3.0, 4.0]], jnp.float64)
+        state = build_optimizer(config, 0.0, 0.9).init(weights)
+        for rate, gradient in zip(RATES, GRADIENTS, strict=True):
+            updates, state = build_optimizer(config, rate, 0.9).update(jnp.array([gradient]), state, weights)
+            weights = optax.apply_updates(weights, updates)
+    if expected is None:
+        assert abs(float(weights[0, 0]) - 3.3294678758415452) > 1e-3
+    else:
+        np.testing.assert_allclose(np.asarray(weights)[0], expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_build_optimizer_clips_the_gradient_first(name):
+    """For one tensor without decay: LARS divides by the norm, so clipping shows in a tensor without trust ratio, a bias."""
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.zeros(2)}
+    gradient = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 4.0)}
+    norm = np.sqrt(4 * 9 + 2 * 16)
+    config = Optimizer(name=name, weight_decay=0.0, clip_norm=norm / 2)
+    transform = build_optimizer(config, 0.5, 0.9)
+    updates, _ = transform.update(gradient, transform.init(params), params)
+    np.testing.assert_allclose(updates["bias"], -0.5 * 4.0 / 2 * np.ones(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_build_optimizer_with_a_changing_momentum_keeps_the_state(name):
+    """A tensor without trust ratio or decay, by hand: the rate inside the velocity for LARS, outside for SGD."""
+    params, velocity, expected = {"bias": jnp.zeros(2)}, np.zeros(2), np.zeros(2)
+    state = build_optimizer(Optimizer(name=name), 0.0, 0.0).init(params)
+    for rate, momentum, g in [(0.1, 0.9, (1.0, -2.0)), (0.3, 0.95, (0.5, 0.5)), (0.2, 0.5, (-1.0, 4.0))]:
+        g = np.array(g)
+        updates, state = build_optimizer(Optimizer(name=name), rate, momentum).update(
+            {"bias": jnp.asarray(g, jnp.float32)}, state, params
+        )
+        params = optax.apply_updates(params, updates)
+        velocity = momentum * velocity + (rate * g if name == "lars" else g)
+        expected -= velocity if name == "lars" else rate * velocity
+        np.testing.assert_allclose(params["bias"], expected, rtol=1e-6)

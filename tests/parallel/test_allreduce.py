@@ -1,0 +1,188 @@
+"""Every strategy against the mean in float64, on every mesh of eight devices, for trees of any shapes."""
+
+import hashlib
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as some
+from jax.sharding import PartitionSpec
+
+from jaxdp.errors import ConfigError
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.strategies import STRATEGIES
+
+MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
+SHAPES = {"odd": (7,), "scalar": (), "fused": (3, 5), "large": (137, 151), "empty": (0,), "matrix": (130, 128)}
+
+
+def random_tree(shapes, devices, seed=0) -> dict:
+    """An array for each name, with the devices as its first dimension."""
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=(devices, *shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+def reduce_mean(inputs, mesh_shape, strategy, wire_dtype=None, bucket_bytes=allreduce.BUCKET_BYTES):
+    """The mean of the inputs of all devices."""
+
+    def per_device(tree):
+        return allreduce.all_reduce_mean(
+            jax.tree.map(lambda x: x[0], tree), strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
+        )
+
+    rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+    proven = allreduce.proves_replication(strategy)
+    mesh = make_mesh(*mesh_shape)
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=everywhere, check_vma=proven))(inputs)
+
+
+def assert_replicated(array, devices):
+    assert len(array.addressable_shards) == devices
+    for shard in array.addressable_shards:
+        np.testing.assert_array_equal(shard.data, array.addressable_shards[0].data)
+
+
+def assert_mean(out, inputs, devices):
+    """The mean in float64 to float32's rounding: each of the additions errs by at most 2^-24 of the partial sum."""
+    assert out.dtype == jnp.float32
+    assert_replicated(out, devices)
+    bound = (devices + 1) * 2**-24 * np.abs(inputs).mean(0, dtype=np.float64)
+    assert np.all(np.abs(out - inputs.astype(np.float64).mean(0)) <= bound)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_all_reduce_mean_every_strategy_and_mesh_returns_mean(mesh_shape, strategy):
+    devices = mesh_shape[0] * mesh_shape[1]
+    inputs = random_tree(SHAPES, devices)
+    for name, value in reduce_mean(inputs, mesh_shape, strategy).items():
+        assert value.shape == SHAPES[name]
+        assert_mean(value, inputs[name], devices)
+
+
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis.given(
+    shapes=some.lists(some.lists(some.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=6),
+    mesh_shape=some.sampled_from(MESHES),
+    bucket_bytes=some.sampled_from([1, 64, 1000, None]),
+    strategy=some.sampled_from(list(STRATEGIES)),
+    seed=some.integers(0, 100),
+)
+def test_all_reduce_mean_any_tree_and_bucket_size_returns_mean(shapes, mesh_shape, bucket_bytes, strategy, seed):
+    devices = mesh_shape[0] * mesh_shape[1]
+    inputs = random_tree(dict(enumerate(shapes)), devices, seed)
+    for name, value in reduce_mean(inputs, mesh_shape, strategy, bucket_bytes=bucket_bytes).items():
+        assert_mean(value, inputs[name], devices)
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize(("wire", "unit"), [("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_all_reduce_mean_16_bit_wire_error_is_within_rounding(strategy, wire, unit):
+    """Eight values are each rounded once, and their partial sums at most seven times, by at most `unit` of what is rounded."""
+    inputs = random_tree(SHAPES, 8)
+    for name, value in reduce_mean(inputs, (2, 4), strategy, jnp.dtype(wire)).items():
+        assert value.dtype == jnp.float32
+        assert_replicated(value, 8)
+        bound = ((1 + unit) ** 8 - 1) * np.abs(inputs[name]).mean(0, dtype=np.float64) + 8 * 2**-25  # fp16's subnormals
+        error = np.abs(value - inputs[name].astype(np.float64).mean(0))
+        assert np.all(error <= bound)
+        if value.size > 100:
+            assert error.max() > unit / 64  # it did travel in 16 bits
+
+
+def test_all_reduce_mean_wire_dtype_set_leaf_keeps_its_dtype():
+    inputs = {"half": np.ones((8, 3), jnp.bfloat16), "single": np.ones((8, 3), np.float32)}
+    out = reduce_mean(inputs, (2, 4), "torus", jnp.float16, bucket_bytes=None)
+    assert (out["half"].dtype, out["single"].dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def leaves_of(*sizes, dtype=np.float32):
+    return [np.zeros(size, dtype) for size in sizes]
+
+
+def test_leaf_buckets_large_tensor_gets_its_own_bucket():
+    assert allreduce.leaf_buckets(leaves_of(3, 5, 2, 100, 8, 1), bucket_bytes=40) == [[0, 1, 2], [3], [4, 5]]
+    assert allreduce.leaf_buckets(leaves_of(3, 5, 2, 100, 8, 1), bucket_bytes=None) == [[0, 1, 2, 3, 4, 5]]
+    assert allreduce.leaf_buckets(leaves_of(3, 5), bucket_bytes=1) == [[0], [1]]
+    assert allreduce.leaf_buckets(leaves_of(1, 10, 1), bucket_bytes=40) == [[0, 2], [1]]  # of just that size: alone
+
+
+def test_leaf_buckets_wire_dtype_determines_size_and_dtypes_are_separate():
+    assert allreduce.leaf_buckets(leaves_of(10, 10), bucket_bytes=40, wire_dtype=jnp.bfloat16) == [[0, 1]]
+    assert allreduce.leaf_buckets(leaves_of(10, 10), bucket_bytes=40) == [[0], [1]]
+    mixed = [*leaves_of(1), *leaves_of(1, dtype=np.float16), *leaves_of(1)]
+    assert allreduce.leaf_buckets(mixed, bucket_bytes=None) == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("tree", {}, "psum, ring, hierarchical, torus, parameter_server"),
+        ("auto", {}, "strategy.*'auto'"),
+        ("torus", {"wire_dtype": jnp.int8}, "wire_dtype.*'int8'.*float32, bfloat16, float16"),
+        ("torus", {"bucket_bytes": 0}, "bucket_bytes=0: must be positive"),
+    ],
+)
+def test_all_reduce_mean_invalid_argument_raises_config_error(strategy, options, message):
+    with pytest.raises(ConfigError, match=message):
+        allreduce.all_reduce_mean({}, strategy, **options)
+
+
+def test_all_reduce_mean_integer_leaf_raises_config_error():
+    with pytest.raises(ConfigError, match="tree: has a leaf of dtype int32"):
+        allreduce.all_reduce_mean({"count": jnp.zeros(3, jnp.int32)}, "psum")
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_all_reduce_mean_empty_leaf_stays_empty(strategy):
+    inputs = random_tree({"empty": (0, 3), "some": (5,)}, 8)
+    out = reduce_mean(inputs, (2, 4), strategy, bucket_bytes=1)
+    assert out["empty"].shape == (0, 3)
+    assert_mean(out["some"], inputs["some"], 8)
+
+
+def test_all_reduce_mean_parameter_server_on_65_devices_raises_config_error():
+    mesh = abstract_mesh(5, 13)
+    mapped = jax.shard_map(
+        lambda x: allreduce.all_reduce_mean(x, "parameter_server"),
+        mesh=mesh,
+        in_specs=PartitionSpec(AXES),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    with pytest.raises(ConfigError, match=r"strategy='parameter_server': cannot run on 65 devices: .* at most 64 devices"):
+        jax.jit(mapped).trace(jax.ShapeDtypeStruct((65, 4), jnp.float32))
+
+
+PRINT_RING_BITS = """
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES, make_mesh
+
+mesh = make_mesh(2, 4)
+inputs = np.random.default_rng(0).normal(size=(8, 1001)).astype(np.float32)
+here = NamedSharding(mesh, PartitionSpec(AXES))
+array = jax.make_array_from_callback(inputs.shape, here, lambda index: inputs[index])
+reduce = jax.shard_map(
+    lambda x: allreduce.all_reduce_mean(x[0], "ring"),
+    mesh=mesh,
+    in_specs=PartitionSpec(AXES),
+    out_specs=PartitionSpec(),
+    check_vma=False,
+)
+for shard in jax.jit(reduce)(array).addressable_shards:
+    print("bits", np.asarray(shard.data).tobytes().hex())
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_ring_any_number_of_processes_returns_same_bits(processes, over_processes):
+    here = np.asarray(reduce_mean(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
+    lines = [line for lines in over_processes(PRINT_RING_BITS, processes) for line in lines if line.startswith("bits")]
+    assert len(lines) == 8
+    digests = {hashlib.sha256(bytes.fromhex(line.split()[1])).hexdigest() for line in lines}
+    assert digests == {hashlib.sha256(here.tobytes()).hexdigest()}

@@ -1,0 +1,159 @@
+"""Reduce-scatter: exact sums over several CPU processes, the same bits and bytes as XLA's own."""
+
+import dataclasses
+import importlib.util
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+from helpers.strategies import set_stages
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import jaxdp
+from jaxdp import models
+from jaxdp.config import Reduce
+from jaxdp.errors import ConfigError
+from jaxdp.parallel import allreduce, collectives, reduce_scatter
+from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, make_mesh
+from jaxdp.strategies import STRATEGIES
+from jaxdp.training.step_compiler import mesh_of, trace_train_step
+
+ROWS = PartitionSpec(AXES)
+MESHES = [(1, 8), (2, 4), (4, 2), (8, 1)]
+
+
+@pytest.fixture
+def gloo(monkeypatch):
+    """Let JAX appear distributed; only for tracing, because no program of this process can run over gloo."""
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+
+
+def traced(stages, mesh_shape=(2, 4), dtype=jnp.float32):
+    """The jaxpr of `stages` (a strategy's name or a function) on a vector whose size no mesh divides."""
+    mesh = make_mesh(*mesh_shape)
+    total = partial(allreduce.all_reduce_sum, strategy=stages, bucket_bytes=None)
+    proven = allreduce.proves_replication(stages)
+    mapped = jax.shard_map(total, mesh=mesh, in_specs=ROWS, out_specs=PartitionSpec(), check_vma=proven)
+    return jax.jit(mapped).trace([jax.ShapeDtypeStruct((8 * 1001,), dtype)]).jaxpr
+
+
+def scatter_stage(vector):
+    """A custom stage that calls psum_scatter directly."""
+    padded = jnp.pad(vector, (0, -vector.size % 4))
+    return lax.psum_scatter(padded, HORIZONTAL, scatter_dimension=0, tiled=True)
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_strategy_over_gloo_does_not_use_psum_scatter(strategy, gloo):
+    assert "reduce_scatter" not in collectives.primitives(traced(strategy))
+
+
+def test_custom_strategy_of_built_in_stages_over_gloo_does_not_use_psum_scatter(gloo):
+    def custom(vector):
+        part = allreduce.all_reduce_columns(allreduce.reduce_scatter_rows(vector))
+        return allreduce.all_gather_rows(part)
+
+    assert "reduce_scatter" not in collectives.primitives(traced(custom))
+
+
+def test_train_step_over_gloo_uses_all_to_all(gloo, tiny_resnet):
+    phase = jaxdp.plan(tiny_resnet, devices=4).phases[0]
+    step = trace_train_step(tiny_resnet, models.create(tiny_resnet.model), phase, mesh=mesh_of(phase))
+    assert "reduce_scatter" not in collectives.primitives(step.jaxpr)
+    assert "all_to_all" in collectives.primitives(step.jaxpr)
+
+
+def test_reduce_scatter_single_process_or_gpu_uses_psum_scatter(monkeypatch):
+    assert "reduce_scatter" in collectives.primitives(traced("torus"))
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert reduce_scatter.uses_gloo("cpu")
+    assert not reduce_scatter.uses_gloo("cuda")
+    assert not reduce_scatter.uses_gloo("gpu")
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+def test_all_to_all_sum_sends_same_bytes_as_psum_scatter(mesh_shape, monkeypatch):
+    sizes = dict(zip(AXES, mesh_shape, strict=True))
+    scattered = collectives.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    exchanged = collectives.find_collectives(traced("torus", mesh_shape, jnp.bfloat16), sizes)
+    assert [(one.axes, one.dtype, one.sent_bytes) for one in scattered] == [
+        (one.axes, one.dtype, one.sent_bytes) for one in exchanged
+    ]
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_reduce_scatter_both_forms_return_sums_of_numpy(mesh_shape, dtype):
+    vertical, horizontal = mesh_shape
+    values = np.random.default_rng(0).integers(-15, 16, (8, 8 * 37))  # 16-bit formats hold all sums of eight
+    given = jnp.asarray(values.reshape(-1), dtype)
+    mesh = make_mesh(*mesh_shape)
+    expected = values.reshape(vertical, horizontal, -1).sum(1).reshape(-1)
+    for form in (reduce_scatter.psum_scatter, reduce_scatter.all_to_all_sum):
+        out = jax.jit(jax.shard_map(form, mesh=mesh, in_specs=ROWS, out_specs=ROWS))(given)
+        assert out.dtype == given.dtype
+        np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
+
+
+def test_reduce_scatter_both_forms_return_same_bits():
+    given = np.random.default_rng(0).normal(size=8 * 4096).astype(np.float32)
+    mesh = make_mesh(2, 4)
+    out = [
+        np.asarray(jax.jit(jax.shard_map(form, mesh=mesh, in_specs=ROWS, out_specs=ROWS))(given))
+        for form in (reduce_scatter.psum_scatter, reduce_scatter.all_to_all_sum)
+    ]
+    np.testing.assert_array_equal(*out)
+
+
+def test_custom_psum_scatter_over_gloo_with_inexact_jaxlib_raises_config_error(gloo, tiny_resnet, tmp_path, monkeypatch):
+    gathered = partial(lax.all_gather, axis_name=HORIZONTAL, tiled=True, to="invarying")
+    stages = scatter_stage, lambda vector: lax.psum(vector, VERTICAL), gathered
+    set_stages(monkeypatch, "mine", *stages)
+    names = collectives.primitives(traced("mine"))
+    for version in ("0.10.2", "0.11.2", "0.12.0"):
+        monkeypatch.setattr(jaxlib, "__version__", version)
+        assert "lax.psum_scatter returns wrong sums" in reduce_scatter.inexact_collective_reason(names, "cpu")
+        assert reduce_scatter.inexact_collective_reason(names, "cuda") is None
+    monkeypatch.setattr(jaxlib, "__version__", str(reduce_scatter.EXACT_OVER_GLOO))
+    assert reduce_scatter.inexact_collective_reason(names, "cpu") is None
+
+    monkeypatch.setattr(jaxlib, "__version__", "0.10.2")
+    config = dataclasses.replace(tiny_resnet, reduce=Reduce(strategy="mine"))
+    with pytest.raises(ConfigError, match=r"^reduce.strategy='mine': lax.psum_scatter returns wrong sums.*"):
+        jaxdp.train(config, tmp_path / "run")
+
+
+def session(layout, names, sizes, calls) -> dict[str, tuple[int, int]]:
+    """(wrong calls, calls) by strategy in a session of new processes."""
+    path = Path(__file__).parents[2] / "benchmarks/collectives.py"
+    spec = importlib.util.spec_from_file_location("collectives", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    counts = dict.fromkeys(names, (0, 0))
+    for row in module.session(layout, names, sizes, calls):
+        wrong, done = counts[row["form"]]
+        counts[row["form"]] = wrong + row["wrong"], done + row["calls"]
+    return counts
+
+
+def test_torus_two_processes_returns_exact_sums():
+    counts = session("2x1", ["torus"], [524_288, 2_097_152], 20)
+    assert counts == {"torus": (0, 80)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["2x1", "2x2", "4x1", "2x4"])
+def test_strategies_several_processes_return_exact_sums(layout):
+    """Large messages only for two strategies, which together use all collectives except permutes."""
+    strategies, largest = list(STRATEGIES), ["torus", "psum"]
+    small = session(layout, strategies, [65_536, 2_097_152], 12)
+    large = session(layout, largest, [104_857_600], 2)
+    assert {name: wrong for name, (wrong, _) in small.items()} == dict.fromkeys(strategies, 0)
+    assert {name: wrong for name, (wrong, _) in large.items()} == dict.fromkeys(largest, 0)
+    assert min(calls for _, calls in small.values()) >= 48

@@ -1,0 +1,22 @@
+"""Accuracy by class, mistakes and their figure."""
+
+import numpy as np
+
+from jaxdp.report import plots
+from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
+
+
+def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_mistakes():
+    counts = np.diag(np.full(1000, 50))
+    counts[7] = np.roll(counts[7], 1)  # all 50 images of class 7 are predicted as class 8
+    counts[500, [500, 3]] = 30, 20
+    confusion = Confusion(counts, [f"c{number}" for number in range(1000)], "a checkpoint")
+    rows = confusion.by_class()
+    assert rows[0] == {"name": "c7", "images": 50, "correct": 0, "accuracy": 0.0, "confused_with": ("c8", 50)}
+    assert rows[1] == {"name": "c500", "images": 50, "correct": 30, "accuracy": 0.6, "confused_with": ("c3", 20)}
+    assert rows[2]["confused_with"] is None
+    assert confusion.mistakes() == [("c7", "c8", 50), ("c500", "c3", 20)]
+    bars, mistakes = plots.confusion_figure(confusion).axes
+    assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
+    assert len(bars.get_yticklabels()) == MAX_LIST_ROWS
+    assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]

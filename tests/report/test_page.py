@@ -1,0 +1,187 @@
+"""The page of `jaxdp report`: its content, and its files."""
+
+import base64
+import csv
+import dataclasses
+import errno
+import fcntl
+import json
+import re
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers.report import write_result, write_run
+from helpers.saved_run import save_run
+
+from jaxdp import models, train
+from jaxdp.config import Data, Phase
+from jaxdp.errors import ConfigError
+from jaxdp.inference.evaluate import evaluate
+from jaxdp.report import page, write
+from jaxdp.report.confusion import Confusion
+from jaxdp.report.run_history import PARTS, read, read_all
+
+SECTIONS = ("Loss and accuracy", "Learning rate, momentum, batch size and speed", "Wall time", "Classes", "All numbers")
+
+
+@pytest.fixture
+def no_drawing(monkeypatch):
+    """Skip the rendering of figures, which takes a second each."""
+    monkeypatch.setattr(page, "_png", lambda figure: b"picture")
+
+
+def test_page_of_a_trained_run_has_all_sections_and_consistent_numbers(tiny, tmp_path):
+    result = train(dataclasses.replace(tiny, epochs=1.5, batch=(Phase(16),)), tmp_path)
+    text = write([tmp_path]).read_text()
+    assert re.findall("<h2>(.*?)</h2>", text) == [*SECTIONS]
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        *("report.html", "curves.png", "settings.png", "time.png", "classes-1.png", "classes-1.csv", "confusions-1.csv")
+    }
+    # Classes: the matrix adds up to the accuracy of `evaluate`.
+    assert f"{100 * evaluate(tiny, tmp_path)['eval_accuracy']:.2f} % of 23 held-out images" in text
+    correct = sum(int(count) for count in re.findall(r"<td>(\d+) of \d+</td>", text))
+    assert correct == round(23 * result.accuracy)
+    assert sum(int(count) for count in re.findall(r"<td>\d+ of (\d+)</td>", text)) == 23
+    pairs = list(csv.DictReader((tmp_path / "report/confusions-1.csv").read_text().splitlines()))
+    assert sum(int(pair["images"]) for pair in pairs) == 23
+    assert sum(int(pair["images"]) for pair in pairs if pair["label"] == pair["predicted"]) == correct
+    classes = list(csv.DictReader((tmp_path / "report/classes-1.csv").read_text().splitlines()))
+    assert sum(int(row["correct"]) for row in classes) == correct
+    # Times: the parts add up to the wall time.
+    history = read(tmp_path)
+    seconds = history.seconds()
+    assert seconds.keys() == PARTS.keys()
+    assert seconds.pop("exposed") is None
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(result.wall_seconds)
+    assert all(after["wall_seconds"] > before["wall_seconds"] for before, after in pairwise(history.records))
+    assert history.records[-1]["wall_seconds"] <= result.wall_seconds
+
+
+def test_page_contains_no_script_and_no_external_file(tmp_path):
+    runs = [write_run(tmp_path / "a<b", "imagenet_mlperf_8192"), write_run(tmp_path / "c")]
+    text = write(runs, tmp_path / "page", evaluate=False).read_text()
+    for source in re.findall(r"""(?:src|href|url|@import)\s*[=(]\s*["']?([^"')\s>]*)""", text):
+        assert source.startswith("data:"), source[:80]
+    assert "<script" not in text
+    assert "http" not in text
+    assert "a&lt;b" in text
+    assert "a<b" not in text
+    images = [base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]*)"', text)]
+    assert images == [(tmp_path / "page" / name).read_bytes() for name in ("curves.png", "settings.png")]
+
+
+def test_page_of_several_runs_has_their_names_and_differences(no_drawing, tmp_path):
+    for name in "abc":
+        write_run(tmp_path / name)
+    text = write([tmp_path / name for name in "abc"], tmp_path / "page", evaluate=False).read_text()
+    assert "<h1>a, b, c</h1>" in text
+    assert "<h2>Differences between the configurations</h2>\n<p>The configurations are the same.</p>" in text
+
+
+@pytest.mark.parametrize("evaluations", [(), (0.5,)])
+def test_page_of_a_killed_run_without_a_checkpoint_shows_what_was_logged(no_drawing, tmp_path, evaluations):
+    run = write_run(tmp_path / "run", accuracies=evaluations)
+    log = run / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"step": 9, "epoch": 100.0, "eval_acc')
+    text = write([run]).read_text()
+    assert "The run is not finished." in text
+    assert "Accuracy by class and confusion matrix missing: " in text
+    assert ("no evaluation yet" in text) == (not evaluations)
+    log.write_text("")
+    assert "no evaluation yet after 0.00 epochs" in write([run]).read_text()
+
+
+def test_page_of_a_running_run_skips_the_evaluation(no_drawing, tmp_path):
+    run = write_run(tmp_path)
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = write([run]).read_text()
+    assert "The run is still training." in text
+    assert "skipped: the run is still training and uses its devices" in text
+
+
+def test_page_of_a_run_with_images_from_python_asks_for_them(no_drawing, tmp_path):
+    config = read(write_run(tmp_path)).config
+    write_run(tmp_path, data=dataclasses.replace(config.data, source="given", eval_split=None))
+    assert "missing: the run was given its images from Python" in write([tmp_path]).read_text()
+
+
+def test_page_of_a_run_with_other_classes_is_written_without_them(no_drawing, tiny, tmp_path):
+    config = dataclasses.replace(tiny, data=Data(source="digits", image_size=16))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=10))
+    run = tmp_path / "run"
+    save_run(config, run, *models.create(config.model).init(jax.random.key(0), (16, 16, 3)))
+    (run / "metrics.jsonl").write_text("")
+    (run / "classes.json").write_text(json.dumps([*"0123", "five", *"56789"][:10]))
+    progress = []
+    text = write([run], info=progress.append).read_text()
+    assert "classes-1.png" not in text
+    assert progress[0].startswith("run: accuracy by class missing: data.directory")
+    assert "five" in progress[0]
+
+
+def test_figures_show_names_with_dollars_and_missing_glyphs_without_warnings(tmp_path):
+    runs = [write_run(tmp_path / "$run$ \\frac"), write_run(tmp_path / "$b")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write(runs, tmp_path / "page", evaluate=False)
+        confusion = Confusion(np.eye(3, dtype=np.int64), ["$5_$10", "$x^2$", "日本"], "a checkpoint")
+        figures = page._figures(read_all(runs[:1]), [confusion])
+    assert figures["classes-1.png"].startswith(b"\x89PNG")
+
+
+def test_write_on_a_full_disk_keeps_the_earlier_report(no_drawing, tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run")
+    before = write([run], evaluate=False).read_bytes()
+    write_bytes = Path.write_bytes
+
+    def fail(path, data):
+        if path.name == "settings.png":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match=r"No space left on device: .*report"):
+        write([run], evaluate=False)
+    monkeypatch.undo()
+    assert (run / "report/report.html").read_bytes() == before
+    assert {path.name for path in (run / "report").iterdir()} == {"report.html", "curves.png", "settings.png"}
+
+
+def test_write_replaces_files_of_an_earlier_report_only(no_drawing, tmp_path):
+    run, folder = write_run(tmp_path / "run"), tmp_path / "page"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    for name in ("curves.png", "report.html"):
+        (folder / name).write_text("mine")
+        with pytest.raises(ConfigError) as error:
+            write([run], folder, evaluate=False)
+        assert (error.value.field, error.value.reason) == ("--output", f"contains a {name} that no report has written")
+        assert {path.read_text() for path in folder.iterdir()} == {"mine"}
+        (folder / name).unlink()
+    write_result(run)
+    write([run], folder, evaluate=False)
+    assert (folder / "time.png").exists()
+    (run / "result.json").unlink()
+    write([run], folder, evaluate=False)
+    assert {path.name for path in folder.iterdir()} == {"notes.txt", "report.html", "curves.png", "settings.png"}
+
+
+def test_write_with_a_run_given_twice_raises(tmp_path):
+    run = write_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="a run is given twice"):
+        write([run, tmp_path / "run/../run"])
+
+
+@pytest.mark.parametrize("checkpoint", ["bset", "99", "", ".."])
+def test_write_with_an_unknown_checkpoint_raises_before_writing(no_drawing, tmp_path, checkpoint):
+    run = write_run(tmp_path / "run")
+    with pytest.raises(ConfigError) as error:
+        write([run], checkpoint=checkpoint)
+    assert (error.value.field, error.value.value, error.value.reason) == ("--checkpoint", checkpoint, "not found")
+    assert not (run / "report/report.html").exists()

@@ -1,0 +1,71 @@
+"""The summary of a run as a dict and as text."""
+
+import pytest
+from helpers.report import write_run
+
+from jaxdp.errors import ConfigError
+from jaxdp.report import as_text, report
+
+
+def test_report_of_an_imagenet_run_compares_it_with_the_mlperf_reference(tmp_path):
+    summary = report(write_run(tmp_path, "imagenet_mlperf_8192"))
+    assert (summary["accuracy"], summary["best_accuracy"], summary["best_epoch"]) == (0.759, 0.7601, 60.0)
+    assert (summary["epochs_to_target"], summary["reference_epochs"]) == (60.0, 41.88)
+    assert summary["ratio"] == pytest.approx(60 / 41.88)
+    text = "75.9 % reached after 60.00 epochs; MLPerf reference: 41.88 epochs (mean), ratio 1.433"
+    assert as_text(summary).splitlines()[1] == text
+
+
+def test_report_without_target_reference_or_imagenet_leaves_fields_empty(tmp_path):
+    short = report(write_run(tmp_path / "a", "imagenet_mlperf_8192", accuracies=(0.5, 0.7)))
+    assert (short["epochs_to_target"], short["reference_epochs"], short["ratio"]) == (None, 41.88, None)
+    assert "75.9 % not reached" in as_text(short)
+    other_batch = report(write_run(tmp_path / "b", "imagenet_goyal_256"))
+    assert (other_batch["reference_epochs"], other_batch["ratio"]) == (None, None)
+    assert "no MLPerf reference for this batch size" in as_text(other_batch)
+    digits = report(write_run(tmp_path / "c"))
+    assert digits["epochs_to_target"] is None
+    assert len(as_text(digits).splitlines()) == 1
+
+
+def test_report_of_a_killed_run_ignores_the_torn_last_line(tmp_path):
+    log = write_run(tmp_path) / "metrics.jsonl"
+    log.write_text(log.read_text() + '{"epoch": 100.0, "eval_acc')
+    assert report(tmp_path)["epochs"] == 80.0
+
+
+@pytest.mark.parametrize("line", [b"{broken", b"5", b"\xff\xfe", b"[1]"])
+def test_report_with_a_damaged_line_names_it(tmp_path, line):
+    log = write_run(tmp_path) / "metrics.jsonl"
+    log.write_bytes(line + b"\n" + log.read_bytes())
+    with pytest.raises(ConfigError) as error:
+        report(tmp_path)
+    assert (error.value.field, error.value.reason) == (str(log), "line 1 is damaged")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"{broken", b"{}}"])
+def test_report_with_a_damaged_config_names_the_file_in_one_line(tmp_path, content):
+    write_run(tmp_path)
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^[^\n]*config\.json[^\n]*$"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "metrics.jsonl"])
+def test_report_of_a_directory_without_a_run_names_the_missing_file(tmp_path, missing):
+    write_run(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError) as error:
+        report(tmp_path)
+    assert (error.value.field, error.value.reason) == ("workdir", f"holds no run: {missing} not found")
+
+
+def test_report_before_the_first_evaluation_has_no_accuracy(tmp_path):
+    summary = report(write_run(tmp_path, accuracies=()))
+    assert (summary["epochs"], summary["accuracy"], summary["best_accuracy"], summary["epochs_to_target"]) == (
+        0.1,
+        None,
+        None,
+        None,
+    )
+    assert as_text(summary) == "digits: no evaluation yet after 0.10 epochs"

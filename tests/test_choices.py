@@ -1,0 +1,187 @@
+"""The tables of choices agree with the config, the implementations and the documentation."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args, get_type_hints
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdp import schedules
+from jaxdp.choices import (
+    AUGMENTATIONS,
+    MIXES,
+    MOMENTUM_RULES,
+    OPTIMIZERS,
+    SCHEDULES,
+    SOURCES,
+    TABLES,
+    Choice,
+    Choices,
+)
+from jaxdp.config import Config, Optimizer, Reduce, Schedule
+from jaxdp.data import augment, sources
+from jaxdp.errors import ConfigError
+from jaxdp.optim import build_optimizer, optimizer
+from jaxdp.recipes import load_config
+from jaxdp.strategies import STRATEGIES
+from jaxdp.validation import from_dict
+
+ROOT = Path(__file__).parent.parent
+RECIPES_PAGE = (ROOT / "docs/recipes.md").read_text()
+EXTENDING_PAGE = (ROOT / "docs/extending.md").read_text()
+by_field = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.field)
+
+
+def section_of(field: str) -> type:
+    return type(getattr(Config(), field.split(".")[0]))
+
+
+@by_field
+def test_table_has_the_choices_of_its_config_field(table):
+    section, field = table.field.split(".")
+    hints = get_type_hints(section_of(table.field))
+    if table.other is None:
+        assert set(get_args(hints[field])) == set(table)
+    else:
+        assert hints[field] is str
+    assert getattr(getattr(Config(), section), field) in table
+
+
+@by_field
+def test_fields_that_a_choice_uses_exist_in_the_config(table):
+    known = {field.name for field in dataclasses.fields(getattr(Config(), table.section))}
+    for name, choice in table.entries.items():
+        assert set(choice.uses.split()) <= known, name
+
+
+@by_field
+def test_help_of_the_field_names_every_choice(table):
+    hint = get_type_hints(section_of(table.field), include_extras=True)[table.field.split(".")[1]]
+    (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
+    for name in table:
+        assert name in doc
+
+
+@by_field
+def test_documentation_lists_every_choice(table):
+    (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith(f"| `{table.field}` |")]
+    assert re.findall(r"`(\w+)`", row.split("|")[2]) == list(table)
+
+
+def test_documentation_lists_every_strategy():
+    (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith("| `reduce.strategy` |")]
+    builtin = [name for name, strategy in STRATEGIES.items() if strategy.builtin]
+    assert re.findall(r"`(\w+)`", row.split("|")[2]) == [*builtin, "auto"]
+    page = (ROOT / "docs/aggregation.md").read_text()
+    hint = get_type_hints(Reduce, include_extras=True)["strategy"]
+    (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
+    for name in builtin:
+        assert name in page
+        assert STRATEGIES[name].help
+        assert f"{name}: {STRATEGIES[name].help}" in doc
+
+
+@pytest.mark.parametrize(
+    ("table", "functions"),
+    [
+        (OPTIMIZERS, optimizer.CONSTRUCTORS),
+        (SCHEDULES, schedules.RATES),
+        (MOMENTUM_RULES, schedules.MOMENTA),
+        (AUGMENTATIONS, augment.TRANSFORMS),
+        (MIXES, augment.MIXERS),
+        (SOURCES, sources.READERS),
+    ],
+    ids=lambda part: getattr(part, "field", ""),
+)
+def test_every_choice_has_an_implementation(table, functions):
+    assert set(functions) == set(table)
+
+
+def test_implement_without_a_function_for_a_choice_raises():
+    table = Choices("optimizer.name", "optimizer", {"sgd": Choice(""), "adamw": Choice("")})
+    with pytest.raises(TypeError, match=r"optimizer\.name: no implementation of adamw"):
+        table.implement({"sgd": len})
+    with pytest.raises(TypeError, match=r"optimizer\.name: lion is implemented but missing in jaxdp/choices\.py"):
+        table.implement({"sgd": len, "adamw": len, "lion": len})
+
+
+def test_build_optimizer_with_an_unknown_name_raises_key_error():
+    with pytest.raises(KeyError, match="adamw"):
+        build_optimizer(Optimizer(name="adamw"), 0.1, 0.9)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_every_optimizer_reduces_a_quadratic_loss_and_keeps_its_state_structure(name):
+    config = Optimizer(name=name, weight_decay=0.0, trust_coefficient=0.1 if name == "lars" else 0.001)
+    weights = jnp.ones((2, 2))
+    state = build_optimizer(config, 0.0, 0.0).init(weights)
+    for _ in range(20):
+        updates, state = build_optimizer(config, 0.1, 0.5).update(2 * weights, state, weights)
+        weights = optax.apply_updates(weights, updates)
+    assert float(jnp.abs(weights).max()) < 0.95
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_every_schedule_gives_a_finite_positive_rate_within_the_run(name):
+    schedule = Schedule(name=name, learning_rate=0.5, warmup_epochs=2.0, start=0.01)
+    rates = [schedules.learning_rate(schedule, epoch / 4, epochs=10.0, global_batch=256) for epoch in range(40)]
+    assert np.isfinite(rates).all()
+    assert min(rates) > 0
+
+
+CHOICES = [(table, name) for table in TABLES for name in table if (table, name) != (SOURCES, "imagenet2012")]
+
+
+@pytest.mark.parametrize(("table", "name"), CHOICES, ids=lambda part: getattr(part, "field", part))
+def test_flag_with_the_name_of_a_choice_selects_it(table, name):
+    flags = ["--data.directory", "/images"] if name == "folder" else []
+    config = load_config("digits", [f"--{table.field.replace('_', '-')}", name, *flags])
+    section, field = table.field.split(".")
+    assert getattr(getattr(config, section), field) == name
+
+
+def test_choice_that_ignores_a_changed_field_is_rejected_with_field_and_reason():
+    tree = dataclasses.asdict(Config(optimizer=Optimizer(name="sgd", trust_coefficient=0.5)))
+    with pytest.raises(ConfigError) as caught:
+        from_dict(tree)
+    assert (caught.value.field, caught.value.value) == ("optimizer.trust_coefficient", 0.5)
+    assert caught.value.reason == "not used with optimizer.name='sgd'"
+    assert caught.value.hint.startswith("set optimizer.name to lars, or use the default: --optimizer.trust-coefficient 0.001")
+
+
+def test_extending_names_files_and_tables_that_exist():
+    for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE):
+        assert (ROOT / path).exists(), path
+    sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
+    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "READERS": sources, "TRANSFORMS": augment}
+    for name, module in tables.items():
+        path = f"jaxdp/{'/'.join(module.__name__.split('.')[1:])}.py"
+        assert re.search(rf"`{path}`[^.]*`{name}`", sentences), name
+        assert hasattr(module, name)
+
+
+def test_extending_shows_an_optimizer_constructor_that_equals_optax_adamw():
+    (block,) = re.findall(r"```python\n(   def _adamw.*?)   ```", EXTENDING_PAGE, re.DOTALL)
+    names = dict(vars(optimizer))
+    exec("\n".join(line.removeprefix("   ") for line in block.splitlines()), names)
+    config = SimpleNamespace(beta2=0.99, eps=1e-6, weight_decay=0.1)
+    ours, peer = names["_adamw"](config, 0.1, 0.9), optax.adamw(0.1, 0.9, 0.99, 1e-6, weight_decay=0.1)
+    weights = jnp.array([[1.0, -2.0]])
+    our_state, peer_state = ours.init(weights), peer.init(weights)
+    for _ in range(3):
+        gradient = jnp.array([[0.3, 0.5]])
+        updates, our_state = ours.update(gradient, our_state, weights)
+        expected, peer_state = peer.update(gradient, peer_state, weights)
+        np.testing.assert_allclose(updates, expected, rtol=1e-6)
+
+
+def test_choices_module_imports_no_third_party_package():
+    tree = ast.parse((ROOT / "jaxdp/choices.py").read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules <= {"collections.abc", "dataclasses", "typing"}

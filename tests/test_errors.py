@@ -1,0 +1,72 @@
+"""ConfigError as one line with fields, and untrusted text before it is printed."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+
+from jaxdp.errors import ConfigError, one_of, printable, suggest
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ConfigError("epochs", -1, reason="must be positive"), "epochs=-1: must be positive"),
+        (ConfigError("epochs", None, reason="required", hint="use 90"), "epochs=None: required; use 90"),
+        (ConfigError("mesh", reason="too large", hint="omit it"), "mesh: too large; omit it"),
+    ],
+)
+def test_config_error_is_one_line_and_keeps_its_fields_when_pickled(error, line):
+    assert str(error) == line
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == line
+    assert (copy.field, copy.value, copy.reason, copy.hint) == (error.field, error.value, error.reason, error.hint)
+
+
+def test_every_config_error_in_jaxdp_has_a_field_and_a_reason():
+    """Also where no test raises it. Reasons do not repeat the old catch-all "is not allowed"."""
+    calls = 0
+    for path in sorted((Path(__file__).parent.parent / "jaxdp").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "ConfigError":
+                calls += 1
+                place = f"{path}:{node.lineno}"
+                assert len(node.args) in (1, 2), place
+                assert {keyword.arg for keyword in node.keywords} - {"value"} in ({"reason"}, {"reason", "hint"}), place
+                assert "is not allowed" not in ast.unparse(node), place
+    assert calls > 100
+
+
+def test_one_of_names_the_nearest_choice_and_all_choices():
+    error = one_of("bench", "scalng", ["input", "scaling"])
+    assert (error.field, error.value, error.reason) == ("bench", "scalng", "invalid choice")
+    assert error.hint == "did you mean scaling? choose from input, scaling"
+    assert suggest("x", ["input"]) == "choose from input"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("node-3.example.org", "node-3.example.org"),
+        ("Ärger 画像.png", "Ärger 画像.png"),
+        ("\x1b[2J\x1b]0;title\x07", r"\x1b[2J\x1b]0;title\x07"),
+        ("two\nlines\r\tand\u2028three", r"two\nlines\r\tand\u2028three"),
+        ("\x9b31m", r"\x9b31m"),  # the one-byte form of ESC [
+        ("safe\u202egnp.exe", r"safe\u202egnp.exe"),  # right-to-left override
+        ("caf\udce9", r"caf\udce9"),  # a file name that is not UTF-8
+        (b"bytes".decode() + "\0", r"bytes\x00"),
+        (17, "17"),
+    ],
+)
+def test_printable_escapes_characters_that_terminals_interpret(text, shown):
+    assert printable(text) == shown
+    assert printable(text).isprintable()
+    printable(text).encode()
+
+
+def test_printable_truncates_long_text():
+    assert printable("x" * 200) == "x" * 200
+    assert printable("x" * 201) == "x" * 197 + "..."
+    assert printable("\x1b" * 10**6, 40) == (r"\x1b" * 10)[:37] + "..."
+    assert len(printable("\n" * 30, 50)) == 50

@@ -1,0 +1,178 @@
+"""Paths that a user names: what is no local, regular file is refused in one line, before anything is read."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import jaxdp
+from jaxdp.cli import main
+from jaxdp.config import Compile, Data, Finetune
+from jaxdp.data.decode import ImageError
+from jaxdp.data.image_folder import ImageFolder
+from jaxdp.errors import ConfigError
+from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
+from jaxdp.inference.load_run import list_checkpoints
+from jaxdp.inference.predict import ImageFiles
+from jaxdp.models import weights
+from jaxdp.report import report, write
+from jaxdp.training import autotune, run_dir
+from jaxdp.validation import validate
+
+URLS = (
+    "gs://bucket/run",
+    "s3://bucket/run",
+    "file:///tmp/run",
+    "hdfs://name:9000/run",
+    "http://host/run",
+    "gs:/bucket/run",
+    " gs://bucket/run",
+)
+
+
+def irregular(place: Path) -> list[Path]:
+    """A pipe, a link to an endless device, and a directory: each blocks, never ends, or is no file."""
+    pipe, endless, folder = place / "pipe.png", place / "endless.png", place / "folder.png"
+    os.mkfifo(pipe)
+    endless.symlink_to("/dev/zero")
+    folder.mkdir()
+    return [pipe, endless, folder]
+
+
+def test_open_regular_of_a_pipe_device_or_directory_raises(tmp_path):
+    for path in irregular(tmp_path):
+        with pytest.raises(NotRegularError, match=r"not a regular file|Is a directory"):
+            open_regular(path)
+        with pytest.raises(NotRegularError):
+            open_regular(path, "ab")
+    (tmp_path / "sparse").write_bytes(b"")
+    os.truncate(tmp_path / "sparse", 10**12)
+    with pytest.raises(OSError, match="File too large"):
+        read_regular(tmp_path / "sparse")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        read_regular(tmp_path / "loop")
+
+
+def test_open_regular_appends_and_follows_links(tmp_path):
+    with open_regular(tmp_path / "new", "ab") as file:
+        file.write(b"one ")
+    with open_regular(tmp_path / "new", "ab") as file:
+        file.write(b"two")
+    (tmp_path / "link").symlink_to("new")
+    assert read_regular(tmp_path / "link") == b"one two"
+
+
+def test_images_that_are_not_regular_files_raise_image_error(tmp_path):
+    folder = tmp_path / "train/only"
+    folder.mkdir(parents=True)
+    paths = irregular(folder)
+    for source in (ImageFolder.open(tmp_path / "train"), ImageFiles(list(map(str, sorted(paths))))):
+        assert len(source) == 3
+        for index in range(3):
+            with pytest.raises(ImageError, match=r"not a regular file|Is a directory"):
+                source[index]
+
+
+def test_read_weights_of_an_irregular_file_raises(tmp_path):
+    for path in irregular(tmp_path):
+        with pytest.raises(ConfigError, match=r"(not a regular file|Is a directory); give a \.safetensors file$"):
+            weights.read(path)
+    os.truncate(os.open(tmp_path / "sparse.safetensors", os.O_CREAT | os.O_RDWR), 10**12)
+    with pytest.raises(ConfigError, match=r"File too large; give a \.safetensors file$"):
+        weights.read(tmp_path / "sparse.safetensors")
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl", "reduce.json", "classes.json", ".lock"])
+def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_path, name):
+    with run_dir.lock_run_dir(tmp_path):
+        run_dir.prepare_run_dir(tmp_path, tiny)
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    calls = {
+        "config.json": [lambda: run_dir.prepare_run_dir(tmp_path, tiny), lambda: run_dir.run_config(tmp_path)],
+        "result.json": [lambda: run_dir.prepare_run_dir(tmp_path, tiny)],
+        "metrics.jsonl": [lambda: report(tmp_path)],
+        "classes.json": [lambda: run_dir.class_names(tmp_path, 3)],
+        ".lock": [lambda: run_dir.lock_run_dir(tmp_path).__enter__()],
+    }
+    for call in calls.get(name, ()):
+        with pytest.raises(ConfigError, match=r"^--workdir=|holds no run"):
+            call()
+    assert autotune._read(tmp_path / "reduce.json") == []
+    assert not run_dir.in_use(tmp_path)
+
+
+def test_report_with_a_pipe_in_place_of_the_page_raises(tiny_resnet, tmp_path):
+    with run_dir.lock_run_dir(tmp_path):
+        run_dir.prepare_run_dir(tmp_path, tiny_resnet)
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    (tmp_path / "report").mkdir()
+    os.mkfifo(tmp_path / "report/report.html")
+    with pytest.raises(ConfigError, match=r"contains a report\.html that no report has written"):
+        write([tmp_path], evaluate=False)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
+    calls = [
+        lambda: jaxdp.train(tiny_resnet, url),
+        lambda: jaxdp.train(tiny_resnet, Path(url)),
+        lambda: jaxdp.train(tiny_resnet, tmp_path / "run", resume=url),
+        lambda: jaxdp.evaluate(None, url),
+        lambda: list_checkpoints(url),
+        lambda: report(url),
+        lambda: write([url]),
+        lambda: jaxdp.load_config(url),
+        lambda: weights.import_file(url, "out.safetensors"),
+        lambda: weights.import_file("in.safetensors", f"{url}.safetensors"),
+        lambda: validate(dataclasses.replace(tiny_resnet, data=Data(source="folder", directory=url))),
+        lambda: validate(dataclasses.replace(tiny_resnet, finetune=Finetune(weights=url))),
+        lambda: validate(dataclasses.replace(tiny_resnet, compile=Compile(cache=url))),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"URLs are not supported; use a local path$"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+
+
+FLAGS = {
+    "train": "--workdir --resume --config --data.directory --finetune.weights --compile.cache --name",
+    "plan": "--config --picture",
+    "evaluate": "--workdir",
+    "predict": "--workdir --csv --config IMAGES",
+    "checkpoints": "--workdir",
+    "export": "--workdir --output --config",
+    "import": "--output FILE",
+    "bench allreduce": "--config --output --compile.cache",
+    "bench input": "--config --output --data.directory",
+    "bench scaling": "--config --output",
+    "bench step": "--config --output",
+    "data prepare": "--directory --manual-directory",
+    "report": "--output --config WORKDIR",
+    "doctor": "--config --workdir --output --data.directory",
+}
+
+
+@pytest.mark.parametrize(("command", "flag"), [(name, flag) for name, flags in FLAGS.items() for flag in flags.split()])
+def test_url_on_the_command_line_exits_with_2_and_one_line(capsys, tmp_path, monkeypatch, command, flag):
+    monkeypatch.chdir(tmp_path)
+    given = [flag] if flag.startswith("--") else []
+    with pytest.raises(SystemExit) as left:
+        main.main([*command.split(), *given, "gs://bucket/x.safetensors"])
+    out, err = capsys.readouterr()
+    assert (left.value.code, out) == (2, "")
+    assert err.endswith("='gs://bucket/x.safetensors': URLs are not supported; use a local path\n")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_write_atomically_replaces_the_content_and_leaves_no_other_file(tmp_path):
+    write_atomically(tmp_path / "x.json", json.dumps([1, 2]))
+    write_atomically(tmp_path / "x.json", json.dumps([3]))
+    assert json.loads((tmp_path / "x.json").read_text()) == [3]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]

@@ -1,0 +1,87 @@
+"""The table of strategies: every entry is documented, tested, and has all that the other modules read from it."""
+
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from helpers.strategies import remove_registered
+
+import jaxdp
+from jaxdp.config import Config, Reduce
+from jaxdp.errors import ConfigError
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.audit import ROUTES, second_route
+from jaxdp.parallel.buckets import WIRE_BYTES
+from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, unsupported_reason
+from jaxdp.validation import validate
+
+ROOT = Path(__file__).parent.parent
+# Tests that take every strategy from the table: gradients, sums, overlap, audits.
+PARAMETRIZED = ("training/test_step.py", "parallel/test_allreduce.py", "parallel/test_overlap.py", "training/test_audit.py")
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    yield
+    remove_registered()
+
+
+def missing(name: str) -> list[str]:
+    """What a strategy of jaxdp lacks."""
+    strategy, page = STRATEGIES[name], (ROOT / "docs/aggregation.md").read_text()
+    checks = {
+        "a row in docs/aggregation.md": re.search(rf"^\| `{name}` \|", page, re.MULTILINE),
+        "a help text": strategy.help,
+        "stages in jaxdp/parallel/allreduce.py": all(callable(stage) for stage in allreduce.stages_of(name)),
+        "a cost": strategy.cost and all(cost.rounds >= 0 and cost.volume >= 0 for cost in strategy.cost(2, 4)),
+        "a second route for audits": second_route(name, 2, 4) in ROUTES,
+        "a key equal to its name": strategy.name == name,
+    }
+    return [what for what, found in checks.items() if not found]
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_strategy_of_the_table_lacks_nothing(name):
+    assert missing(name) == []
+
+
+@pytest.mark.parametrize("path", PARAMETRIZED)
+def test_tests_of_strategies_take_them_from_the_table(path):
+    assert re.search(r"parametrize\(.*STRATEGIES|in STRATEGIES", (ROOT / "tests" / path).read_text())
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, AUTO])
+def test_validate_accepts_every_strategy_of_the_table(name):
+    assert validate(Config(reduce=Reduce(strategy=name))).reduce.strategy == name
+
+
+def test_validate_unknown_strategy_raises_config_error_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="did you mean torus") as error:
+        validate(Config(reduce=Reduce(strategy="torsu")))
+    assert error.value.field == "reduce.strategy"
+
+
+def test_register_strategy_adds_an_entry_without_cost_that_auto_does_not_measure():
+    jaxdp.register_strategy("mine", allreduce.psum)
+    assert not STRATEGIES["mine"].builtin
+    assert STRATEGIES["mine"].cost is None
+    assert "mine" not in auto_candidates(8)
+    assert validate(Config(reduce=Reduce(strategy="mine"))).reduce.strategy == "mine"
+
+
+def test_unsupported_reason_names_the_device_limit():
+    assert unsupported_reason("parameter_server", 64) is None
+    assert unsupported_reason("parameter_server", 65) == "parameter_server supports at most 64 devices"
+    assert unsupported_reason(AUTO, 10**6) is None
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_max_additions_is_at_least_those_of_a_tree_and_at_most_those_in_any_order(name):
+    assert 2 * 4 - 1 >= STRATEGIES[name].max_additions(2, 4) >= 3
+
+
+def test_wire_dtypes_of_the_config_have_a_width():
+    assert set(get_args(get_type_hints(Reduce)["wire_dtype"])) == set(WIRE_BYTES)
+    assert allreduce.wire_dtype_of(Reduce()) is None
+    assert allreduce.wire_dtype_of(Reduce(wire_dtype="bfloat16")).itemsize == WIRE_BYTES["bfloat16"]

@@ -1,0 +1,105 @@
+"""Every field of a configuration at its extremes: refused in one line that names it, or planned with finite numbers."""
+
+import dataclasses
+import math
+from copy import deepcopy
+
+import numpy as np
+import pytest
+
+from jaxdp.choices import TABLES
+from jaxdp.config import Config
+from jaxdp.distributed.hang_rules import HangLimits
+from jaxdp.distributed.watchdog import watch
+from jaxdp.errors import ConfigError
+from jaxdp.plan_summary import as_dict, summary_table
+from jaxdp.planning import make_plan
+from jaxdp.recipes import load_config
+from jaxdp.validation import flatten, from_dict, validate
+
+EXTREMES = (0, -1, 1, 0.5, 5e-324, 1e-308, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**32, 2**63, 2**64 + 1, 10**30)
+EXTREMES += ("", "x" * 5000, "\x1b[2J\n", True, None, ())
+SUMMARY = dict.fromkeys(("parameters", "macs", "gradient_bytes", "statistics_bytes"), 4)
+SUMMARY |= {name: {"tensors": 1, "parameters": 4} for name in ("adapted", "skipped")}
+FIELDS = sorted(flatten(dataclasses.asdict(load_config("digits"))))
+EXAMPLES = 1437
+
+
+def changed(held: dict, name: str, value):
+    """Set the field NAME.PART..., in place; of a list by its index."""
+    *path, last = (int(part) if part.isdigit() else part for part in name.split("."))
+    for part in path:
+        held = held[part]
+    held[last] = value
+
+
+def with_field_in_use(name: str) -> dict:
+    """A valid config in which the field is in use."""
+    recipe = "imagenet_goyal_256" if name in ("schedule.boundaries", "schedule.factor") else "digits"
+    held = dataclasses.asdict(load_config(recipe))
+    held["batch"] = [dict(phase) for phase in held["batch"]]
+    for table in TABLES:
+        if name in (f"{table.section}.{field}" for field in table.dependent_fields) and recipe == "digits":
+            changed(held, table.field, table.users([name.rpartition(".")[2]])[-1])
+    if name.startswith("augment.") or name == "data.stored_size":
+        held["data"]["stored_size"] = None
+    return held
+
+
+def numbers(tree):
+    if isinstance(tree, dict):
+        tree = tree.values()
+    if isinstance(tree, (int, float)):
+        yield tree
+    elif not isinstance(tree, (str, type(None))):
+        for one in tree:
+            yield from numbers(one)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_at_extreme_values_is_rejected_by_name_or_planned_with_finite_numbers(name):
+    begun = with_field_in_use(name)
+    from_dict(begun)  # is right before
+    for value in EXTREMES:
+        held = deepcopy(begun)
+        changed(held, name, value)
+        try:
+            config = from_dict(held)
+            plan = make_plan(config, examples=EXAMPLES, devices=4)
+        except ConfigError as error:
+            told = str(error)
+            assert "\n" not in told
+            assert "\x1b" not in told
+            assert name.split(".")[-1] in told.replace("-", "_"), (value, told)
+            continue
+        summary_table(plan, "4 devices", SUMMARY)
+        for number in numbers(as_dict(plan, SUMMARY)):
+            assert math.isfinite(number)
+            if isinstance(number, float):
+                assert np.isfinite(np.float32(number))
+            else:
+                assert number < 2**63
+        assert plan.total_steps > 0
+
+
+def test_schedule_start_above_the_largest_rate_is_rejected():
+    with pytest.raises(ConfigError, match=r"^schedule\.start=1e\+308: must be less than or equal to 1e\+15$"):
+        validate(load_config("digits", ["--schedule.start", "1e308"]))
+
+
+def test_make_plan_with_a_rate_that_grows_out_of_range_raises():
+    boundaries = tuple(float(epoch) for epoch in range(6, 40))
+    given = ["--schedule.factor", "1e12", "--schedule.boundaries", *map(str, boundaries)]
+    with pytest.raises(ConfigError, match=r"^schedule\.learning_rate=.*: the learning rate is .* schedule\.factor$"):
+        make_plan(load_config("imagenet_goyal_256", given), examples=1_281_167, devices=8)
+
+
+def test_watchdog_with_the_largest_timeout_starts_and_stops():
+    with watch(HangLimits(86_400.0, 60 * 1e6)) as watchdog:
+        pass
+    watchdog.thread.join(10)
+    assert not watchdog.thread.is_alive()
+
+
+def test_default_config_is_valid():
+    validate(Config())

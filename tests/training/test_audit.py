@@ -1,0 +1,323 @@
+"""Audits of reductions: what rounding explains is let pass, what was corrupted on the way is found and named."""
+
+import dataclasses
+import errno
+import re
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.runs import Recorder
+from helpers.strategies import set_stages
+from helpers.torch_layout import write_tiny_weights
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxdp import TrainingError, train
+from jaxdp.checkpoint import manager
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.manager import CheckpointManager, Rollback
+from jaxdp.config import Checkpoint, Finetune, LossScale
+from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.audit import ROUTES, _collectives, compare_sums, rounding_bound, second_route
+from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.strategies import STRATEGIES
+from jaxdp.training import step_compiler
+from jaxdp.training.audit import AuditProgram, MessageFacts, describe, failure_message, local_findings
+
+MESHES = [(1, 2), (1, 8), (2, 4), (4, 2), (8, 1)]
+NO_CORRUPTION = {"kind": 0, "device": 0, "place": 0, "bit": 0}
+FLIP, LOSS, STALE, ONE_COPY = 1, 2, 3, 4
+
+
+def corrupted(vector, how):
+    """A device's contribution with a bit flipped, replaced by zeros, or by another one's; `how`: traced numbers."""
+    bits = jnp.uint16 if vector.dtype.itemsize == 2 else jnp.uint32
+    value = lax.bitcast_convert_type(vector[how["place"]], bits) ^ (jnp.ones((), bits) << how["bit"].astype(bits))
+    flipped = vector.at[how["place"]].set(lax.bitcast_convert_type(value, vector.dtype))
+    found = jnp.select(
+        [how["kind"] == FLIP, how["kind"] == LOSS, how["kind"] == STALE], [flipped, 0 * vector, vector[::-1]], vector
+    )
+    return jnp.where(lax.axis_index(AXES) == how["device"], found, vector)
+
+
+class Audited:
+    """A reduction of one vector and its audit, compiled once for any contributions and corruptions."""
+
+    def __init__(self, mesh_shape, strategy, wire="float32", after=False):
+        """after: what is corrupted is the sum that a device got, and not what it gave."""
+        mesh, self.shape, self.strategy = make_mesh(*mesh_shape), mesh_shape, strategy
+        stages, self.wire = allreduce.stages_of(strategy), jnp.dtype(wire)
+        self.route = second_route(strategy, *mesh_shape)
+        allowed = rounding_bound(strategy, self.wire, vertical=mesh_shape[0], horizontal=mesh_shape[1])
+
+        def per_device(tree, how):
+            sent, middle = [], [lambda vector: corrupted(vector, how)]
+            corrupting = [*stages, *middle] if after else [*middle, *stages]
+
+            def reduce(vector):
+                for stage in corrupting:
+                    vector = stage(vector)
+                return vector
+
+            allreduce.all_reduce_sum(
+                jax.tree.map(lambda x: x[0], tree), reduce, wire_dtype=self.wire, bucket_bytes=None, sent=sent
+            )
+            ((_, (message,)),) = sent
+            return jax.tree.map(lambda x: x[None, None], compare_sums(message, self.route, allowed))
+
+        rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+        specs = {"in_specs": (rows, everywhere), "out_specs": rows, "check_vma": False}
+        self.call = jax.jit(jax.shard_map(per_device, mesh=mesh, **specs))
+
+    def __call__(self, values, **how):
+        """What the devices find of a vector, of which each has a row of `values`."""
+        how = {name: np.uint32(value) for name, value in (NO_CORRUPTION | how).items()}
+        return local_findings(self.call({"tensor": values}, how))
+
+    def in_words(self, found) -> str:
+        facts = (MessageFacts((("tensor", 10**6),), str(self.wire)),)
+        return describe([found], AuditProgram(None, facts, self.strategy, self.route, self.shape), ["here"])
+
+
+def draw(devices, size=1001, seed=0):
+    return np.random.default_rng(seed).normal(size=(devices, size)).astype(np.float32)
+
+
+@pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_the_second_route_shares_no_collective_with_the_strategy(strategy, mesh_shape):
+    route, mesh = second_route(strategy, *mesh_shape), abstract_mesh(*mesh_shape)
+    ours, theirs = _collectives(allreduce.stages_of(strategy), mesh), _collectives(ROUTES[route], mesh)
+    assert ours
+    assert theirs
+    assert not ours & theirs
+
+
+def test_the_second_route_of_a_registered_strategy_depends_on_what_it_exchanges(monkeypatch):
+    set_stages(monkeypatch, "columns_first", allreduce.all_reduce_columns, allreduce.all_reduce_rows)
+    assert second_route("columns_first", 2, 4) == "all-reduce over both axes"
+    set_stages(monkeypatch, "both", lambda x: allreduce.psum(allreduce.all_reduce_rows(x)) / lax.axis_size(AXES[1]))
+    assert second_route("both", 2, 4) == "ring"
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_sums_in_any_order_differ_by_no_more_than_is_allowed(wire):
+    random, dtype, nearest_to_it = np.random.default_rng(0), jnp.dtype(wire), 0.0
+    for devices in (2, 3, 8, 64):
+        allowed = rounding_bound("ring", dtype, vertical=1, horizontal=devices)
+        values = random.normal(size=(devices, 5000)).astype(dtype)
+        total = values[0]
+        for value in values[1:]:
+            total = (total + value).astype(dtype)
+        exact, magnitude = values.astype(np.float64).sum(0), np.abs(values.astype(np.float64)).sum(0)
+        share = np.abs(total.astype(np.float64) - exact) / (magnitude * allowed.relative)
+        assert share.max() <= 1
+        nearest_to_it = max(nearest_to_it, share.max())
+    assert nearest_to_it > 0.2  # not so wide that it would allow anything
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh_shape", "wire"),
+    [
+        ("torus", (2, 4), "float32"),
+        ("torus", (8, 1), "bfloat16"),
+        ("torus", (1, 8), "float16"),
+        ("psum", (2, 4), "bfloat16"),
+        ("psum", (1, 8), "float32"),
+        ("hierarchical", (4, 2), "float32"),
+        ("ring", (2, 4), "float16"),
+        ("parameter_server", (2, 4), "float32"),
+    ],
+)
+def test_what_was_not_corrupted_passes_and_what_was_is_found(strategy, mesh_shape, wire):
+    audited = Audited(mesh_shape, strategy, wire)
+    for seed in range(5):
+        clean = audited(draw(8, seed=seed))
+        assert not clean["messages"]
+        assert 0 <= clean["share"] <= 1
+    sign = 15 if wire != "float32" else 31
+    for kind, device in ((FLIP, 0), (FLIP, 7), (LOSS, 1), (LOSS, 6), (STALE, 5)):
+        found = audited(draw(8), kind=kind, device=device, place=333, bit=sign)["messages"]["0"]
+        assert found["devices"] == list(range(8))
+        assert found["missing"] == ([device] if kind == LOSS else [])
+        if kind == FLIP:
+            assert (found["index"], found["mismatches"]) == (333, 1)
+
+
+@pytest.mark.parametrize("strategy", ["torus", "ring"])
+def test_a_device_whose_copy_of_the_sum_is_another_is_named(strategy):
+    audited = Audited((2, 4), strategy, after=True)
+    found = audited(draw(8), kind=FLIP, device=6, place=7, bit=30)
+    assert found["messages"]["0"]["devices"] == [6]
+    assert "1 value differs, on the device in row 1, column 2 of the mesh" in audited.in_words(found)
+
+
+def test_a_change_that_rounding_may_make_is_no_corruption():
+    assert not Audited((2, 4), "psum")(draw(8), kind=FLIP, device=3, place=5, bit=0)["messages"]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_contribution_that_is_not_finite_is_no_corruption(value):
+    values = draw(8)
+    values[3, 17] = value
+    assert not Audited((2, 4), "torus")(values)["messages"]
+
+
+def test_a_sum_that_overflows_is_no_corruption_and_an_infinity_from_nowhere_is():
+    audited, values = Audited((2, 4), "torus", "float16", after=True), draw(8)
+    values[:, 9] = [60000, 60000, -60000, -60000, 100, 200, 300, 400]  # 1000, or infinite, as the order may be
+    assert not audited(values)["messages"]
+    found = audited(values, kind=FLIP, device=2, place=10, bit=14)["messages"]["0"]
+    assert found["devices"] == [2]
+    values = np.full((8, 100), 0.25, np.float32)  # their sum is 2, whose exponent has one bit: with all others it is infinite
+    found = audited(values, kind=FLIP, device=2, place=10, bit=13)["messages"]["0"]
+    assert found["index"] == 10
+
+
+def test_zeros_agree():
+    assert Audited((1, 2), "torus")(np.zeros((2, 5), np.float32)) == {"share": 0.0, "messages": {}}
+
+
+def found(devices, missing=(), excess=10.0, place=0):
+    numbers = {"first": "1.5", "second": "1", "difference": "0.5", "bound": "1e-07"}
+    return numbers | {"devices": devices, "missing": list(missing), "excess": excess, "index": place, "mismatches": 1200}
+
+
+FACTS = (
+    MessageFacts((("head/bias", 10),), "float32"),
+    MessageFacts((("conv1/kernel", 300), ("bn1/scale", 700), ("bn1/bias", 700)), "bfloat16"),
+)
+
+
+def test_the_worst_message_is_named_with_tensor_strategy_devices_and_the_rank_whose_contribution_is_missing():
+    program = AuditProgram(None, FACTS, "torus", "all-reduce over both axes", (2, 2))
+    everywhere = [
+        {"share": 0.1, "messages": {"1": found([0, 1], place=999), "0": found([0], excess=2.0)}},
+        {"share": 0.1, "messages": {"1": found([2, 3], missing=[3], excess=20.0, place=300)}},
+    ]
+    assert describe(everywhere, program, ["one", "two"]) == (
+        "message 2 of 2 (conv1/kernel and 2 more tensors; 1,700 values, bfloat16), reduced by torus on a 2x2 mesh, "
+        "differs from its sum by another route (all-reduce over both axes) by up to 0.5, and rounding explains 1e-07: 1.5 and "
+        "1 in value 300, of bn1/scale; 1,200 values differ, on all 4 devices; the contribution of the device in row 1, column "
+        "1 of the mesh (rank 1 on two) is missing; 1 other message also differs"
+    )
+    assert describe([{"share": 0.1, "messages": {}}] * 2, program, ["one", "two"]) is None
+
+
+def test_the_error_says_how_to_continue():
+    def failure(error, step, last_passed, rollback):
+        return failure_message(error, step, last_passed=last_passed, rollback=rollback, resume_command="the same command")
+
+    suspect = ["runs/a/checkpoints/128.suspect"]
+    assert failure("it differs", 1000, 500, Rollback("runs/a/checkpoints/64", suspect, [])) == (
+        "the audit of step 1000 failed: it differs; the hardware or a library returned a wrong sum; `jaxdp doctor --verify` "
+        "tests the devices; steps after 500, whose audit passed, may have used a wrong gradient; the checkpoints after that "
+        "are now runs/a/checkpoints/128.suspect; the same command continues from runs/a/checkpoints/64, the last checkpoint "
+        "before"
+    )
+    first = failure("it differs", 500, None, Rollback(None, suspect, []))
+    assert "any step so far may have used a wrong gradient;" in first
+    assert first.endswith("the checkpoints after that are now runs/a/checkpoints/128.suspect; the same command starts over")
+    assert "checkpoints" not in failure("it differs", 500, None, Rollback(None, [], []))
+    stays = failure("it differs", 500, None, Rollback(None, [], ["runs/a/checkpoints/128 (Permission denied)"]))
+    assert "; remove runs/a/checkpoints/128 (Permission denied) before you continue: it could not be renamed; the same" in stays
+
+
+def test_a_checkpoint_that_cannot_be_renamed_is_reported(tmp_path, monkeypatch):
+    for samples in (64, 128):
+        (tmp_path / str(samples)).mkdir()
+    quarantine = manager.quarantine
+
+    def fails(path, suffix):
+        if path.name == "128":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return quarantine(path, suffix)
+
+    monkeypatch.setattr(manager, "quarantine", fails)
+    found = CheckpointManager(tmp_path, Checkpoint(), print).quarantine_unaudited()
+    assert found == (None, [tmp_path / "64.suspect"], [f"{tmp_path / '128'} (Permission denied)"])
+
+
+def with_audits(config, every, **changes):
+    config = dataclasses.replace(config, guard=dataclasses.replace(config.guard, audit_every_steps=every), **changes)
+    checkpoints = Checkpoint(every_epochs=None, every_samples=16, keep=1)
+    return dataclasses.replace(config, checkpoint=checkpoints)
+
+
+def accumulating(config, _):
+    """Two micro-batches a step in float16, the loss scaled, the images sent step by step."""
+    return dataclasses.replace(
+        config,
+        batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
+        model=dataclasses.replace(config.model, dtype="float16"),
+        reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
+        loss_scale=LossScale(name="dynamic", initial=64.0, growth_steps=4),
+        data=dataclasses.replace(config.data, resident="off"),
+    )
+
+
+def frozen(config, folder):
+    file, _ = write_tiny_weights(folder / "w.safetensors", classes=config.model.classes)
+    return dataclasses.replace(config, finetune=Finetune(weights=file, frozen_stages=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [lambda config, _: config, accumulating, frozen], ids=["tiny", "accumulating", "frozen"])
+def test_a_run_with_audits_is_bit_for_bit_the_run_without(tiny_resnet, tmp_path, changed):
+    config = changed(tiny_resnet, tmp_path)
+    plain = train(with_audits(config, None), tmp_path / "plain")
+    result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases
+    assert (plain.audits, result.audits) == (0, 3)
+    assert (plain.audit_seconds, result.accuracy) == (0.0, plain.accuracy)
+    assert result.audit_seconds > 0
+    logs = [read_log(tmp_path / name / "metrics.jsonl") for name in ("plain", "audited")]
+    ours, audited = ([{k: v for k, v in line.items() if k not in TIMING} for line in log] for log in logs)
+    shares = {line["step"]: line.pop("audit_share") for line in audited if "audit_share" in line}
+    assert list(shares) == [4, 8, 12]
+    assert all(0 < share <= 1 for share in shares.values())
+    assert ours == audited
+    first, second = (latest_valid(tmp_path / name / "checkpoints").arrays for name in ("plain", "audited"))
+    assert first == second
+
+
+def test_a_corrupted_reduction_stops_the_run_and_keeps_the_last_checkpoint_before(tiny, tmp_path, monkeypatch):
+    """In the audits of the second phase a device's part of large messages is lost: that of step 12 fails."""
+    breaking, compile_audit = threading.Event(), step_compiler.StepCompiler._compile_audit
+
+    def losing(vector):
+        lost = (lax.axis_index(AXES) == 2) & (vector.size > 600) if breaking.is_set() else False
+        return jnp.where(lost, 0.0, 1.0).astype(vector.dtype) * vector
+
+    def compiled(self, mesh, phase):
+        if phase.index == 1:
+            breaking.set()
+        return compile_audit(self, mesh, phase)
+
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compiled)
+    set_stages(monkeypatch, "losing", losing, *allreduce.stages_of("torus"))
+    config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing"))
+    with pytest.raises(TrainingError) as error:
+        train(config, tmp_path / "run")
+    message = str(error.value)
+    assert re.search(
+        r"the audit of step 12 failed: message \d+ of \d+ \(.+; [\d,]+ values, float32\), reduced by losing", message
+    )
+    assert "the contribution of the device in row 1, column 0 of the mesh is missing" in message
+    assert "steps after 8, whose audit passed, may have used a wrong gradient" in message
+    path = Path(re.search(r"the same command continues from (\S+), the last checkpoint before$", message)[1])
+    assert int(path.name) in (32, 48)  # the newest one before step 8, at 56 samples, or still being written then
+    held = {one.name for one in (tmp_path / "run/checkpoints").iterdir()}
+    assert held == {path.name, "96.suspect"}
+    assert str(path.with_name("96.suspect")) in message
+
+    breaking.clear()
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compile_audit)
+    screen = Recorder()
+    result = train(config, tmp_path / "run", screen=screen)
+    assert any(f"resuming from {path}" in text for text in screen.lines)
+    assert (result.steps, result.audits) == (15, 3)

@@ -1,0 +1,68 @@
+"""The all-reduce strategy that `reduce.strategy=auto` chooses and keeps."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jaxdp import train
+from jaxdp.config import Phase, Reduce
+from jaxdp.loggers.console import Quiet
+from jaxdp.parallel import timing
+from jaxdp.planning import make_plan
+from jaxdp.training import autotune, step_compiler
+
+
+def with_batch(config, batch, per_worker=None, **changes):
+    return dataclasses.replace(config, batch=(Phase(global_batch=batch, per_worker_batch=per_worker),), **changes)
+
+
+@pytest.mark.slow
+def test_train_auto_uses_fastest_and_keeps_it_on_resume(tiny, tmp_path, monkeypatch):
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
+    monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))
+    assert train(config, tmp_path).strategy == "ring"
+    (choice,) = json.loads((tmp_path / autotune.FILE).read_text())
+    assert (choice["mesh"], choice["strategy"], choice["seconds"]) == ([2, 2], "ring", {"psum": 2.0, "ring": 1.0})
+    (tmp_path / "result.json").unlink()
+    monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: pytest.fail("measured again"))
+    assert train(config, tmp_path).strategy == "ring"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda config: dataclasses.replace(config, reduce=Reduce(strategy="auto", wire_dtype="bfloat16")),
+        lambda config: dataclasses.replace(config, reduce=Reduce(strategy="auto", bucket_bytes=7)),
+        lambda config: dataclasses.replace(config, model=dataclasses.replace(config.model, classes=5)),
+    ],
+)
+def test_choice_applies_to_the_same_messages_only(tiny, tmp_path, monkeypatch, change):
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
+    chosen = []
+    for one, fastest in ((config, "ring"), (change(config), "torus"), (config, "psum")):
+        monkeypatch.setattr(timing, "fastest_strategy", lambda *_, fastest=fastest, **__: (fastest, {fastest: 1.0}))
+        plan = make_plan(one, examples=50, devices=4)
+        chosen.append(autotune.chosen_strategies(plan, step_compiler.models.create(one.model), tmp_path, screen=Quiet())[2, 2])
+    assert chosen == ["ring", "torus", "ring"]
+
+
+def test_programs_use_the_strategy_chosen_for_each_mesh(tiny):
+    plan = make_plan(with_batch(tiny, 8), examples=50, devices=4)
+    one = step_compiler.StepCompiler(
+        plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=9, strategies={(2, 2): "ring", (1, 2): "torus"}
+    )
+    assert one.strategy(plan.phases[0]) == "ring"
+    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1)) == "torus"
+    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1, horizontal=1)) == "torus"  # the config's own
+    one.close()
+
+
+@pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "tree"}]'])
+def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
+    (tmp_path / autotune.FILE).write_text(content)
+    monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("torus", {"torus": 1.0}))
+    plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), examples=50, devices=4)
+    model = step_compiler.models.create(tiny.model)
+    chosen = autotune.chosen_strategies(plan, model, tmp_path, screen=Quiet())
+    assert chosen == {(2, 2): "torus"}

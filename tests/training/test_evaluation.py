@@ -1,0 +1,202 @@
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from helpers.saved_run import save_run
+from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
+
+from jaxdp import models
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import prefetch
+from jaxdp.data.augment import normalize
+from jaxdp.data.in_memory import SyntheticSource
+from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.inference.load_run import load_run
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
+
+CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
+SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)
+PIXELS = (127.5, 50.0)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = models.create(CONFIG.model)
+    params, stats = jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))()
+    return model, jax.tree.map(lambda p: p + 0.1, params), stats
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "batch"), [((1, 1), (53, 53)), ((2, 4), (16, 16)), ((1, 3), (20, 21)), ((8, 1), (100, 104))]
+)
+def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_shape, batch):
+    model, params, stats = trained
+    mesh = make_mesh(*mesh_shape)
+    confusion = Confusion(9)
+    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    ours = evaluate(
+        step,
+        params,
+        stats,
+        source=SOURCE,
+        batch=batch,
+        mesh=mesh,
+        observer=confusion,
+    )
+    images, labels = SOURCE.batch(np.arange(53))
+    logits = np.asarray(model.apply(params, stats, normalize(images, *PIXELS), train=False)[0], np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    assert ours["eval_examples"] == 53
+    assert ours["eval_accuracy"] == (logits.argmax(-1) == labels).mean()
+    assert ours["eval_top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
+    assert ours["eval_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
+    np.testing.assert_array_equal(confusion.counts, confusion_matrix(labels, logits.argmax(-1), labels=range(9)))
+
+
+def test_the_matrix_agrees_with_the_accuracy_where_classes_tie(trained):
+    """A tie counts against the model: with logits that are all the same, nothing is right, nor on the diagonal."""
+    model, params, stats = trained
+    mesh, confusion = make_mesh(1, 2), Confusion(9)
+    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    flat = params | {"fc_kernel": 0 * params["fc_kernel"], "fc_bias": 0 * params["fc_bias"]}
+    ours = evaluate(step, flat, stats, source=SOURCE, batch=(53, 54), mesh=mesh, observer=confusion)
+    assert ours["eval_accuracy"] == confusion.counts.trace() == 0
+    np.testing.assert_array_equal(confusion.counts.sum(1), np.bincount(SOURCE.batch(np.arange(53))[1], minlength=9))
+
+
+EVALUATION_AND_FEED = """
+import hashlib
+import json
+import numpy as np
+from jaxdp import models
+from jaxdp.data import prefetch
+from jaxdp.models import resnet
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.evaluation import evaluate, make_evaluation_step
+from jaxdp.training.state import create_state
+resnet.BLOCKS[6] = (1, 1)
+from training.test_evaluation import CONFIG, PIXELS, SOURCE
+
+mesh = make_mesh(2, 4)
+model = models.create(CONFIG.model)
+state = create_state(CONFIG, model, mesh)
+step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+print("evaluation", json.dumps(evaluate(step, state.params, state.batch_stats, source=SOURCE, batch=(20, 24), mesh=mesh)))
+feeder = prefetch.DeviceIterator(SOURCE, mesh, seed=0, first=0, end=64, global_batch=32, chunk_rows=2)
+while (batch := feeder.next()) is not None:
+    for place, shard in enumerate(batch["images"].addressable_shards):
+        row, positions = shard.index[0].start, batch["positions"].addressable_shards[place].data
+        print("rows", row, np.asarray(positions).tolist(), hashlib.sha256(np.asarray(shard.data)).hexdigest())
+feeder.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [4])
+def test_evaluation_and_batches_are_the_same_for_any_number_of_processes(over_processes, several):
+    """One process and several: each loads rows of its own, together they are the batch, and every example counts once."""
+    told, counts = {}, {}
+    for processes in (1, several):
+        printed = over_processes(EVALUATION_AND_FEED, processes)
+        rows = [[line for line in lines if line.startswith("rows")] for lines in printed]
+        assert [len(lines) for lines in rows] == [2 * 8 // processes] * processes
+        (evaluation,) = {line for lines in printed for line in lines if line.startswith("evaluation")}
+        told[processes] = sorted(line for lines in rows for line in lines)
+        counts[processes] = json.loads(evaluation.removeprefix("evaluation"))
+    assert told[1] == told[several]
+    losses = [counted.pop("eval_loss") for counted in counts.values()]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # sums over devices in another order
+    assert counts[1] == counts[several]
+    assert counts[1]["eval_examples"] == 53
+    positions = [position for line in told[1] for position in json.loads(line[line.index("[") : line.index("]") + 1])]
+    assert sorted(positions) == list(range(64))
+
+
+def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(trained):
+    """A process that stopped while it waited for images left the others alone in the collective of the step."""
+    events = []
+
+    def wait_for(future):
+        events.append("wait")
+        return future.result()
+
+    def step(*arguments):
+        events.append("step")
+        return compiled(*arguments)
+
+    model, params, batch_stats = trained
+    mesh = make_mesh(1, 2)
+    compiled = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    evaluate(
+        step,
+        params,
+        batch_stats,
+        source=SOURCE,
+        batch=(8, 8),
+        mesh=mesh,
+        before_batch=lambda: events.append("sync point"),
+        wait_for=wait_for,
+    )
+    assert events == ["wait", "sync point", "step"] * (len(events) // 3)
+    assert len(events) >= 6
+
+
+def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
+    model, params, stats = trained
+
+    class Forgetful(SyntheticSource):
+        """Says after the first batch that it is longer than it was."""
+
+        def batch(self, indices, positions=None):
+            self.examples = 53
+            return super().batch(indices, positions)
+
+    mesh = make_mesh(1, 2)
+    source = Forgetful(40, 12, 9, seed=0, split=1)
+    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    with pytest.raises(TrainingError, match="counted 40 examples, but the source has 53"):
+        evaluate(
+            step,
+            params,
+            stats,
+            source=source,
+            batch=(20, 20),
+            mesh=mesh,
+        )
+
+
+def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch):
+    model, params, stats = trained
+    original = prefetch.evaluation_batch
+
+    def twice(*arguments, **options):
+        part = original(*arguments, **options)
+        part["positions"][0] = part["positions"][1]
+        return part
+
+    monkeypatch.setattr(prefetch, "evaluation_batch", twice)
+    mesh = make_mesh(1, 2)
+    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
+    with pytest.raises(TrainingError, match="counted 53 examples, but the source has 53, or some were counted twice"):
+        evaluate(
+            step,
+            params,
+            stats,
+            source=SOURCE,
+            batch=(53, 54),
+            mesh=mesh,
+        )
+
+
+def test_another_model_than_the_run_s_is_told_by_its_fields(tmp_path):
+    config = Config(data=CONFIG.data, model=Model(depth=18, width=4, stem="small", classes=9))
+    model = models.create(config.model)
+    save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))())
+    asked = dataclasses.replace(config, model=dataclasses.replace(config.model, width=8, classes=5))
+    with pytest.raises(
+        ConfigError, match=r"is of another model \(model\.classes: 9 -> 5; model\.width: 4 -> 8\); remove these model options$"
+    ):
+        load_run(tmp_path / "run", config=asked)

@@ -1,0 +1,270 @@
+"""Runs that begin from a file of weights: what they begin with, what stays frozen, what is sent, and how they go on."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.runs import Interrupted, Recorder, outcome, train_until
+from helpers.step import BATCH, PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config
+from helpers.torch_layout import write_tiny_weights
+from jax import lax
+from parallel.test_overlap import is_convolution, walk
+from PIL import Image
+
+from jaxdp import ConfigError, models, train
+from jaxdp.config import Data, Finetune, Mesh, Optimizer, Phase
+from jaxdp.data.augment import normalize
+from jaxdp.inference.load_run import load_run
+from jaxdp.losses import cross_entropy
+from jaxdp.models.torch_weights import to_torch_layout, torch_name
+from jaxdp.models.weights import named_tensors
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.plan_summary import model_summary, summary_table
+from jaxdp.planning import make_plan
+from jaxdp.training import trainer
+from jaxdp.training.run_dir import run_config
+from jaxdp.training.state import make_optimizer
+from jaxdp.training.step_compiler import trace_train_step, wire_account
+from jaxdp.validation import validate
+
+
+def finetuned(config, **changes):
+    return dataclasses.replace(config, finetune=Finetune(**changes))
+
+
+def short(config):
+    """One phase of two epochs with everything that keeps something between steps."""
+    optimizer = Optimizer(name="sgd", momentum=0.9, average_decay=0.5)
+    schedule = dataclasses.replace(config.schedule, learning_rate=0.1, warmup_epochs=0.5)
+    config = dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
+    return dataclasses.replace(config, mesh=Mesh(cpu_devices=2))
+
+
+@pytest.mark.parametrize(("classes", "new_head"), [(6, False), (9, False), (6, True)])
+def test_the_first_step_begins_from_the_files_weights(tiny_resnet, tmp_path, monkeypatch, classes, new_head):
+    """All of them, or all but the classifier where that is for other classes, or is not wanted: that of the seed then stays."""
+    file, held = write_tiny_weights(tmp_path / "w.safetensors", classes)
+    states = []
+
+    def cut(run, *_):
+        states.append(run.state)
+        raise Interrupted
+
+    monkeypatch.setattr(trainer.Trainer, "_train_phase", cut)
+    monkeypatch.setattr(trainer.StepCompiler, "prepare_train", lambda *_: None)
+    screen = Recorder()
+    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file, new_head=new_head), "begun")):
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / name, screen=screen)
+    random, begun = (
+        {torch_name(n): to_torch_layout(np.asarray(x)) for n, x in named_tensors(s.params, s.batch_stats).items()}
+        for s in states
+    )
+    assert begun.keys() == held.keys()
+    for name, value in begun.items():
+        new = (classes != 6 or new_head) and name.startswith("fc.")
+        np.testing.assert_array_equal(value, random[name] if new else held[name], err_msg=name)
+    (line,) = [text for text in screen.lines if "starting from" in text]
+    assert f"{classes} classes" in line
+    assert ("a new classifier for 6 classes" in line) == (classes != 6 or new_head)
+
+
+def on_a_folder(config, root):
+    """The config with 32 images of six classes to train on, and 12 to evaluate on."""
+    draw = np.random.default_rng(0)
+    for split, counts in (("train", (6, 6, 5, 5, 5, 5)), ("val", (2,) * 6)):
+        for label, count in enumerate(counts):
+            folder = root / split / f"class {label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = draw.integers(0, 160, (20, 24, 3)) + 15 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    return dataclasses.replace(config, data=Data(source="folder", directory=str(root), image_size=16))
+
+
+def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by_bit(tiny_resnet, tmp_path):
+    file, held = write_tiny_weights(tmp_path / "w.safetensors", classes=9)
+    config = on_a_folder(short(tiny_resnet), tmp_path / "images")
+    config = finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0)
+    train(config, tmp_path / "whole")
+    train_until(config, tmp_path / "cut", step=3)
+    train(config, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+    assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == [f"class {label}" for label in range(6)]
+    kept = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]
+    assert (kept["weights"], len(kept["digest"])) == (file, 16)
+    state = load_run(tmp_path / "whole")[0]
+    assert set(state.average.params) == {"layer2_0", "fc_kernel", "fc_bias"}
+    for trees in ((state.params, state.batch_stats), state.evaluated):
+        for name, value in named_tensors(*trees).items():
+            theirs = held[torch_name(name)]
+            same = np.array_equal(to_torch_layout(np.asarray(value)), theirs)
+            frozen = torch_name(name).startswith(("conv1.", "bn1.", "layer1."))
+            assert same == frozen, name
+
+    write_tiny_weights(file, classes=9, seed=2)
+    with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
+        train(config, tmp_path / "whole")
+    again = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
+    with pytest.raises(ConfigError, match=f"finetune.digest is '{again}'; use the file of that digest"):
+        train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=again), tmp_path / "whole")
+
+
+def test_a_run_that_was_begun_does_without_its_file(tiny_resnet, tmp_path):
+    """Going on, finished, and elsewhere by --resume PATH; not a new one, nor with another name for the file."""
+    file, _ = write_tiny_weights(tmp_path / "w.safetensors")
+    config, run = finetuned(short(tiny_resnet), weights=file), tmp_path / "run"
+    train_until(config, run, step=5)
+    digest = run_config(run).finetune.digest
+    (tmp_path / "w.safetensors").rename(tmp_path / "away")
+
+    for resume, workdir in (("auto", run), ("auto", run), (str(run), tmp_path / "elsewhere")):
+        screen = Recorder()
+        assert train(config, workdir, resume=resume, screen=screen).steps == 7
+        (line,) = [text for text in screen.lines if "no longer exists" in text]
+        assert line == f"{file} no longer exists; the run does not need it to resume, and keeps its digest {digest}"
+        assert run_config(workdir).finetune.digest == digest
+    for asked, resume in ((config, "never"), (finetuned(config, weights=file + "x"), "auto")):
+        with pytest.raises(ConfigError, match=r"finetune.weights=.*: No such file"):
+            train(asked, run, resume=resume)
+    assert not (tmp_path / "run-2").exists()
+
+    result = (run / "result.json").read_text()
+    shutil.rmtree(run / "checkpoints")
+    longer = dataclasses.replace(config, epochs=3.0)
+    with pytest.raises(ConfigError, match="file not found, and the run has no checkpoint to resume from"):
+        train(longer, run, accept_changes=True)
+    assert (run / "result.json").read_text() == result
+
+    write_tiny_weights(file, seed=2)
+    with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
+        train(config, run)
+
+
+@pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
+def test_the_gradient_of_trained_parts_is_that_with_the_frozen_ones_held_constant(frozen_stages, accumulation):
+    """And their batch normalisation in evaluation; worker after worker on one device, differentiated as a whole."""
+    config = finetuned(step_config(), weights="any", frozen_stages=frozen_stages)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, augmentation="none"))
+    model, workers = models.create(config.model), 8 * accumulation
+    size = BATCH // workers
+    params, stats = initial_params(config)
+    frozen, trained = model.split_frozen(frozen_stages)
+    gradient, report = distributed_gradients(config, (2, 4), accumulation)
+
+    def loss_of(params, rows):
+        x = normalize(rows["images"], *PIXELS)
+        for part in model.segments:
+            own = {name: params[name] for name in part}
+            own = lax.stop_gradient(own) if part in frozen else own
+            x, _ = model.apply_segment(own, stats, x, segment=part, train=part in trained)
+        return cross_entropy(x, rows["labels"], 0.1).mean()
+
+    of_worker = jax.jit(jax.value_and_grad(loss_of))
+    rows = [{name: all_[i : i + size] for name, all_ in make_batch().items()} for i in range(0, BATCH, size)]
+    everywhere = [of_worker(params, part) for part in rows]
+    loss, expected = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *everywhere)
+    assert set(gradient) == {name for part in trained for name in part}
+    assert_close(gradient, {name: expected[name] for name in gradient}, 1e-4)
+    assert float(report["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    assert set(report["moments"]) == {name for name in gradient if name in stats}
+
+
+def test_a_frozen_network_is_the_one_that_evaluation_sees():
+    config = finetuned(step_config(), weights="any", frozen_stages=5)
+    model = models.create(config.model)
+    params, stats = initial_params(config)
+    images = jax.random.normal(jax.random.key(0), (4, 12, 12, 3))
+    frozen, (head,) = model.split_frozen(5)
+
+    def by_parts(x):
+        for part in frozen:
+            x, _ = model.apply_segment(params, stats, x, segment=part, train=False)
+        return model.apply_segment(params, stats, x, segment=head)
+
+    logits, moments = jax.jit(by_parts)(images)
+    whole = jax.jit(lambda x: model.apply(params, stats, x, train=False)[0])(images)
+    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
+    assert moments == {}
+
+
+@pytest.mark.parametrize("frozen_stages", [1, 2, 5])
+def test_frozen_parts_cost_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
+    config = finetuned(tiny_resnet, weights="any", frozen_stages=frozen_stages)
+    config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, convolution="direct"))
+    model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
+    summary = model_summary(config)
+    sent = sum(one.operand_bytes * one.count for one in wire_account(config, phase).collectives)
+    assert sent == summary["gradient_bytes"] + summary["statistics_bytes"]
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (16, 16, 3)))
+    trained = jax.tree.leaves(model.trainable(params, frozen_stages))
+    assert summary["gradient_bytes"] == sum(summary["messages"][:-1]) == 4 * sum(leaf.size for leaf in trained)
+    statistics = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(stats, frozen_stages)))
+    assert summary["statistics_bytes"] == 4 * statistics + 8  # loss and share of right answers
+    assert summary["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    traced = trace_train_step(config, model, phase, mesh=make_mesh(phase.vertical, phase.horizontal))
+    (mapped,) = [one for one in walk(traced.jaxpr.eqns) if one.primitive.name == "shard_map"]
+    count = sum(is_convolution(one) for one in mapped.params["jaxpr"].eqns)
+    forward = 7  # the stem; two and two of a block with its projection in the second stage; the classifier
+    backward = {1: 2 * 6 - 1, 2: 2 * 4 - 2, 5: 1}[frozen_stages]  # of weights and of images, not of the first parts' images
+    assert count == forward + backward
+
+
+def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny_resnet):
+    """SGD by its formula: w - k * rate * (momentum * v + g + decay * w)."""
+    config = finetuned(dataclasses.replace(tiny_resnet, optimizer=Optimizer(name="sgd", weight_decay=0.1)), head_multiplier=3.0)
+    names = ("fc_kernel", "fc_bias", "conv1")
+    params = {name: np.full((2, 2) if name != "fc_bias" else 2, 1.5, np.float32) for name in names}
+    model = models.create(config.model)
+    state = make_optimizer(config, model, learning_rate=0.0, momentum=0.0).init(params)
+    weights, velocity = params, dict.fromkeys(names, 0.0)
+    for step in range(3):
+        gradient = {name: np.full_like(value, 0.2 + step) for name, value in params.items()}
+        updates, state = make_optimizer(config, model, learning_rate=0.3, momentum=0.9).update(gradient, state, weights)
+        for name in names:
+            decayed = gradient[name] + (0.1 * weights[name] if name != "fc_bias" else 0.0)
+            velocity[name] = 0.9 * velocity[name] + decayed
+            rate = 0.3 * (3.0 if name.startswith("fc_") else 1.0)
+            np.testing.assert_allclose(updates[name], -rate * velocity[name], rtol=1e-6)
+        weights = jax.tree.map(jnp.add, weights, updates)
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "message"),
+    [
+        ({"frozen_stages": 1}, {}, "finetune.frozen_stages=1: requires finetune.weights"),
+        ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages=6: must be"),
+        ({"new_head": True}, {}, "finetune.new_head=True: requires finetune.weights"),
+        ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier=0.0: must be"),
+        ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': requires finetune.weights"),
+        ({"weights": "missing"}, {}, "finetune.weights=.*missing': No such file"),
+        ({"weights": "w"}, {"width": 8}, "it has the width 4, but model.width is 8; use --model.width 4, or other weights"),
+        ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', but model.stem is 'imagenet'"),
+        ({"weights": "w"}, {"depth": 50}, "it has the depth 18, but model.depth is 50; use --model.depth 18"),
+    ],
+)
+def test_what_cannot_be_begun_from_is_one_line(tiny_resnet, tmp_path, changes, model, message):
+    write_tiny_weights(tmp_path / "w")
+    if "weights" in changes:
+        changes = changes | {"weights": str(tmp_path / changes["weights"])}
+    config = dataclasses.replace(finetuned(tiny_resnet, **changes), model=dataclasses.replace(tiny_resnet.model, **model))
+    with pytest.raises(ConfigError, match=message) as raised:
+        train(config, tmp_path / "run")
+    assert len(str(raised.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_tells_what_is_frozen_and_needs_no_file(tiny_resnet):
+    config = validate(finetuned(tiny_resnet, weights="not-here.safetensors", frozen_stages=3, head_multiplier=10.0))
+    table = summary_table(make_plan(config, examples=50, devices=4), "4", model_summary(config))
+    rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert rows["fine-tuning"] == (
+        "from not-here.safetensors, the stem and 2 stages frozen, learning rate of the classifier times 10"
+    )

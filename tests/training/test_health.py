@@ -1,0 +1,41 @@
+"""Tests of jaxdp.training.health."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import jaxdp
+from jaxdp.errors import TrainingError
+from jaxdp.training.health import LossWatch, check_step
+
+
+def record(step, loss):
+    return {"step": step, "samples": 8 * step, "global_batch": 8, "learning_rate": 0.1, "loss": loss, "gradient_norm": 1.0}
+
+
+def test_loss_watch_reports_an_explosion_once_with_the_last_good_position():
+    watch = LossWatch(classes=10, factor=4.0)
+    limit = 4 * np.log(10)
+    losses = [2.0] * 30 + [1e9] + [2.0] * 25 + [limit + 1] * 30
+    found = [(step, watch.last_good_samples(record(step, loss))) for step, loss in enumerate(losses, 1)]
+    found = [(step, samples) for step, samples in found if samples is not None]
+    assert found == [(31, 8 * 11)]  # of the twenty steps up to 31 the first began at 88 samples
+    calm = LossWatch(classes=10, factor=4.0)
+    assert not any(calm.last_good_samples(record(step, limit * 0.99)) for step in range(1, 100))
+    assert "the loss has exploded: 20 steps up to step 5 (samples 40, learning rate 0.1)" in calm.warning(record(5, 40.0), "x")
+
+
+def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny,
+        guard=dataclasses.replace(tiny.guard, non_finite="skip", skip_at_most=2),
+        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
+    )
+    with pytest.raises(TrainingError, match=r"3 steps with non-finite gradients were skipped, .*guard.skip_at_most=2"):
+        jaxdp.train(config, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["skipped_steps"] for line in lines if "loss" in line][-2:] == [1, 2]
+    check_step(record(3, float("nan")) | {"skipped_steps": 2}, config)

@@ -1,0 +1,301 @@
+"""16-bit compute with float32 masters, loss scaling, and what else changes a step: clipping, averaging, statistics, memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.step import BATCH, PER_WORKER, PIXELS, assert_close, assert_replicated, initial_params, make_batch, step_config
+
+from jaxdp import TrainingError, models, train
+from jaxdp.config import LossScale, Model, Optimizer
+from jaxdp.data import prefetch
+from jaxdp.errors import ConfigError
+from jaxdp.optim import loss_scale
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.step import make_train_step
+from jaxdp.validation import from_json, to_json
+
+
+def with_parts(config, **parts):
+    """The config with fields of its parts changed: model={"dtype": ...}."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in parts.items()}
+    )
+
+
+def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)):
+    """(state before, state after, last metrics) of some steps on the same batch."""
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    step = make_train_step(
+        config, model, mesh, pixel_stats=PIXELS, accumulation=BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    )
+    state = change(create_state(config, model, mesh)._replace(params=initial_params(config)[0]))
+    before = jax.tree.map(np.asarray, state)
+    for _ in range(steps):
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
+        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters)
+    return before, state, {name: value.item() for name, value in metrics.items()}
+
+
+SGD = {"name": "sgd", "weight_decay": 0.0}
+
+
+def update_of(config):
+    """The negative gradient, as the change of the parameters in one step of SGD.
+
+    The rate is large so that the rounding of parameters near 1 stays below that of the gradient.
+    """
+    before, after, metrics = run(with_parts(config, optimizer=SGD), rate=1024.0)
+    assert_replicated(after)
+    return jax.tree.map(lambda a, b: (np.asarray(a, np.float64) - b) / 1024, after.params, before.params), metrics
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return update_of(step_config())
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
+def test_16_bit_compute_gives_the_float32_gradient_to_its_rounding(exact, dtype, bound):
+    """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; masters and statistics stay float32."""
+    config = with_parts(step_config(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
+    update, metrics = update_of(config)
+    whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(exact[0])))
+    error = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(exact[0]), strict=True)))
+    assert 1e-5 < error / whole < bound
+    assert metrics["loss"] == pytest.approx(exact[1]["loss"], rel=0.02)
+    _, after, _ = run(config)
+    assert {leaf.dtype for leaf in jax.tree.leaves((after.params, after.batch_stats, after.opt_state))} == {
+        jnp.dtype("float32")
+    }
+
+
+def test_a_power_of_two_on_the_loss_changes_nothing_in_float32(exact):
+    update, metrics = update_of(with_parts(step_config(), loss_scale={"name": "static", "initial": 2.0**12}))
+    assert_close(update, exact[0], 1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(exact[1]["gradient_norm"], rel=1e-6)
+    assert metrics["skipped_steps"] == 0
+
+
+def test_scaling_saves_gradients_that_float16_would_lose_on_the_wire():
+    """Gradients a million times smaller vanish in float16 unless the loss is scaled."""
+    tiny_loss = with_parts(step_config(), reduce={"wire_dtype": "float16"})
+
+    def shrunk(scale):
+        config = with_parts(tiny_loss, loss_scale={"name": "static", "initial": scale})
+        return run(with_parts(config, optimizer=SGD), rate=1.0)[2]["gradient_norm"]
+
+    assert shrunk(1.0) == pytest.approx(shrunk(1024.0), rel=1e-2)
+    assert shrunk(2.0**-26) < 0.5 * shrunk(1.0)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_halves_the_scale():
+    config = with_parts(step_config(), model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+    before, after, metrics = run(config)
+    assert not np.isfinite(metrics["gradient_norm"])
+    assert (metrics["skipped_steps"], metrics["skipped_in_a_row"], metrics["loss_scale"]) == (1, 1, 2.0**24)
+    for name in ("params", "batch_stats", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
+    assert float(after.loss_scale.scale) == 2.0**23
+    _, after, metrics = run(config, steps=20)
+    assert metrics["skipped_in_a_row"] == 0
+    assert 1 <= metrics["skipped_steps"] < 20
+    assert np.isfinite(metrics["gradient_norm"])
+
+
+def scales(config, outcomes):
+    state, seen = loss_scale.create(config), []
+    for finite in outcomes:
+        state = loss_scale.update(config, state, jnp.asarray(finite))
+        seen.append(float(state.scale))
+    return seen, state
+
+
+def test_the_dynamic_scale_doubles_after_enough_finite_steps_and_keeps_its_bounds():
+    config = LossScale("dynamic", initial=4.0, growth_steps=2, minimum=2.0, maximum=8.0)
+    seen, state = scales(config, [True, True, True, True, True, True, False, False, False, True, False, True, True])
+    assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
+    assert (int(state.skipped), int(state.consecutive_skips)) == (4, 0)
+    seen, state = scales(LossScale("static", initial=4.0), [True, False, False])
+    assert seen == [4, 4, 4]
+    assert int(state.consecutive_skips) == 2
+
+
+def test_a_run_that_only_skips_stops_with_the_reason(tiny_resnet, tmp_path):
+    config = with_parts(
+        tiny_resnet,
+        model={"dtype": "float16"},
+        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39, "give_up_after": 5},
+    )
+    with pytest.raises(TrainingError, match=r"5 steps in a row were skipped, up to step 5 \(samples 40, learning rate .*scale"):
+        train(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_too_short_to_give_up_that_only_skips_ends_with_the_reason(tiny_resnet, tmp_path):
+    config = with_parts(
+        tiny_resnet,
+        model={"dtype": "float16"},
+        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39},
+    )
+    with pytest.raises(TrainingError, match=r"all 15 steps were skipped because no gradient was finite at loss scales of"):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_static_scale_that_is_too_large_is_named_as_the_cause(tiny_resnet, tmp_path):
+    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
+    with pytest.raises(
+        TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower loss_scale"
+    ):
+        train(config, tmp_path)
+
+
+@pytest.mark.slow
+def test_skipped_steps_are_counted_in_the_log(tiny_resnet, tmp_path):
+    import json
+
+    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+    result = train(config, tmp_path)
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
+    assert len(counts) == 15
+    assert counts == sorted(counts)
+    assert 0 < counts[-1] < 15
+    assert result.skipped_steps == counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"model": {"dtype": "float16"}}, "model.dtype='float16': requires loss scaling"),
+        ({"reduce": {"wire_dtype": "float16"}}, "reduce.wire_dtype='float16': requires loss scaling"),
+        ({"loss_scale": {"name": "static", "initial": 1e39}}, "loss_scale.initial=1e.39: must be less"),
+        ({"loss_scale": {"name": "dynamic", "initial": 0.5}}, r"loss_scale.initial=0.5: must be between"),
+    ],
+)
+def test_scaling_that_cannot_work_is_refused(parts, message):
+    with pytest.raises(ConfigError, match=message):
+        from_json(to_json(with_parts(step_config(), model={"depth": 18, **parts.pop("model", {})}, **parts)))
+
+
+def test_clipping_scales_the_whole_gradient_to_the_norm(exact):
+    _, metrics = exact
+    bound = metrics["gradient_norm"] / 4
+    update, clipped = update_of(with_parts(step_config(), optimizer={"clip_norm": bound}))
+    assert_close(update, jax.tree.map(lambda u: u / 4, exact[0]), 1e-5)
+    assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # logged as it was
+    loose, _ = update_of(with_parts(step_config(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
+    assert_close(loose, exact[0], 1e-6)
+
+
+def test_the_average_is_that_of_all_steps_without_the_start():
+    """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
+    decay, steps = 0.75, 3
+    config = with_parts(step_config(), optimizer={"average_decay": decay})
+    states = [run(config, steps=n + 1)[1] for n in range(steps)]
+    weights = np.array([decay ** (steps - 1 - k) * (1 - decay) for k in range(steps)])
+    weights /= weights.sum()
+    for place, name in enumerate(("params", "batch_stats")):
+        seen = [jax.tree.map(lambda p: np.asarray(p, np.float64), getattr(state, name)) for state in states]
+        expected = jax.tree.map(lambda *values: sum(w * v for w, v in zip(weights, values, strict=True)), *seen)
+        assert_close(states[-1].evaluated[place], expected, 1e-5)
+
+
+def test_what_is_evaluated_without_an_average_or_before_the_first_step():
+    assert TrainState({"a": 1}, {"b": 2}, (), (), ()).evaluated == ({"a": 1}, {"b": 2})
+    config = with_parts(step_config(), optimizer={"average_decay": 0.9})
+    state = create_state(config, models.create(config.model), make_mesh(1, 1))
+    jax.tree.map(np.testing.assert_array_equal, state.evaluated, (state.params, state.batch_stats))
+
+
+def test_a_run_evaluates_the_average_and_not_the_last_parameters(tiny_resnet, tmp_path, monkeypatch):
+    from jaxdp.training import evaluator, trainer
+
+    seen = []
+    monkeypatch.setattr(evaluator, "evaluate", spy(evaluator.evaluate, seen))
+    config = with_parts(tiny_resnet, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
+    states = []
+    monkeypatch.setattr(trainer.Trainer, "_finish", spy_on_state(trainer.Trainer._finish, states))
+    train(config, tmp_path)
+    (arguments,), (state,) = seen, states
+    jax.tree.map(np.testing.assert_array_equal, arguments[1:3], state.evaluated)
+    pairs = zip(jax.tree.leaves(arguments[1]), jax.tree.leaves(state.params), strict=True)
+    assert max(float(abs(a - b).max()) for a, b in pairs) > 1e-4
+
+
+def spy(function, calls):
+    def called(*arguments, **options):
+        calls.append(arguments)
+        return function(*arguments, **options)
+
+    return called
+
+
+def spy_on_state(method, states):
+    def called(self, phase):
+        states.append(self.state)
+        return method(self, phase)
+
+    return called
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+def test_statistics_of_16_bit_compute_are_averaged_in_float32(dtype):
+    """Mean over workers of what each worker alone gives: to float32's rounding, far below 16 bits'."""
+    from helpers.step import distributed_gradients
+
+    config = with_parts(step_config(), model={"dtype": dtype})
+    model = models.create(config.model)
+    params, stats = initial_params(config)
+    _, together = distributed_gradients(config, (2, 4), 2)
+    from jaxdp.data.augment import augment, normalize
+
+    moments = []
+    for start in range(0, BATCH, PER_WORKER):
+        part = {name: rows[start : start + PER_WORKER] for name, rows in make_batch().items()}
+        images = normalize(augment(config, part["images"], part["positions"]), *PIXELS)
+        moments.append(jax.jit(lambda images: model.apply(params, stats, images, train=True)[1])(images)["bn1"])
+    for name in ("mean", "square"):
+        expected = np.mean([np.asarray(m[name], np.float64) for m in moments], axis=0)
+        np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
+
+
+def test_without_moving_averages_evaluation_uses_the_last_batch_of_all_workers():
+    config = with_parts(step_config(), model={"statistics": "last_batch"})
+    _, state, _ = run(config, steps=1)
+    moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
+    _, averaged, _ = run(moving, steps=1)
+    # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
+    last, moved = state.batch_stats["bn1"], averaged.batch_stats["bn1"]
+    np.testing.assert_allclose(moved["mean"], 0.1 * last["mean"], rtol=1e-4)
+    np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * last["var"], rtol=1e-4)
+
+
+def test_rematerialisation_gives_the_same_gradient_and_keeps_less_for_the_backward_pass():
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)
+    results = []
+    for remat in (False, True):
+        model = models.create(Model(depth=6, width=8, stem="small", classes=3, remat=remat, convolution="direct"))
+        params, stats = jax.jit(lambda model=model: model.init(jax.random.key(0), (32, 32, 3)))()
+        params = jax.tree.map(lambda p: p + 0.05, params)
+
+        def loss(params, model=model, stats=stats):
+            return (model.apply(params, stats, images, train=True)[0] ** 2).sum()
+
+        kept = jax.tree.leaves(jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p)[1], params))
+        results.append((jax.jit(jax.grad(loss))(params), sum(k.size * k.dtype.itemsize for k in kept)))
+    (plain, plain_bytes), (again, again_bytes) = results
+    assert_close(again, jax.tree.map(lambda g: np.asarray(g, np.float64), plain), 1e-5)
+    assert again_bytes < 0.5 * plain_bytes
+
+
+def test_defaults_leave_no_trace_in_the_state():
+    config = step_config()
+    state = create_state(config, models.create(config.model), make_mesh(1, 1))
+    assert state.average == ()
+    assert tuple(map(float, state.loss_scale)) == (1.0, 0.0, 0.0, 0.0)
+    assert Optimizer().clip_norm is None

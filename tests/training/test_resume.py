@@ -1,0 +1,332 @@
+"""Runs that are cut off and go on: bit by bit what they would have been."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from helpers.runs import Recorder, outcome, train_until
+
+import jaxdp
+from jaxdp import ConfigError, Stopped, TrainingError, train
+from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.manifest import CorruptCheckpoint
+from jaxdp.checkpoint.orbax_io import load_state
+from jaxdp.config import Checkpoint, Data, Mesh, Phase
+from jaxdp.data.loader import DataError
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.writers import read_log
+
+
+@pytest.fixture
+def uninterrupted(tiny, tmp_path):
+    train(tiny, tmp_path / "whole")
+    return outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        [{"step": 1}],
+        pytest.param([{"step": 7}], marks=pytest.mark.slow),
+        [{"step": 8}, {"step": 9}],
+        pytest.param([{"step": 11}], marks=pytest.mark.slow),
+        [{"evaluated": 56}],
+        [{"evaluated": 160}],
+        [{"step": 3}, {"step": 5}, {"step": 12}, {"step": 15}],
+    ],
+)
+def test_a_run_that_is_cut_off_goes_on_bit_by_bit(tiny, tmp_path, uninterrupted, cuts):
+    """50 images an epoch, steps of 8 then 16: checkpoints at 56, 80 (a change of phase), 112 and 160 samples."""
+    for cut in cuts:
+        train_until(tiny, tmp_path / "cut", **cut)
+        assert not (tmp_path / "cut/result.json").exists()
+    train(tiny, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == uninterrupted
+
+
+def test_a_run_goes_on_at_its_newest_checkpoint_and_says_so(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    screen = Recorder()
+    assert train(tiny, tmp_path, screen=screen).sessions == 2
+    assert [text for text in screen.lines if "resuming" in text] == [
+        f"resuming from {tmp_path / 'checkpoints/80'}: epoch 1.60, step 10"
+    ]
+
+
+@pytest.mark.parametrize("moment", ["compiling", "evaluating", 3, 10, 15])
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path, uninterrupted, moment):
+    class Ask(Quiet):
+        def status(self, what):
+            if what == moment:
+                signals.request_stop("SIGTERM")
+
+        def step(self, record):
+            if record["step"] == moment:
+                signals.request_stop("SIGTERM")
+
+    signals = SignalHandler()
+    with pytest.raises(Stopped) as stopped:
+        train(tiny, tmp_path / "run", screen=Ask(), signals=signals)
+    if moment == "compiling":
+        assert str(stopped.value) == "stopped by SIGTERM before the first step; the same command starts over"
+    else:
+        assert "the same command continues from it" in str(stopped.value)
+        saved = latest_valid(tmp_path / "run/checkpoints")
+        assert saved.metadata["progress"]["evaluation_due"] == (moment in ("evaluating", 15))
+        assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[moment]  # between steps, one is ahead of the log
+    train(tiny, tmp_path / "run")
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+@pytest.mark.slow
+def test_averages_loss_scale_and_counts_go_on_too(tiny_resnet, tmp_path):
+    config = dataclasses.replace(
+        tiny_resnet,
+        optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),
+        model=dataclasses.replace(tiny_resnet.model, dtype="float16"),
+        loss_scale=dataclasses.replace(tiny_resnet.loss_scale, name="dynamic", initial=2.0**24, growth_steps=4),
+    )
+    train(config, tmp_path / "whole")
+    for step in (9, 12):
+        train_until(config, tmp_path / "cut", step=step)
+    train(config, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert outcome(tmp_path / "cut")[1]["skipped_steps"] > 0
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(cpu_devices=2),
+        pytest.param(Mesh(1, 4, cpu_devices=4), marks=SLOW),
+        pytest.param(Mesh(4, 1, cpu_devices=8), marks=SLOW),
+    ],
+)
+def test_on_another_mesh_order_rate_and_phases_are_exact_and_parameters_agree(tiny, tmp_path, mesh):
+    """Batch normalisation per worker of 2 images; 20 steps after the resume in float32."""
+    config = dataclasses.replace(
+        tiny, epochs=8.0, batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
+    )  # fmt: skip
+    train_until(config, tmp_path / "here", step=12)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    train(config, tmp_path / "here")
+    train(dataclasses.replace(config, mesh=mesh), tmp_path / "there")
+    exact = ("step", "samples", "epoch", "phase", "learning_rate", "momentum", "global_batch")
+
+    def followed(name):
+        lines = read_log(tmp_path / name / "metrics.jsonl")
+        return [{field: line[field] for field in exact} for line in lines if "loss" in line]
+
+    here, there = followed("here"), followed("there")
+    assert here == there
+    assert len(here) - 10 >= 20
+    one, other = (parameters(tmp_path / d, config) for d in ("here", "there"))
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.linalg.norm(a - b), 0, atol=1e-4 * max(np.linalg.norm(a), 1e-3))
+
+
+def parameters(workdir, config):
+    from jaxdp.inference.load_run import load_run
+
+    return jax.tree.map(np.asarray, load_run(workdir, config=config)[0].params)
+
+
+def test_a_changed_configuration_is_shown_and_refused_unless_accepted(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    changed = dataclasses.replace(tiny, schedule=dataclasses.replace(tiny.schedule, learning_rate=1.0))
+    with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2.0 -> 1.0\).*--accept-changes"):
+        train(changed, tmp_path)
+    screen = Recorder()
+    train(changed, tmp_path, screen=screen, accept_changes=True)
+    assert "resuming with changes: schedule.learning_rate: 2.0 -> 1.0" in screen.lines
+    rates = [record["learning_rate"] for record in read_log(tmp_path / "metrics.jsonl") if "loss" in record]
+    whole = jaxdp.plan(tiny), jaxdp.plan(changed)
+    assert rates == [whole[n >= 10].learning_rate(8 * n if n < 10 else 80 + 16 * (n - 10)) for n in range(15)]
+
+
+def test_what_does_not_change_the_run_may_be_changed(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    config = dataclasses.replace(
+        tiny, checkpoint=Checkpoint(every_samples=32, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
+    )
+    train(config, tmp_path)
+    assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:3] == [160, 128, 112]
+
+
+def test_another_model_cannot_go_on_from_a_checkpoint(tiny_resnet, tmp_path):
+    train_until(tiny_resnet, tmp_path, step=12)
+    wider = dataclasses.replace(tiny_resnet, model=dataclasses.replace(tiny_resnet.model, width=8))
+    with pytest.raises(ConfigError, match=r"holds float32 of shape .* for .*, but the run expects float32 of shape"):
+        train(wider, tmp_path, accept_changes=True)
+
+
+def test_a_finished_run_can_be_made_longer(tiny, tmp_path):
+    train(tiny, tmp_path)
+    longer = dataclasses.replace(tiny, epochs=4.0)
+    result = train(longer, tmp_path, accept_changes=True)
+    assert (result.steps, result.samples) == (18, 208)  # three more of 16, to 4 epochs of 50
+
+
+def test_a_run_goes_on_from_another_ones_checkpoint_in_a_directory_of_its_own(tiny, tmp_path, uninterrupted):
+    train_until(tiny, tmp_path / "first", step=12)
+    train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
+    assert outcome(tmp_path / "second") == uninterrupted
+    train(tiny, tmp_path / "third", resume=str(tmp_path / "first/checkpoints/56"))
+    assert outcome(tmp_path / "third") == uninterrupted
+    train_until(tiny, tmp_path / "fourth", resume=str(tmp_path / "first/checkpoints/56"), step=12)
+    screen = Recorder()
+    train(tiny, tmp_path / "fourth", resume=str(tmp_path / "first/checkpoints/56"), screen=screen)
+    assert outcome(tmp_path / "fourth") == uninterrupted
+    assert any("fourth/checkpoints/80" in text for text in screen.lines)  # its own newest, not the origin again
+
+
+@pytest.mark.parametrize(
+    ("origin", "change", "message"),
+    [
+        ("nowhere", {}, "nowhere': it holds no valid checkpoint"),
+        ("first", {"seed": 4}, r"it is of a different run \(seed: 0 -> 4\); use --accept-changes"),
+        ("new", {}, "it belongs to the directory of this run; use a new --workdir"),
+        ("new/checkpoints/80", {}, "it belongs to the directory of this run"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_line(tiny, tmp_path, origin, change, message):
+    train_until(tiny, tmp_path / "first", step=9)
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(dataclasses.replace(tiny, **change), tmp_path / "new", resume=str(tmp_path / origin))
+    assert "\n" not in str(caught.value)
+
+
+# damage
+
+
+def files_of(workdir, samples):
+    folder = workdir / "checkpoints" / str(samples)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(bytes(data))
+
+
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "flipped": flip,
+    "deleted": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", ["flipped", *(pytest.param(one, marks=SLOW) for one in ("truncated", "deleted"))])
+def test_every_file_of_a_checkpoint_damaged_in_turn_is_named_and_the_one_before_taken(tiny, tmp_path, damage):
+    """Nothing is silently wrong: the file and the step are named, and the state is that of the checkpoint before."""
+    train_until(tiny, tmp_path / "run", step=13)
+    folder = tmp_path / "run/checkpoints"
+    names = files_of(tmp_path / "run", 112 if (folder / "112").exists() else 80)
+    newest, older = [int(path.name) for path in checkpoint_paths(folder)][:2]
+    assert "manifest.json" in names
+    assert len(names) > 5
+    _, abstract = abstract_of(tiny)
+    for name in names:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(folder, tmp_path / "copy/checkpoints")
+        victim = tmp_path / "copy/checkpoints" / str(newest) / name
+        if victim.stat().st_size == 0 and damage != "deleted":
+            continue
+        DAMAGES[damage](victim)
+        said = []
+        kept = CheckpointManager(tmp_path / "copy/checkpoints", tiny.checkpoint, said.append)
+        _, manifest = kept.restore(lambda samples: abstract)
+        assert manifest.samples == older, name
+        assert f"skipped the checkpoint of samples {newest}: {victim}" in said[0], said
+        assert (tmp_path / f"copy/checkpoints/{newest}.corrupt").is_dir()
+
+
+def abstract_of(config):
+    from jaxdp import models
+    from jaxdp.parallel.mesh import make_mesh
+    from jaxdp.training.state import abstract_state
+
+    mesh = make_mesh(2, 2)
+    return mesh, abstract_state(config, models.create(config.model), mesh)
+
+
+def test_a_run_with_a_damaged_checkpoint_still_ends_bit_by_bit(tiny, tmp_path, uninterrupted):
+    train_until(tiny, tmp_path / "run", step=13)
+    newest = checkpoint_paths(tmp_path / "run/checkpoints")[0]
+    flip(max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size))
+    screen = Recorder()
+    train(tiny, tmp_path / "run", screen=screen)
+    assert any("skipped the checkpoint" in text for text in screen.lines)
+    assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_an_array_that_was_changed_with_its_checksums_is_still_found(tiny, tmp_path):
+    """Array checksums are independent of file checksums: these files belong to another run, with matching file checksums."""
+    for seed in (0, 1):
+        train_until(dataclasses.replace(tiny, seed=seed), tmp_path / str(seed), step=12)
+    ours, theirs = (latest_valid(tmp_path / str(seed) / "checkpoints") for seed in (0, 1))
+    forged = dataclasses.replace(theirs, arrays=ours.arrays)
+    with pytest.raises(CorruptCheckpoint, match=r"the checksum of the array .* does not match"):
+        load_state(forged, abstract_of(tiny)[1])
+
+
+def test_where_every_checkpoint_is_damaged_the_run_stops_and_does_not_begin_anew(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=12)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    for path in checkpoint_paths(tmp_path / "checkpoints"):
+        (path / "manifest.json").unlink()
+    with pytest.raises(TrainingError, match=r"no checkpoint in .* is valid .*manifest.json cannot be read.*--resume never"):
+        train(tiny, tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+
+
+def test_a_run_that_a_bad_image_stops_is_saved_where_it_stood(tiny, tmp_path):
+    class Breaks:
+        broken = True
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 7 and self.broken:
+                return b"broken", 0
+            return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
+
+    config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
+    source = Breaks()
+    with pytest.raises(
+        DataError, match=r"training image 7 cannot be used: .*; (the last valid checkpoint|there is no checkpoint)"
+    ):
+        train(config, tmp_path / "cut", datasets=(source, source))
+    source.broken = False
+    train(config, tmp_path / "cut", datasets=(source, source))
+    train(config, tmp_path / "whole", datasets=(source, source))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_small_images_and_folders_resume_with_the_list_of_bad_images(tiny, tmp_path):
+    class Own:
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            if index == 7:
+                return b"broken", 0
+            return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
+
+    data = Data(image_size=80, augmentation="none", on_bad_image="skip")
+    config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(8),), data=data)
+    config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    train_until(config, tmp_path / "cut", datasets=(Own(), Own()), step=7)
+    train(config, tmp_path / "cut", datasets=(Own(), Own()))
+    train(config, tmp_path / "whole", datasets=(Own(), Own()))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert list(outcome(tmp_path / "cut")[1]["bad_images"]) == ["training image 7", "evaluation image 7"]

@@ -1,0 +1,166 @@
+"""The step's gradient, statistics and update, against one device that sees the same micro-batches one after the other."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers.step import (
+    BATCH,
+    PER_WORKER,
+    PIXELS,
+    assert_close,
+    assert_replicated,
+    distributed_gradients,
+    initial_params,
+    make_batch,
+    step_config,
+)
+from jax.sharding import PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Optimizer
+from jaxdp.data import prefetch
+from jaxdp.data.augment import augment, normalize
+from jaxdp.losses import cross_entropy
+from jaxdp.optim import build_optimizer
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.strategies import STRATEGIES
+from jaxdp.training.state import create_state
+from jaxdp.training.step import compute_gradients, make_train_step, update_statistics
+
+MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
+
+
+_references = {}
+
+
+def reference(norm):
+    """(gradient, loss, moments) on one device without a mesh: worker after worker, or the whole batch at once."""
+    if norm in _references:
+        return _references[norm]
+    config = step_config("per_worker")
+    model = models.create(config.model)
+    params, stats = initial_params(config)
+
+    def loss_of(params, part):
+        images = augment(config, part["images"], part["positions"])
+        logits, moments = model.apply(params, stats, normalize(images, *PIXELS), train=True)
+        return cross_entropy(logits, part["labels"], 0.1).mean(), moments
+
+    gradient_of = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+    size = PER_WORKER if norm == "per_worker" else BATCH
+    parts = [
+        gradient_of(params, {name: rows[i : i + size] for name, rows in make_batch().items()}) for i in range(0, BATCH, size)
+    ]
+    mean = jax.tree.map(lambda *x: np.mean(np.stack(x).astype(np.float64), axis=0), *parts)
+    _references[norm] = mean[1], mean[0][0], mean[0][1]
+    return _references[norm]
+
+
+def case(name, shape, quick):
+    """A strategy on a mesh; all but the one on mesh `quick` run with the slow tests."""
+    return pytest.param(name, shape, marks=[] if shape == quick else pytest.mark.slow)
+
+
+CASES = [case(name, shape, (4, 2) if name == "torus" else (2, 4)) for name in STRATEGIES for shape in MESHES]
+
+
+@pytest.mark.parametrize(("strategy", "mesh_shape"), CASES)
+def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(mesh_shape, strategy):
+    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    gradient, report = distributed_gradients(step_config(strategy=strategy), mesh_shape, accumulation)
+    expected, loss, moments = reference("per_worker")
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh_shape"),
+    [case("torus", shape, (2, 4)) for shape in MESHES] + [(name, (2, 4)) for name in STRATEGIES if name != "torus"],
+)
+def test_gradient_with_synchronised_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
+    gradient, report = distributed_gradients(step_config("synchronised", strategy), mesh_shape, 1)
+    expected, loss, moments = reference("synchronised")
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
+def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
+    state = create_state(config, model, mesh)
+    for rate in rates:
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(momentum), "seed": np.uint32(config.seed)}
+        state, metrics = step(state, prefetch.to_global(make_batch(), mesh), hyperparameters)
+    return state, metrics
+
+
+@pytest.mark.slow
+def test_two_steps_give_the_same_state_on_every_mesh():
+    """Parameters, velocities and running statistics, to float32 rounding: worker batches, not devices, decide."""
+    states = {shape: stepped(step_config(), shape) for shape in [(1, 1), (2, 4), (8, 1)]}
+    expected, metrics = states[(1, 1)]
+    for state, other in states.values():
+        assert_replicated(state)
+        assert_close(state.params, expected.params, 1e-5)
+        assert_close(state.batch_stats, expected.batch_stats, 1e-5)
+        assert_close(state.opt_state, expected.opt_state, 1e-4)
+        for name in metrics:
+            assert float(other[name]) == pytest.approx(float(metrics[name]), rel=1e-4)
+
+
+def test_a_step_is_the_optimizer_applied_to_the_mean_gradient():
+    """The update, the metrics and the one moving-average update, recomputed outside the mesh from the gradient."""
+    config = dataclasses.replace(step_config(), optimizer=Optimizer(label_smoothing=0.1, weight_decay=1e-3))
+    mesh, model = make_mesh(2, 4), models.create(config.model)
+    start = create_state(config, model, mesh)
+    before = jax.tree.map(np.asarray, start)
+
+    def local(params, stats, batch):
+        return compute_gradients(config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=2)
+
+    everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere)
+    gradient, report = jax.tree.map(
+        np.asarray, jax.jit(mapped)(start.params, start.batch_stats, prefetch.to_global(make_batch(), mesh))
+    )
+    state, metrics = stepped(config, (2, 4), rates=(0.3,))
+    transform = build_optimizer(config.optimizer, 0.3, 0.9)
+    updates, _ = transform.update(gradient, transform.init(before.params), before.params)
+    assert_close(state.params, optax.apply_updates(before.params, updates), 1e-6)
+    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in jax.tree.leaves(gradient)))
+    assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
+    assert float(metrics["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
+    mean = report["moments"]["bn1"]["mean"].astype(np.float64)
+    square = report["moments"]["bn1"]["square"].astype(np.float64)
+    np.testing.assert_allclose(state.batch_stats["bn1"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state.batch_stats["bn1"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
+
+
+def test_variance_over_workers_counts_the_spread_of_their_means():
+    """Two workers with means +1 and -1 and no variance of their own: the variance of both together is 1, not 0."""
+    stats = {"bn": {"mean": jnp.zeros(1), "var": jnp.zeros(1)}}
+    moments = {"bn": {"mean": jnp.zeros(1), "square": jnp.ones(1)}}  # averages of (+1, -1) and (1, 1)
+    new = update_statistics(stats, moments, decay=0.0)
+    assert float(new["bn"]["var"][0]) == 1.0
+
+
+def test_the_state_is_donated():
+    config = step_config()
+    mesh, model = make_mesh(2, 4), models.create(config.model)
+    state = create_state(config, model, mesh)
+    step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=2)
+    step(
+        state,
+        prefetch.to_global(make_batch(), mesh),
+        {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)},
+    )
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.opt_state)))

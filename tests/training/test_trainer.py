@@ -1,0 +1,356 @@
+"""Runs from their first step to their result, on four virtual devices."""
+
+import dataclasses
+import json
+import math
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import TrainingError, TrainResult, train
+from jaxdp.config import Checkpoint, Config, Phase
+from jaxdp.data import prefetch
+from jaxdp.data.sampler import sample_ids
+from jaxdp.data.sources import open_datasets
+from jaxdp.errors import ConfigError
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.writers import TIMING
+from jaxdp.planning import make_plan
+from jaxdp.training import step_compiler, step_metrics
+from jaxdp.validation import from_json
+
+
+def records(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, tmp_path):
+    result = train(tiny, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files == {".lock", "checkpoints", "config.json", "metrics.jsonl", "result.json", "training.png"}
+    assert from_json((tmp_path / "run/config.json").read_text()) == tiny
+    saved = json.loads((tmp_path / "run/result.json").read_text())
+    assert saved == json.loads(json.dumps(dataclasses.asdict(result)))
+    assert saved["eval_examples"] == 23
+    assert saved["mesh"] == [2, 2]
+    assert saved["seconds_to_first_step"] < saved["wall_seconds"]
+    assert (tmp_path / "run/training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_log_follows_the_plan_through_the_change_of_batch_size(tiny, tmp_path):
+    train(tiny, tmp_path)
+    steps = [r for r in records(tmp_path) if "loss" in r]
+    # 50 images an epoch: 10 steps of 8 reach 80 >= 75, the phase's end in mid-epoch; 5 steps of 16 reach 160 >= 150
+    assert [r["global_batch"] for r in steps] == [8] * 10 + [16] * 5
+    assert [r["step"] for r in steps] == list(range(1, 16))
+    assert [r["samples"] for r in steps] == list(np.cumsum([8] * 10 + [16] * 5))
+    for r in steps:
+        before = (r["samples"] - r["global_batch"]) / 50
+        expected = 2.0 * before if before < 1 else 1 + math.cos(math.pi * (before - 1) / 2)
+        assert r["learning_rate"] == pytest.approx(expected, rel=1e-9)
+        assert r["images_per_second"] > 0
+    evaluations = [r["samples"] for r in records(tmp_path) if "eval_accuracy" in r]
+    assert evaluations == [56, 112, 160]  # the first steps at or past 50, 100 and 150 images
+
+
+def test_the_order_of_data_is_right_across_the_change_of_batch_size(tiny, tmp_path, monkeypatch):
+    fed, to_global = [], prefetch.to_global
+    monkeypatch.setattr(prefetch, "to_global", lambda batch, mesh: fed.append(batch) or to_global(batch, mesh))
+    train(tiny, tmp_path)
+    training = [batch for batch in fed if "weights" not in batch]
+    positions = np.concatenate([batch["positions"] for batch in training])
+    np.testing.assert_array_equal(positions, np.arange(160))
+    images, labels = open_datasets(tiny).train.batch(sample_ids(tiny.seed, np.arange(160), 50))
+    np.testing.assert_array_equal(np.concatenate([batch["images"] for batch in training]), images)
+    np.testing.assert_array_equal(np.concatenate([batch["labels"] for batch in training]), labels)
+
+
+def test_a_net_learns_the_synthetic_classes(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny,
+        epochs=8.0,
+        batch=(Phase(32, 6.0), Phase(64)),
+        data=dataclasses.replace(tiny.data, train_examples=512, eval_examples=101),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=8.0),
+    )
+    result = train(config, tmp_path)
+    assert result.eval_examples == 101
+    assert result.accuracy > 0.9
+
+
+def test_the_next_phase_is_compiled_in_the_background_while_the_one_before_runs(tiny, tmp_path, monkeypatch):
+    """Compilation is held back until the first phase has stepped: a loop that waited for it would never end."""
+    stepped, compile_train = threading.Event(), step_compiler.StepCompiler._compile_train
+    threads = []
+
+    def held(self, mesh, phase):
+        threads.append(threading.current_thread().name)
+        if phase.global_batch == 16:
+            assert stepped.wait(60)
+        return compile_train(self, mesh, phase)
+
+    class Watch(Quiet):
+        def step(self, record):
+            if record["step"] == 3:
+                stepped.set()
+
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", held)
+    train(tiny, tmp_path, screen=Watch())
+    assert len(threads) == 2
+    assert all(name.startswith("compile") for name in threads)
+
+
+def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path, monkeypatch):
+    events = []
+    compile_train = step_compiler.StepCompiler._compile_train
+    fetch = jax.device_get
+
+    def watched(self, mesh, phase):
+        step = compile_train(self, mesh, phase)
+
+        def call(*arguments):
+            events.append("dispatch")
+            return step(*arguments)
+
+        return call
+
+    def get(tree):
+        if isinstance(tree, dict) and "gradient_norm" in tree:
+            events.append("fetch")
+        return fetch(tree)
+
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", watched)
+    monkeypatch.setattr(step_metrics.jax, "device_get", get)
+    config = dataclasses.replace(tiny, batch=(Phase(8),), evaluation=dataclasses.replace(tiny.evaluation, every_epochs=None))
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=None))
+    train(config, tmp_path)
+    assert events == ["dispatch", *["dispatch", "fetch"] * 18, "fetch"]
+
+
+def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
+    first = train(tiny, tmp_path / "run")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    again = train(tiny, tmp_path / "run")
+    assert isinstance(again, TrainResult)
+    assert again == first
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    fresh = train(tiny, tmp_path / "run", resume="never")
+    assert fresh.workdir == str(tmp_path / "run-2")
+    assert fresh.accuracy == first.accuracy
+
+
+def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_path):
+    def log(config, name):
+        train(config, tmp_path / name)
+        return [{k: v for k, v in r.items() if k not in TIMING} for r in records(tmp_path / name)]
+
+    assert log(tiny, "a") == log(tiny, "b")
+    assert log(dataclasses.replace(tiny, seed=1), "c") != log(tiny, "b")
+
+
+def test_a_directory_with_a_different_run_is_refused_and_left_as_it_was(tiny, tmp_path):
+    train(tiny, tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"it holds a different run \(seed: 0 -> 5\)"):
+        train(dataclasses.replace(tiny, seed=5), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_second_run_in_a_directory_in_use_is_refused(tiny, tmp_path):
+    refused = []
+
+    class Intrude(Quiet):
+        def step(self, record):
+            if record["step"] == 2:
+                with pytest.raises(ConfigError, match="another process is training in it") as caught:
+                    train(tiny, tmp_path)
+                refused.append(caught)
+
+    train(tiny, tmp_path, screen=Intrude())
+    assert refused
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_rate(tiny_resnet, tmp_path):
+    config = dataclasses.replace(
+        tiny_resnet,
+        optimizer=dataclasses.replace(tiny_resnet.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny_resnet.schedule, learning_rate=1e15),
+    )
+    with pytest.raises(
+        TrainingError, match=r"is (nan|inf) at step [23] \(samples (16|24), learning rate .*e\+14\): lower sched"
+    ):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_last_step_that_breaks_the_parameters_is_no_success(tiny_resnet, tmp_path):
+    """One step of a huge rate: its own loss was finite, what it left behind is not."""
+    config = dataclasses.replace(
+        tiny_resnet,
+        epochs=0.1,
+        batch=(Phase(8),),
+        optimizer=dataclasses.replace(tiny_resnet.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny_resnet.schedule, learning_rate=1e15, warmup_epochs=0.0),
+    )
+    with pytest.raises(TrainingError, match=r"held-out loss is (nan|inf) after the last step \(1, samples 8\)"):
+        train(config, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_phase_without_a_step_is_passed_over(tiny, tmp_path):
+    config = dataclasses.replace(tiny, batch=(Phase(40, 1.0), Phase(8, 1.2), Phase(32)))
+    train(config, tmp_path)
+    steps = [r for r in records(tmp_path) if "loss" in r]
+    assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 40), (0, 40), (2, 32), (2, 32), (2, 32)]
+
+
+def test_the_first_step_of_a_phase_and_the_last_are_logged_whatever_the_cadence(tiny, tmp_path):
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=4))
+    train(config, tmp_path)
+    assert [r["step"] for r in records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
+
+
+def test_the_end_is_evaluated_even_between_two_evaluations(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
+    )
+    train(config, tmp_path)
+    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
+
+
+def test_evaluations_fall_due_by_the_decimals_that_were_written(tiny, tmp_path):
+    """0.7 epochs of 50 images are 35 images; in binary floating point 0.7 * 50 * 2 lies above 70."""
+    every = dataclasses.replace(tiny.evaluation, every_epochs=0.7)
+    train(dataclasses.replace(tiny, batch=(Phase(5),), epochs=1.5, evaluation=every), tmp_path)
+    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, tmp_path, monkeypatch):
+    from jaxdp.loggers import plot
+
+    said = []
+
+    class Listen(Quiet):
+        def info(self, text):
+            said.append(text)
+
+    def full(records, path):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(plot, "plot_training", full)
+    result = train(tiny, tmp_path, screen=Listen())
+    assert json.loads((tmp_path / "result.json").read_text())["accuracy"] == result.accuracy
+    assert any("PlotWriter could not be closed" in line and "No space left" in line for line in said)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"accuracy": 1}', "\xff"])
+def test_a_damaged_result_is_said_to_be_damaged(tiny, tmp_path, text):
+    train(tiny, tmp_path)
+    (tmp_path / "result.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"its result\.json is damaged; delete that file to resume"):
+        train(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "tensorboard"])
+def test_files_of_a_run_without_its_config_are_refused_and_left(tiny, tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match=f"it holds {name} of a run, but no config.json"):
+        train(tiny, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name, ".lock"}
+    assert train(tiny, tmp_path, resume="never").workdir == f"{tmp_path}-2"
+
+
+def test_a_run_that_logged_nothing_leaves_its_directory_to_the_next(tiny, tmp_path, monkeypatch):
+    """As after running out of memory: the advice of the error is followed in the same directory."""
+
+    def exhausted(self, mesh, phase):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
+        with pytest.raises(ConfigError, match="out of memory"):
+            train(tiny, tmp_path)
+    other = dataclasses.replace(tiny, batch=(Phase(8, 1.5, per_worker_batch=1), Phase(16)))
+    assert train(other, tmp_path).steps == 15
+
+
+def test_a_change_that_has_no_effect_on_a_finished_run_is_said_to_have_none(tiny, tmp_path):
+    said = []
+
+    class Listen(Quiet):
+        def info(self, text):
+            said.append(text)
+
+    train(tiny, tmp_path)
+    train(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
+    assert "these changes have no effect on the finished run: reduce.strategy: 'torus' -> 'psum'" in said
+
+
+def test_devices_out_of_memory_end_with_the_batch_that_would_fit(tiny, tmp_path, monkeypatch):
+    def exhausted(self, mesh, phase):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.\nmore")
+
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
+    config = dataclasses.replace(tiny, batch=(Phase(48),))
+    with pytest.raises(ConfigError) as caught:
+        train(config, tmp_path)
+    message = str(caught.value)
+    assert message.startswith("batch.0.per_worker_batch=12: out of memory (RESOURCE_EXHAUSTED")
+    assert "try --batch.0.per-worker-batch 6, which keeps the global batch 48 by accumulating 2 micro-batches" in message
+    assert "\n" not in message
+
+
+def test_a_phase_on_fewer_devices_goes_on_from_the_same_state(tiny, tmp_path):
+    """Three workers of four images use three of the four devices in the second phase; the losses are those of one device."""
+    batch = (Phase(8, 1.0, per_worker_batch=4), Phase(12, None, per_worker_batch=4))
+    one = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
+    plan = make_plan(dataclasses.replace(tiny, batch=batch), examples=50, devices=4)
+    assert [phase.devices for phase in plan.phases] == [2, 3]
+    train(dataclasses.replace(tiny, batch=batch), tmp_path / "many")
+    train(dataclasses.replace(tiny, batch=batch, mesh=one), tmp_path / "one")
+    many, single = ([r["loss"] for r in records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
+    np.testing.assert_allclose(many[:6], single[:6], rtol=1e-3)
+
+
+def test_tensorboard_events_hold_the_log(tiny, tmp_path):
+    from tensorboardX.proto import event_pb2
+
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
+    train(config, tmp_path)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    # a record of the format is: length (8 bytes), its checksum (4), the event, its checksum (4)
+    data, scalars, offset = file.read_bytes(), {}, 0
+    while offset < len(data):
+        length = int.from_bytes(data[offset : offset + 8], "little")
+        event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
+        offset += 16 + length
+        for value in event.summary.value:
+            scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    logged = {r["samples"]: r["loss"] for r in records(tmp_path) if "loss" in r}
+    assert scalars["training/loss"] == pytest.approx(logged)
+    assert len(scalars["evaluation/accuracy"]) == 3
+
+
+def test_train_takes_a_config_and_nothing_else(tmp_path):
+    with pytest.raises(ConfigError, match=r"must be a jaxdp.Config"):
+        train("digits", tmp_path)
+    with pytest.raises(ConfigError, match="--resume='maybe': it holds no valid checkpoint"):
+        train(Config(), tmp_path, resume="maybe")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rate_and_momentum_of_every_phase_reach_the_step(tiny):
+    """By the noise scale with 0.5 at a batch of 8: 1 - 0.5 * 8 / 16 in the phase of 16."""
+    from jaxdp.planning import make_plan
+    from jaxdp.training.step_compiler import StepCompiler
+
+    optimizer = dataclasses.replace(tiny.optimizer, momentum=0.5, momentum_rule="noise_scale", momentum_batch=8)
+    plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), examples=50, devices=4)
+    programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
+    for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
+        given = programs.hyperparameters(phase, phase.first_sample)
+        assert float(given["momentum"]) == pytest.approx(momentum)
+        assert float(given["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
+    programs.close()

@@ -1,0 +1,104 @@
+"""Kernels by kind, counted by hand and, on the real step, against the multiply-adds of the model."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxdp.cli.main import main
+from jaxdp.xla import kernels
+
+BATCH, SIDE, BEFORE, AFTER = 4, 6, 3, 5
+LIMITS = {"bytes_per_second": 1e9, "flops": 1e12}
+# The kernel of cuDNN's convolution as XLA compiles it for a GPU, of [256, 56, 56, 64] to [256, 56, 56, 64] with 3x3 taps.
+CUDNN = """HloModule step
+
+ENTRY %main (x: bf16[256,56,56,64], w: bf16[64,3,3,64]) -> (bf16[256,56,56,64], u8[16]) {
+  %x = bf16[256,56,56,64]{3,2,1,0} parameter(0)
+  %w = bf16[64,3,3,64]{3,2,1,0} parameter(1)
+  %convert = bf16[256,56,56,64]{3,2,1,0} convert(%x), metadata={op_name="jit(step)/transpose(jvp(ResNet))/convert"}
+  ROOT %cudnn-conv = (bf16[256,56,56,64]{3,2,1,0}, u8[16]{0}) custom-call(%x, %w), window={size=3x3 pad=1_1x1_1}, TARGET
+}
+"""
+
+
+def convolved(images, kernel):
+    return lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def gradients(images, kernel, matrix):
+    def loss(images, kernel, matrix):
+        y = convolved(jnp.tanh(images), kernel)
+        return jnp.sin(y.reshape(-1, AFTER) @ matrix).sum()
+
+    return jax.grad(loss, (0, 1, 2))(images, kernel, matrix)
+
+
+def test_kernels_of_step_counts_convolutions_and_products_by_kind():
+    inputs = jnp.ones((BATCH, SIDE, SIDE, BEFORE)), jnp.ones((3, 3, BEFORE, AFTER)), jnp.ones((AFTER, 7))
+    step_kernels = kernels.kernels_of_step(jax.jit(gradients).lower(*inputs).compile().as_text(), BATCH)
+    one = 2 * BATCH * SIDE**2 * 9 * BEFORE * AFTER + 2 * BATCH * SIDE**2 * AFTER * 7
+    for row in kernels.summarize_by_kind(step_kernels, None, LIMITS):
+        if row["kind"] in kernels.CONVOLUTIONS:
+            assert row["kernels"] == 2
+            assert row["flop"] == one
+            assert row["least_seconds"] >= one / LIMITS["flops"]
+    assert {one.side for one in step_kernels if one.kind in kernels.CONVOLUTIONS[:2]} == {SIDE}
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        ('custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}', 0),
+        ('custom_call_target="__cudnn$convBackwardInput", metadata={op_name="jit(step)/transpose(jvp(ResNet))/conv"}', 1),
+        ('custom_call_target="__cudnn$convBackwardFilter", metadata={op_name="jit(step)/transpose(jvp(ResNet))/conv"}', 2),
+    ],
+)
+def test_kernels_of_step_cudnn_convolution_returns_kind_bytes_and_flop(target, kind):
+    convert, convolution = kernels.kernels_of_step(CUDNN.replace("TARGET", target), 256)
+    assert convert == kernels.Kernel("convert", 56, "backward", 2 * 2 * 256 * 56 * 56 * 64, 0.0)
+    moved = 2 * 2 * 256 * 56 * 56 * 64 + 2 * 9 * 64 * 64 + 16
+    flop = 2.0 * 256 * 56 * 56 * 9 * 64 * 64
+    assert convolution == kernels.Kernel("cudnn-conv", 56, kernels.CONVOLUTIONS[kind], moved, flop)
+
+
+@pytest.mark.parametrize("batch", [32, 64, 256])
+def test_kernels_of_step_weights_larger_than_maps_returns_flop(batch):
+    text = CUDNN.replace("256,56,56,64", f"{batch},7,7,512").replace("64,3,3,64", "512,3,3,512")
+    target = 'custom_call_target="__cudnn$convForward", metadata={op_name="jit(step)/jvp(ResNet)/conv"}'
+    _, convolution = kernels.kernels_of_step(text.replace("TARGET", target), batch)
+    assert convolution.flop == 2.0 * batch * 7 * 7 * 9 * 512 * 512
+
+
+def test_profile_kernels_seconds_belong_to_the_kernels():
+    step = jax.jit(gradients)
+    inputs = jnp.ones((64, 32, 32, BEFORE)), jnp.ones((3, 3, BEFORE, AFTER)), jnp.ones((AFTER, 7))
+    compiled = step.lower(*inputs).compile()
+    jax.block_until_ready(compiled(*inputs))
+    seconds = kernels.profile_kernels(lambda: jax.block_until_ready(compiled(*inputs)), 2)
+    step_kernels = kernels.kernels_of_step(compiled.as_text(), 64)
+    rows = kernels.summarize_by_kind(step_kernels, seconds, LIMITS)
+    assert all(row["seconds"] > 0 for row in rows if row["kind"] in kernels.CONVOLUTIONS)
+    assert sum(row["seconds"] for row in rows) == pytest.approx(sum(seconds.get(one.name, 0) for one in step_kernels))
+
+
+@pytest.mark.slow
+def test_bench_step_with_kernels_prints_time_by_kind(tmp_path, capsys):
+    words = "bench step --model.depth 18 --model.width 8 --data.source synthetic --data.image-size 32 --mesh.cpu-devices 2"
+    words += " --model.stem small --batch-size 8 --repeats 1 --seconds 0.1 --no-starts --kernels --output"
+    main([*words.split(), str(tmp_path)])
+    record = json.loads((tmp_path / "step.json").read_text())
+    assert {"convolution", "input gradient", "weight gradient", "collective"} <= {
+        row["kind"] for row in record["kernels"]["rows"]
+    }
+    flop = sum(row["flop"] for row in record["kernels"]["rows"])
+    assert flop == pytest.approx(record["flop_an_image"] * 4, rel=0.05)
+    assert "weight gradient" in capsys.readouterr().out
+
+
+def test_bench_step_kernels_with_micro_batches_exits_with_error(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "step", "--kernels", "--no-starts", "--batch.0.per-worker-batch", "2", "--batch-size", "16"])
+    assert "--kernels: cannot profile 2 micro-batches" in capsys.readouterr().err

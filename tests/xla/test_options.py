@@ -1,0 +1,137 @@
+"""Compiler options, and the cache of compiled programs."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.bench.step_runner import build_step
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.config import Compile
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.session import train
+from jaxdp.xla import options
+
+COUNT_COMPILATIONS = """
+import json, sys
+from collections import Counter
+import jax
+import jaxdp
+from jaxdp.cli import main
+from jaxdp.models import resnet
+resnet.BLOCKS[18] = (1, 1)
+events = Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
+config = jaxdp.load_config(sys.argv[1], sys.argv[3:])
+jaxdp.train(config, sys.argv[2])
+counts = {name: events["/jax/compilation_cache/" + name] for name in ("cache_hits", "cache_misses")}
+print(json.dumps(counts | {"directory": jax.config.jax_compilation_cache_dir}))
+"""
+
+
+@pytest.fixture
+def jax_cache(monkeypatch):
+    """JAX without a cache directory; the previous settings are restored."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_cache_directory_auto_depends_on_processor_type(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = options.cache_directory("auto")
+    assert path.parent == tmp_path / "jaxdp/programs"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert options.cache_directory("auto") == tmp_path / "home/.cache/jaxdp/programs" / path.name
+    assert options.cache_directory("~/kept") == tmp_path / "home/kept"
+    assert options.cache_directory("off") is None
+
+
+def test_enable_compilation_cache_uncreatable_directory_raises_config_error(jax_cache, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"compile.cache='.*file/programs': cannot create the directory: .*; use another directory"
+    ):
+        options.enable_compilation_cache(Compile(cache=str(tmp_path / "file/programs")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    options.enable_compilation_cache(Compile())
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_enable_compilation_cache_auto_keeps_the_directory_set_in_jax(jax_cache, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "set"))
+    options.enable_compilation_cache(Compile())
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "set")
+    options.enable_compilation_cache(Compile(cache=str(tmp_path / "configured")))
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "configured")
+    options.enable_compilation_cache(Compile(cache="off"))
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+@pytest.mark.slow
+def test_second_run_with_another_seed_compiles_nothing(tiny_resnet, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(tiny_resnet)))
+    there = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    there |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
+
+    def counted(name, *more):
+        line = [sys.executable, "-c", COUNT_COMPILATIONS, str(tmp_path / "config.json"), str(tmp_path / name), *more]
+        ran = subprocess.run(line, env=there, capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout.splitlines()[-1])
+
+    first, second, off = counted("first"), counted("second", "--seed", "1"), counted("off", "--compile.cache", "off")
+    assert first["cache_misses"] >= 4  # two training steps, two evaluations
+    assert first["directory"].startswith(str(tmp_path / "cache/jaxdp/programs"))
+    assert (second["cache_misses"], second["cache_hits"]) == (0, first["cache_misses"] + first["cache_hits"])
+    assert (off["cache_hits"], off["directory"]) == (0, None)
+    one, two, three = (latest_valid(tmp_path / name / "checkpoints").arrays for name in ("first", "second", "off"))
+    assert one == three != two  # of another seed
+
+
+def test_tuned_options_compute_the_same_step(tiny_resnet):
+    found = {}
+    for tuned in (True, False):
+        config = dataclasses.replace(tiny_resnet, compile=Compile(tuned=tuned))
+        assert bool(options.compiler_options(config.compile, "cpu")) == tuned
+        one = build_step(config, make_mesh(2, 2), global_batch=8, strategy="torus")
+        one.hyperparameters["learning_rate"] = np.float32(1.0)
+        found[tuned] = jax.device_get(one())
+    (params, metrics), (others, other_metrics) = found[True], found[False]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), params, others)
+    assert metrics["gradient_norm"] == pytest.approx(other_metrics["gradient_norm"], rel=1e-5)
+
+
+def test_enable_compilation_cache_second_directory_receives_new_programs(jax_cache, tmp_path):
+    def count_files(setting: str, value: float) -> list[int]:
+        """Numbers of files in both directories after a new program."""
+        options.enable_compilation_cache(Compile(cache=setting))
+        jax.jit(lambda x: jnp.sin(x) * value)(np.float32(1.0))
+        return [len([*(tmp_path / name).glob("*")]) for name in ("one", "two")]
+
+    first, _ = count_files(str(tmp_path / "one"), 1.0)
+    unchanged, second = count_files(str(tmp_path / "two"), 2.0)
+    assert 0 < first == unchanged
+    assert second > 0
+    assert count_files("off", 3.0) == [first, second]
+
+
+@pytest.mark.slow
+def test_deterministic_sets_the_gpu_option_and_changes_nothing_on_a_cpu(tiny_resnet, tmp_path):
+    assert options.compiler_options(Compile(deterministic=True, tuned=False), "gpu") == {"xla_gpu_deterministic_ops": True}
+    assert "xla_gpu_deterministic_ops" not in options.compiler_options(Compile(), "gpu")
+    plain = train(tiny_resnet, tmp_path / "plain")
+    strict = train(dataclasses.replace(tiny_resnet, compile=Compile(deterministic=True)), tmp_path / "strict")
+    assert np.array_equal([plain.loss, plain.accuracy], [strict.loss, strict.accuracy])
