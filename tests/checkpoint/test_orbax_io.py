@@ -1,6 +1,9 @@
 """Tests of jaxdp.checkpoint.orbax_io."""
 
+import asyncio
+import gc
 import sys
+import traceback
 from types import SimpleNamespace
 
 import jax
@@ -41,3 +44,25 @@ def test_silence_orbax_drops_late_write_errors_only(monkeypatch):
     for unraisable in (late, *others):
         sys.unraisablehook(unraisable)
     assert passed == others
+
+
+def test_silence_orbax_drops_asyncio_reports_of_its_writers_only(caplog):
+    silence_orbax()
+
+    async def fail_in(module):
+        namespace = {"__name__": module}
+        exec("async def write(): raise ValueError('disk full')", namespace)
+        task = asyncio.ensure_future(namespace["write"]())
+        await asyncio.sleep(0)  # the task fails and nobody awaits it
+        del task
+
+    for module in ("orbax.writer", "users.code"):
+        asyncio.run(fail_in(module))
+        gc.collect()
+    assert [record.name for record in caplog.records] == ["asyncio"]
+    assert traceback_module(caplog.records[0]) == "users.code"
+
+
+def traceback_module(record):
+    *_, (frame, _) = traceback.walk_tb(record.exc_info[2])
+    return frame.f_globals["__name__"]

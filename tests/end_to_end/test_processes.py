@@ -78,7 +78,7 @@ def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_pa
 
 def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
     wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
-    log, _, arrays = outcome(tmp_path / "run")
+    log, _, arrays, _ = outcome(tmp_path / "run")
     assert arrays == outcome(pair)[2]
     audited = {line["step"]: line["audit_share"] for line in log if "audit_share" in line}
     assert list(audited) == [6, 12, 18, 24]
