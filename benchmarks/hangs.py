@@ -38,7 +38,7 @@ TINY = [
     *("--guard.stuck-seconds", str(STUCK_SECONDS), "--guard.step-minutes", str(END_MINUTES)),
     *("--guard.silence-seconds", str(SILENCE_SECONDS)),
 ]
-# place -> (phase, number of calls of the patched function before it blocks, which rank can get stuck there)
+# place -> (activity, number of calls of the patched function before it blocks, which rank can get stuck there)
 PLACES = {
     "configuration": ("start", 0, "any"),
     "opening the data": ("load", 0, "any"),
@@ -308,7 +308,14 @@ def run_trial(place: str, manner: str, *, processes: int, rank: int) -> dict:
         output = collect_output(running)
         codes = wait_for_all(running, SINGLE_GIL_SECONDS if (manner, processes) == ("GIL", 1) else LIMIT_SECONDS)
         began = next((float(path.name.removeprefix("stuck-")) for path in Path(folder).glob("stuck-*")), None)
-    trial = {"place": place, "phase": PLACES[place][0], "manner": manner, "processes": processes, "rank": rank, "codes": codes}
+    trial = {
+        "place": place,
+        "activity": PLACES[place][0],
+        "manner": manner,
+        "processes": processes,
+        "rank": rank,
+        "codes": codes,
+    }
     return trial | evaluate_trial(trial, output, began=began, folder=folder)
 
 
@@ -354,9 +361,7 @@ def run_slow_trial(processes: int, seed: int, *, seconds: float = 0.5, every: in
         codes = wait_for_all(running, LIMIT_SECONDS)
         log = Path(folder) / "run/metrics.jsonl"
         steps = sum("learning_rate" in line for line in log.read_text().splitlines()) if log.exists() else 0
-    alarms = [
-        line for lines in output for _, line in lines if re.search("no progress for .*(in phase (load|step), step)", line)
-    ]
+    alarms = [line for lines in output for _, line in lines if re.search("no progress for .*(during (load|step), step)", line)]
     row = {"processes": processes, "seed": seed, "codes": codes, "steps": steps, "slow": steps // every, "alarms": alarms}
     failed = [[line for _, line in lines[-3:]] for lines, code in zip(output, codes, strict=True) if code]
     return row | ({"last": failed} if failed else {})
@@ -364,17 +369,17 @@ def run_slow_trial(processes: int, seed: int, *, seconds: float = 0.5, every: in
 
 def table(record: dict) -> str:
     lines = [
-        "| stuck in | phase | trials | the right rank named | seconds | with its stack | ended |",
+        "| stuck in | activity | trials | the right rank named | seconds | with its stack | ended |",
         "|---|---|---|---|---|---|---|",
     ]
     places = collections.defaultdict(list)
     for row in record["rows"]:
-        places[row["place"], row["phase"]].append(row)
-    for (place, phase), rows in places.items():
+        places[row["place"], row["activity"]].append(row)
+    for (place, activity), rows in places.items():
         seconds = [row["seconds"] for row in rows if row.get("seconds") is not None]
         counts = [sum(bool(row.get(name)) for row in rows) for name in ("right", "stack", "ended")]
         most = f"{min(seconds):.0f} to {max(seconds):.0f}" if seconds else ""
-        lines.append(f"| {place} | {phase} | {len(rows)} | {counts[0]} | {most} | {counts[1]} | {counts[2]} |")
+        lines.append(f"| {place} | {activity} | {len(rows)} | {counts[0]} | {most} | {counts[1]} | {counts[2]} |")
     alarms = sum(len(run["alarms"]) for run in record["slow"])
     slow = sum(run["slow"] for run in record["slow"])
     settings = record["settings"]

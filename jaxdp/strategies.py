@@ -1,8 +1,6 @@
 """The table of all-reduce strategies: the stages of each, what is proven about it, where it runs, and what it costs.
 
-To add a strategy to jaxdp, write its stages in `jaxdp/parallel/allreduce.py`, add a `Strategy` to `STRATEGIES`, and describe it
-in docs/aggregation.md; `tests/test_choices.py` and `tests/test_strategies.py` report what is missing. This module
-does not import JAX, so a config is validated without it.
+docs/extending.md lists the steps to add one. This module does not import JAX, so a config is validated without it.
 """
 
 import math
@@ -15,6 +13,9 @@ if TYPE_CHECKING:
 
 Stage = Callable[["jax.Array"], "jax.Array"]  # called inside `shard_map` over both mesh axes
 AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
+# Colors of Okabe & Ito, distinguishable by the color-blind; 7 and 4 are coprime, so 28 strategies differ in color or dashes.
+COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
 
 
 class Cost(NamedTuple):
@@ -135,6 +136,12 @@ STRATEGIES: dict[str, Strategy] = {
 def auto_candidates(devices: int) -> list[str]:
     """Names of the strategies that `reduce.strategy=auto` measures on this number of devices."""
     return [one.name for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices)]
+
+
+def plot_style(name: str) -> dict[str, str]:
+    """Matplotlib's `color` and `linestyle` of a strategy, by its position in the table; raises ValueError for unknown names."""
+    position = list(STRATEGIES).index(name)
+    return {"color": COLORS[position % len(COLORS)], "linestyle": DASHES[position % len(DASHES)]}
 
 
 def unsupported_reason(name: object, devices: int) -> str | None:

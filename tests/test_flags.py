@@ -11,6 +11,7 @@ import pytest
 from jaxdp import ConfigError, load_config
 from jaxdp.cli import main
 from jaxdp.cli.bench import BENCHES
+from jaxdp.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
@@ -45,8 +46,8 @@ def failing(capsys, *arguments) -> str:
         ("report --qqqq", "--qqqq: unknown flag; `jaxdp report --help` lists all flags"),
         (
             "train --reduce.strategy tours",
-            "reduce.strategy='tours': unknown name; did you mean torus? choose from psum, ring, hierarchical, torus, "
-            "parameter_server, auto, "
+            "reduce.strategy='tours': unknown name; did you mean torus? choose from "
+            f"{', '.join(STRATEGIES)}, auto, "
             "or register it with jaxdp.register_strategy('tours', ...) in Python or in the recipe given by --config",
         ),
         ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),

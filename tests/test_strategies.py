@@ -13,7 +13,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.audit import ROUTES, second_route
 from jaxdp.parallel.buckets import WIRE_BYTES
-from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, unsupported_reason
+from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, plot_style, unsupported_reason
 from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent
@@ -27,11 +27,31 @@ def registered():
     remove_registered()
 
 
+def row_of(page: str, start: str) -> str:
+    """The row of a table in a page of docs/ that starts with `| start |`; "" if there is none."""
+    text = (ROOT / "docs" / page).read_text()
+    return next((line for line in text.splitlines() if line.startswith(f"| {start} |")), "")
+
+
+def documented_routes(name: str) -> list[str]:
+    """Second routes of a strategy on a mesh of several rows and columns, on one row and on one column, by aggregation.md."""
+    section = (ROOT / "docs/aggregation.md").read_text().partition("## Audits")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")]
+    return next((routes for names, *routes in rows if f"`{name}`" in names), [])
+
+
 def missing(name: str) -> list[str]:
     """What a strategy of jaxdp lacks."""
-    strategy, page = STRATEGIES[name], (ROOT / "docs/aggregation.md").read_text()
+    strategy = STRATEGIES[name]
     checks = {
-        "a row in docs/aggregation.md": re.search(rf"^\| `{name}` \|", page, re.MULTILINE),
+        "a row in docs/aggregation.md, Strategies": row_of("aggregation.md", f"`{name}`"),
+        "its routes in docs/aggregation.md, Audits": documented_routes(name)
+        == [second_route(name, *shape) for shape in ((2, 4), (1, 8), (8, 1))],
+        "its place in the row `auto` of docs/aggregation.md": (f"`{name}`" in row_of("aggregation.md", "`auto`"))
+        == strategy.auto_candidate,
+        "its name in docs/recipes.md": f"`{name}`" in row_of("recipes.md", "`reduce.strategy`"),
+        "its name in docs/usage.md": f"`{name}`" in row_of("usage.md", "All-reduce"),
+        "its name in CHANGELOG.md": f"`{name}`" in (ROOT / "CHANGELOG.md").read_text(),
         "a help text": strategy.help,
         "stages in jaxdp/parallel/allreduce.py": all(callable(stage) for stage in allreduce.stages_of(name)),
         "a cost": strategy.cost and all(cost.rounds >= 0 and cost.volume >= 0 for cost in strategy.cost(2, 4)),
@@ -68,6 +88,11 @@ def test_register_strategy_adds_an_entry_without_cost_that_auto_does_not_measure
     assert STRATEGIES["mine"].cost is None
     assert "mine" not in auto_candidates(8)
     assert validate(Config(reduce=Reduce(strategy="mine"))).reduce.strategy == "mine"
+
+
+def test_plot_style_of_every_strategy_is_different():
+    styles = [plot_style(name) for name in STRATEGIES]
+    assert all(style not in styles[:index] for index, style in enumerate(styles))
 
 
 def test_unsupported_reason_names_the_device_limit():

@@ -344,17 +344,18 @@ def _format_seconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def draw_picture(record: dict, path) -> None:
-    """For ResNet-50's gradient: bytes that the busiest host sends, and seconds at each rate, measured and expected."""
+def draw_picture(record: dict, path: Path) -> None:
+    """Plot, for ResNet-50's gradient, the bytes that the busiest host sends and the seconds at each rate, by strategy."""
     from matplotlib.figure import Figure
 
     rows = [row for row in record["bytes"]["rows"] if (row["bytes"], row["dtype"]) == (4 * RESNET_50, "float32")]
     figure = Figure(figsize=(12.5, 4.4), layout="constrained")
     panels = figure.subplots(1, 1 + len(LIMITED))
-    places = range(len(STRATEGIES))
+    strategies = list(dict.fromkeys(row["strategy"] for row in rows))  # an older record lacks strategies added since
+    places = range(len(strategies))
 
     def at(rate, value):
-        return [next(value(row) for row in rows if (row["rate"], row["strategy"]) == (rate, name)) for name in STRATEGIES]
+        return [next(value(row) for row in rows if (row["rate"], row["strategy"]) == (rate, name)) for name in strategies]
 
     def draw(axes, measured, accounted, **more):
         bars = axes.bar(places, measured, 0.6, color="#56B4E9", label="measured")
@@ -362,7 +363,7 @@ def draw_picture(record: dict, path) -> None:
         axes.scatter(
             places, accounted, marker="_", s=900, linewidths=2, color="#000000", label="expected: bytes of the busiest link"
         )
-        axes.set_xticks(places, [name.replace("_", "\n") for name in STRATEGIES], fontsize=8)
+        axes.set_xticks(places, [name.replace("_", "\n") for name in strategies], fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.12)
         axes.set(**more)

@@ -1,6 +1,5 @@
 """Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -8,7 +7,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from jaxdp.analysis import cost_model
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES, unsupported_reason
+from jaxdp.strategies import STRATEGIES, plot_style, unsupported_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +17,6 @@ MAX_DEVICES = 16_384
 COLUMNS = ["strategy", "all-reduce", "in one message", "step", "efficiency", "images/s"]
 COLUMNS += ["doubling pays up to", "shortest step at"]
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
-STYLES = (("#000000", "-"), ("#D55E00", "--"), ("#E69F00", "-."), ("#0072B2", "-"), ("#CC79A7", ":"))  # of strategies
 
 
 class Network(NamedTuple):
@@ -172,7 +170,7 @@ def draw(prediction: dict, path: str | Path | IO[bytes]) -> None:
     between_layers = prediction["normalization_messages"]
     one_device = phase["computation_seconds"]
     names = [name for name, strategy in STRATEGIES.items() if strategy.cost]
-    for name, (color, line) in zip(names, itertools.cycle(STYLES), strict=False):
+    for name in names:
         communication = {
             n: network.seconds(name, default_shape(n), prediction["messages"])
             + network.seconds("psum", default_shape(n), between_layers)
@@ -180,10 +178,10 @@ def draw(prediction: dict, path: str | Path | IO[bytes]) -> None:
             if not unsupported_reason(name, n)
         }
         efficiency = [one_device / (one_device + seconds) for seconds in communication.values()]
-        weak.plot(list(communication), efficiency, color=color, linestyle=line, label=name)
+        weak.plot(list(communication), efficiency, **plot_style(name), label=name)
         counts = [n for n in communication if n <= phase["global_batch"]]
         efficiency = [cost_model.speed_up(one_device * phase["workers"], n, communication[n]) / n for n in counts]
-        strong.plot(counts, efficiency, color=color, linestyle=line, label=name)
+        strong.plot(counts, efficiency, **plot_style(name), label=name)
     weak.set_title(f"{phase['global_batch'] // phase['workers']} images per device", fontsize="medium")
     strong.set_title(f"global batch {phase['global_batch']:,}", fontsize="medium")
     for axes in (weak, strong):

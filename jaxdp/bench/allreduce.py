@@ -15,11 +15,10 @@ from jaxdp.analysis import cost_model
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
-from jaxdp.strategies import STRATEGIES
+from jaxdp.strategies import STRATEGIES, plot_style
 
 SIZES = (16_384, 262_144, 4_194_304, 67_108_864)
 DTYPES = ("float32", "bfloat16")
-COLORS = {"psum": "#000000", "ring": "#D55E00", "hierarchical": "#E69F00", "torus": "#0072B2", "parameter_server": "#CC79A7"}
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
@@ -206,7 +205,7 @@ def draw(record: dict, path: str | Path) -> None:
                 marker="o",
                 markersize=3,
                 capsize=2,
-                color=COLORS.get(strategy),
+                **plot_style(strategy),
                 label=strategy,
             )
         axes.set(xscale="log", yscale="log", xlabel="bytes", title=dtype)

@@ -274,8 +274,8 @@ class ControlClient:
     def _main_thread_poll(self) -> Callable[[], None]:
         return self._poll if in_main_thread() else lambda: None
 
-    def set_phase(self, phase: str, step: int | None = None, activity: str = "") -> None:
-        if self._status.enter_phase(phase, step, activity):
+    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
+        if self._status.set_activity(activity, step, detail):
             self.heartbeat.send_now()
 
     def set_background_save(self, name: str) -> None:

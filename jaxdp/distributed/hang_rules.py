@@ -10,9 +10,9 @@ from jaxdp.distributed.status import OUTSIDE, Heartbeat, Location
 SLOW_FACTOR = 15.0  # times the typical duration of a step: below it a step is slow, not stuck
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
 UNKNOWN_FACTOR = 1.75  # times `stuck_seconds`, where no duration is known: compilation, the first steps
-COMPILE_PHASES = ("compile",)
-ITERATION_PHASES = ("load", "step", "audit", "evaluate")
-SAVE_PHASES = ("save", "finish")
+COMPILE_ACTIVITIES = ("compile",)
+ITERATION_ACTIVITIES = ("load", "step", "audit", "evaluate")
+SAVE_ACTIVITIES = ("save", "finish")
 MAX_NAMED = 5
 Heartbeats = Mapping[int, Heartbeat]
 Stacks = Mapping[int, Sequence[Stack]]
@@ -47,15 +47,15 @@ class Hang:
 
 
 def idle_limit(heartbeats: Heartbeats, rank: int, limits: HangLimits) -> float:
-    """Seconds without progress after which a rank counts as stuck: `stuck_seconds`, longer where its phase takes longer."""
-    phase = heartbeats[rank].phase
+    """Seconds without progress after which a rank counts as stuck: `stuck_seconds`, longer where its activity takes longer."""
+    activity = heartbeats[rank].activity
     typical = max((beat.typical_seconds for beat in heartbeats.values() if beat.typical_seconds is not None), default=None)
-    if phase in COMPILE_PHASES:
+    if activity in COMPILE_ACTIVITIES:
         return UNKNOWN_FACTOR * limits.stuck_seconds
-    if phase in ITERATION_PHASES and typical is None:
+    if activity in ITERATION_ACTIVITIES and typical is None:
         longest = max(beat.longest_seconds for beat in heartbeats.values())
         return max(UNKNOWN_FACTOR * limits.stuck_seconds, FIRST_STEPS_FACTOR * longest)
-    if phase in SAVE_PHASES:
+    if activity in SAVE_ACTIVITIES:
         return _save_limit(heartbeats, limits)
     return max(limits.stuck_seconds, SLOW_FACTOR * (typical or 0.0))
 
@@ -67,7 +67,7 @@ def _save_limit(heartbeats: Heartbeats, limits: HangLimits) -> float:
 
 def find_hang(heartbeats: Heartbeats, limits: HangLimits) -> Hang | None:
     """The hang of a main thread, or else of a background save; None where there is none."""
-    if all(beat.phase == OUTSIDE for beat in heartbeats.values()):
+    if all(beat.activity == OUTSIDE for beat in heartbeats.values()):
         return None
     behind = min(beat.position for beat in heartbeats.values())
     idle = {rank for rank, beat in heartbeats.items() if beat.idle_seconds >= idle_limit(heartbeats, rank, limits)}
@@ -78,7 +78,7 @@ def find_hang(heartbeats: Heartbeats, limits: HangLimits) -> Hang | None:
             waiting=tuple(sorted(rank for rank in idle if heartbeats[rank].position > behind)),
             seconds=min(heartbeats[rank].idle_seconds for rank in ranks),
             all_ranks=len(idle) == len(heartbeats),
-            may_end_run=all(heartbeats[rank].phase != OUTSIDE for rank in ranks),
+            may_end_run=all(heartbeats[rank].activity != OUTSIDE for rank in ranks),
         )
     limit = _save_limit(heartbeats, limits)
     saving = tuple(sorted(rank for rank, beat in heartbeats.items() if beat.background_save and beat.save_seconds >= limit))
@@ -112,7 +112,7 @@ def is_working(stacks: Sequence[Stack]) -> bool:
 def describe_location(beat: Heartbeat, in_save: bool = False) -> str:
     if in_save:
         return f"saving {beat.background_save}"
-    return f"{Location(beat.phase, beat.step)}" + (f", {beat.activity}" if beat.activity else "")
+    return f"{Location(beat.activity, beat.step)}" + (f", {beat.detail}" if beat.detail else "")
 
 
 def describe_ranks(ranks: Sequence[int], hosts: Hosts) -> str:

@@ -108,11 +108,11 @@ def _record(**fields: Check) -> Check:
     return check_record
 
 
-LOCATION = _record(phase=_text(TEXT_CHARS), step=_optional(_natural), background_save=_text(TEXT_CHARS, empty=True))
+LOCATION = _record(activity=_text(TEXT_CHARS), step=_optional(_natural), background_save=_text(TEXT_CHARS, empty=True))
 HEARTBEAT = _record(  # see `jaxdp.distributed.status.Heartbeat`
-    phase=_text(TEXT_CHARS),
+    activity=_text(TEXT_CHARS),
     step=_optional(_natural),
-    activity=_text(TEXT_CHARS, empty=True),
+    detail=_text(TEXT_CHARS, empty=True),
     position=_tuple(_natural, _natural),
     idle_seconds=_number,
     typical_seconds=_optional(_number),

@@ -41,7 +41,7 @@ class ProcessGroup(Protocol):
 
     @property
     def status(self) -> status.ProcessStatus:
-        """Phase, step and progress of this process."""
+        """Activity, step and progress of this process."""
 
     @property
     def failed(self) -> bool:
@@ -88,8 +88,11 @@ class ProcessGroup(Protocol):
     def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
         """An agreement to stop here, while this process waits between two sync points; does not pass one."""
 
-    def set_phase(self, phase: str, step: int | None = None, activity: str = "") -> None:
-        """Set the phase of this process; all processes enter the same phases in the same order."""
+    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
+        """Set what this process does now; all processes begin the same activities in the same order.
+
+        activity, detail: see `ProcessStatus`. step: the step number; None keeps the previous one.
+        """
 
     def set_background_save(self, name: str) -> None:
         """Set what is being saved in the background; "" when the save has ended."""
@@ -150,8 +153,8 @@ class SingleProcess:
     def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
         return self.sync_point(stop_reason)
 
-    def set_phase(self, phase: str, step: int | None = None, activity: str = "") -> None:
-        self.status.enter_phase(phase, step, activity)
+    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
+        self.status.set_activity(activity, step, detail)
 
     def set_background_save(self, name: str) -> None:
         self.status.set_background_save(name)

@@ -1,4 +1,4 @@
-"""Phase, step and progress of this process, and the heartbeat that reports them.
+"""Activity, step and progress of this process, and the heartbeat that reports them.
 
 No function takes a lock, so that a stuck thread cannot block the heartbeat.
 """
@@ -14,36 +14,37 @@ from typing import Any
 
 JOINING, JOINED = "joining", "joined"  # membership in a process group; once joined, rank 0 compares the heartbeats
 HEARTBEAT_SECONDS = 1.0
-OUTSIDE = "outside"  # the phase before, between and after runs
+OUTSIDE = "outside"  # the activity before, between and after runs
 KEPT_DURATIONS, MIN_DURATIONS = 20, 5  # iterations whose duration is kept, and how many define a typical one
-ITERATION_OF_PHASE = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
+ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a process is in its run. background_save: what is being saved in the background, "" for nothing."""
+    """What a process does, and at which step. background_save: what is being saved in the background, "" for nothing."""
 
-    phase: str
+    activity: str
     step: int | None = None
     background_save: str = ""
 
     def __str__(self) -> str:
         step = "" if self.step is None else f", step {self.step}"
-        return f"in phase {self.phase}{step}" + (f", saving {self.background_save}" if self.background_save else "")
+        where = "outside of a run" if self.activity == OUTSIDE else f"during {self.activity}"
+        return f"{where}{step}" + (f", saving {self.background_save}" if self.background_save else "")
 
 
 @dataclass(frozen=True)
 class Heartbeat:
     """What one heartbeat reports of a process.
 
-    position: see `ProcessStatus`. idle_seconds: time without progress. typical_seconds: median duration of recent iterations,
-    None if unknown. longest_seconds: longest recent iteration. background_save: what is being saved in the background, "" for
-    nothing; save_seconds: how long that has taken; longest_save_seconds: longest recent save.
+    activity, detail, position: see `ProcessStatus`. idle_seconds: time without progress. typical_seconds: median duration of
+    recent iterations, None if unknown. longest_seconds: longest recent iteration. background_save: what is being saved in the
+    background, "" for nothing; save_seconds: how long that has taken; longest_save_seconds: longest recent save.
     """
 
-    phase: str
+    activity: str
     step: int | None = None
-    activity: str = ""
+    detail: str = ""
     position: tuple[int, int] = (0, 0)
     idle_seconds: float = 0.0
     typical_seconds: float | None = None
@@ -54,7 +55,7 @@ class Heartbeat:
 
     @property
     def location(self) -> Location:
-        return Location(self.phase, self.step, self.background_save)
+        return Location(self.activity, self.step, self.background_save)
 
     @classmethod
     def from_message(cls, fields: dict[str, Any]) -> "Heartbeat":
@@ -62,18 +63,19 @@ class Heartbeat:
 
 
 class ProcessStatus:
-    """Phase, step and progress of one process.
+    """Activity, step and progress of one process.
 
-    activity: what the process does within the phase. position: (barriers passed, phases and steps entered since then). All
+    activity: what the process does now: "start", "load", "compile", "step", "audit", "evaluate", "save", "finish" or OUTSIDE.
+    detail: what it does within the activity. position: (barriers passed, activities begun since the last barrier). All
     processes of a run count it alike, because they execute the same program: the process with the lower position is behind.
     Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
     """
 
     def __init__(self) -> None:
         self.training_thread = threading.main_thread().ident
-        self.phase = OUTSIDE
+        self.activity = OUTSIDE
         self.step: int | None = None
-        self.activity = ""
+        self.detail = ""
         self.background_save, self.save_started = "", 0.0
         self.position = (0, 0)
         self.clock = self.last_progress = 0.0
@@ -90,9 +92,9 @@ class ProcessStatus:
         """Record that this process joins (JOINING) or has joined (JOINED) a process group."""
         self.membership = membership
         if membership == JOINING:
-            self.activity = "waiting for all processes to connect"
-            if self.phase == OUTSIDE:
-                self.enter_phase("start", activity=self.activity)
+            self.detail = "waiting for all processes to connect"
+            if self.activity == OUTSIDE:
+                self.set_activity("start", detail=self.detail)
 
     def take_over_ticks(self) -> None:
         """Record that the heartbeat thread, and no longer the watchdog, calls `tick`."""
@@ -106,20 +108,20 @@ class ProcessStatus:
         """Reset the time without progress."""
         self.last_progress = self.clock
 
-    def enter_phase(self, phase: str, step: int | None = None, activity: str = "") -> bool:
-        """Enter a phase, or the next part of one. Returns True where the kind of phase changed."""
-        before = self.phase
-        self.phase, self.activity = phase, activity
+    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> bool:
+        """Set what this process does now. Returns whether the kind of activity changed."""
+        before = self.activity
+        self.activity, self.detail = activity, detail
         self.step = self.step if step is None else step
         self.position = self.position[0], self.position[1] + 1
-        if phase not in ITERATION_OF_PHASE:
+        if activity not in ITERATION_OF_ACTIVITY:
             self.iteration = None
         self.record_progress()
-        return ITERATION_OF_PHASE.get(phase, phase) != ITERATION_OF_PHASE.get(before, before)
+        return ITERATION_OF_ACTIVITY.get(activity, activity) != ITERATION_OF_ACTIVITY.get(before, before)
 
     def leave_run(self) -> None:
-        """Return to the phase outside of runs."""
-        self.enter_phase(OUTSIDE)
+        """Set the activity outside of runs."""
+        self.set_activity(OUTSIDE)
         self.step = None
 
     def begin_iteration(self, name: str) -> None:
@@ -130,13 +132,15 @@ class ProcessStatus:
         self.iteration = name, now
 
     @contextmanager
-    def performing(self, activity: str) -> Iterator[None]:
-        """Report an activity that not every process performs, such as writing the log. The position does not change."""
-        before, self.activity = self.activity, activity
+    def performing(self, detail: str) -> Iterator[None]:
+        """Report work that not every process does, such as writing the log. The position does not change."""
+        before, self.detail = self.detail, detail
         self.record_progress()
-        yield
-        self.activity = before
-        self.record_progress()
+        try:
+            yield
+        finally:
+            self.detail = before
+            self.record_progress()
 
     @contextmanager
     def at_barrier(self, name: str) -> Iterator[None]:
@@ -155,15 +159,15 @@ class ProcessStatus:
         self.background_save, self.save_started = name, self.clock
 
     def location(self) -> Location:
-        return Location(self.phase, self.step, self.background_save)
+        return Location(self.activity, self.step, self.background_save)
 
     def heartbeat(self) -> Heartbeat:
-        iteration, save = ITERATION_OF_PHASE.get(self.phase), self.background_save
+        iteration, save = ITERATION_OF_ACTIVITY.get(self.activity), self.background_save
         durations = list(self.durations[iteration]) if iteration else []
         return Heartbeat(
-            phase=self.phase,
-            step=self.step,
             activity=self.activity,
+            step=self.step,
+            detail=self.detail,
             position=self.position,
             idle_seconds=self.clock - self.last_progress,
             typical_seconds=median(durations) if len(durations) >= MIN_DURATIONS else None,

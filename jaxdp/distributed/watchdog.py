@@ -109,7 +109,7 @@ class Watchdog:
             self.monitor.update({0: self.process.heartbeat()})
 
     def _end(self, rank: int | None, reason: str) -> None:
-        if self.process.membership == status.JOINING:  # `guard.start_minutes` limits this phase
+        if self.process.membership == status.JOINING:  # `guard.start_minutes` limits how long this takes
             return
         forced = threading.Timer(EXIT_SECONDS, os._exit, [EXIT_FAILURE])
         forced.daemon = True
@@ -141,7 +141,7 @@ def watch(limits: HangLimits | None = None) -> Iterator[Watchdog]:
     process = status.current()
     process.watch_thread(threading.get_ident())
     _active = Watchdog(process, limits)
-    process.enter_phase("start")
+    process.set_activity("start")
     _active.start()
     try:
         yield _active

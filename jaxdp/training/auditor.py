@@ -47,10 +47,10 @@ class Auditor:
     def wait_for_program(self, phase: PlannedPhase) -> audit.AuditProgram:
         """The compiled audit of a phase, when every process has it."""
         step = self.progress.steps + 1
-        self.group.set_phase("compile", step, "waiting for the audit's program")
+        self.group.set_activity("compile", step, "waiting for the audit's program")
         with self.timer.waiting_for_compiler():
             program = self.signals.wait_for(self.compiler.prepare_audit(phase))
-            self.group.set_phase("audit", step)
+            self.group.set_activity("audit", step)
             barrier(self.group, f"the audit of step {step}")
         return program
 

@@ -34,10 +34,10 @@ class Evaluator:
         """Evaluate all held-out images and return the record. Raises StopRequested between two batches if the run must stop."""
         progress, source = self.progress, self.setup.datasets.evaluation
         self.screen.status("evaluating")
-        self.group.set_phase("compile", progress.steps, "waiting for the evaluation's program")
+        self.group.set_activity("compile", progress.steps, "waiting for the evaluation's program")
         with self.timer.waiting_for_compiler():
             program = self.signals.wait_for(self.compiler.prepare_evaluation(phase))
-        self.group.set_phase("evaluate")
+        self.group.set_activity("evaluate")
         with self.timer.paused("evaluation"):
             barrier(self.group, "evaluation")
             examples = self.log.example_collector(len(source))
@@ -52,7 +52,7 @@ class Evaluator:
                 wait_for=self.signals.wait_for,
                 observer=examples,
             )
-            self.group.set_phase("evaluate", activity="writing the log")
+            self.group.set_activity("evaluate", detail="writing the log")
             self.log.write_evaluation(record, examples)
             self.screen.evaluated(record)
             progress.finish_evaluation(record)
@@ -61,4 +61,4 @@ class Evaluator:
     def _before_batch(self) -> None:
         self.signals.poll()
         self.group.status.begin_iteration("evaluate")
-        self.group.set_phase("evaluate", activity="a batch")
+        self.group.set_activity("evaluate", detail="a batch")

@@ -48,7 +48,7 @@ def restore_or_initialize(
     def abstract_state_of(samples: int) -> TrainState:
         return abstract_state(setup.config, compiler.model, compiler.mesh(plan.phase_before(samples)))
 
-    group.set_phase("load", activity="restoring the newest checkpoint, if there is one")
+    group.set_activity("load", detail="restoring the newest checkpoint, if there is one")
     restored = checkpoints.restore(abstract_state_of, start.origin)
     if restored is None:
         finetune.check_weights_exist(setup.config, start.weights)
@@ -88,7 +88,7 @@ def _initial_state(
 ) -> TrainState:
     """The state before the first step, from the seed and, if given, weights."""
     screen.status("compiling")
-    signals.group.set_phase("compile")
+    signals.group.set_activity("compile")
     phase = setup.plan.phases[0]
     compiler.prepare_train(phase)
     mesh = compiler.mesh(phase)

@@ -88,7 +88,7 @@ class RunCheckpoints:
 
         sync_log: called on rank 0 before the checkpoint is complete.
         """
-        self.group.set_phase("save", progress.steps, "waiting for the save before")
+        self.group.set_activity("save", progress.steps, "waiting for the save before")
         self.last_save, self.saved_samples = time.monotonic(), progress.samples
         evaluation = progress.last_evaluation
         accuracy = evaluation["eval_accuracy"] if evaluation and evaluation["samples"] == progress.samples else None

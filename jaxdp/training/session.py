@@ -130,7 +130,7 @@ class _Session:
     def run(self) -> TrainResult:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
         group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
-        group.set_phase("start", activity="reading what the run starts from")
+        group.set_activity("start", detail="reading what the run starts from")
         origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
@@ -143,7 +143,7 @@ class _Session:
 
         manifest = origin or next(read_manifests(path / run_dir.CHECKPOINTS), None) if group.is_rank0 else None
         saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
-        group.set_phase("load", activity="starting JAX and opening the data")
+        group.set_activity("load", detail="starting JAX and opening the data")
         setup = RunSetup.create(
             config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
         )
@@ -175,7 +175,7 @@ class _Session:
                 writers=self.writers,
             )
             result = trainer.fit()
-            group.set_phase("finish")
+            group.set_activity("finish")
             with suppress(StopRequested):  # everything is saved
                 group.all_gather_object("the end of the run", None)
             return _show_and_check(screen, result)

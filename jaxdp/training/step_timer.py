@@ -37,14 +37,18 @@ class StepTimer:
     @contextmanager
     def paused(self, activity: str) -> Iterator[None]:
         """Count the time of the block as `activity` ("evaluation", "saving" or "audit"), and restart the time of the step."""
-        began = time.perf_counter()
-        yield
-        self.restart()
-        self.progress.add_seconds(activity, self.last_step_end - began)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.restart()
+            self.progress.add_seconds(activity, self.last_step_end - started)
 
     @contextmanager
     def waiting_for_compiler(self) -> Iterator[None]:
         """Count the time of the block as compilation."""
-        began = time.perf_counter()
-        yield
-        self.progress.add_seconds("compilation", time.perf_counter() - began)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.progress.add_seconds("compilation", time.perf_counter() - started)

@@ -89,7 +89,7 @@ class Trainer:
                             self._train_phase(phase, self.plan.phases[index + 1 :])
                         if phase is self.plan.phases[-1]:
                             self._finish(phase)
-                self.group.set_phase("finish", self.progress.steps, "waiting for the last save")
+                self.group.set_activity("finish", self.progress.steps, "waiting for the last save")
                 self.checkpoints.wait()
                 result = TrainResult.collect(
                     self._progress_now(),
@@ -99,14 +99,14 @@ class Trainer:
                     group=self.group,
                     save_error=self.checkpoints.manager.last_error,
                 )
-            self.group.set_phase("finish", activity="writing the result")
+            self.group.set_activity("finish", detail="writing the result")
             if self.group.is_rank0:
                 write_atomically(self.workdir / "result.json", to_json(dataclasses.asdict(result), indent=2) + "\n")
         return result
 
     def _open_compiler_and_checkpoints(self, stack: ExitStack) -> None:
         group, model, devices = self.group, models.create(self.config.model), self.setup.devices
-        group.set_phase("compile", activity="choosing the all-reduce strategy")
+        group.set_activity("compile", detail="choosing the all-reduce strategy")
         mesh_on_devices = partial(mesh_of, devices=devices)
         strategies = chosen_strategies(self.plan, model, self.workdir, screen=self.screen, group=group, mesh_of=mesh_on_devices)
         self.compiler = StepCompiler.for_run(self.setup, model, strategies)
@@ -132,7 +132,7 @@ class Trainer:
 
     def _train_phase(self, phase: PlannedPhase, later_phases: tuple[PlannedPhase, ...]) -> None:
         """Compile and take the remaining steps of a phase; compile the later phases in the background."""
-        self.group.set_phase("compile")
+        self.group.set_activity("compile")
         compiled_step = self.compiler.prepare_train(phase)
         self.compiler.prepare_evaluation(phase)
         mesh = self.compiler.mesh(phase)
@@ -164,7 +164,7 @@ class Trainer:
             self.signals.poll()
             group.status.begin_iteration("step")
             audited = self.auditor.run(audit_program, self.state, batch, phase=phase) if audit_program else {}
-            group.set_phase("step", progress.steps + 1, "starting the step")
+            group.set_activity("step", progress.steps + 1, "starting the step")
             before, dispatched, profiling_seconds = progress.samples, time.monotonic(), self.profile.overhead_seconds
             with self.profile.step(progress.steps + 1, self.state, train_step):
                 self.state, metrics = train_step(self.state, batch, self.compiler.hyperparameters(phase, before))
@@ -177,7 +177,7 @@ class Trainer:
                 progress.request_evaluation()
             self.metrics.enqueue(phase, metrics, before=before, dispatched=dispatched, audited=audited)
             batch = self._next_batch(batches)
-            group.set_phase("step", progress.steps, "waiting for the results of the step before")
+            group.set_activity("step", progress.steps, "waiting for the results of the step before")
             self.metrics.drain(keep=1)
             if progress.evaluation_due:
                 self.metrics.drain()
@@ -190,7 +190,7 @@ class Trainer:
     def _next_batch(self, batches: prefetch.DeviceIterator) -> dict[str, jax.Array] | None:
         """The next batch on the devices; None after the last of the phase."""
         waited = batches.wait_seconds
-        self.group.set_phase("load", self.progress.steps + 1, "waiting for images")
+        self.group.set_activity("load", self.progress.steps + 1, "waiting for images")
         batch = batches.next(self.signals.wait_for)
         self.progress.add_seconds("input", batches.wait_seconds - waited)
         self.log.add_input_seconds(batches.wait_seconds - waited)
@@ -240,7 +240,7 @@ class Trainer:
         """Save the last step that was taken; False if there was none."""
         if not self.log.is_open or self.progress.steps == 0:
             return False
-        self.group.set_phase("save", self.progress.steps, "waiting for the steps in progress")
+        self.group.set_activity("save", self.progress.steps, "waiting for the steps in progress")
         self.metrics.drain()
         if self.checkpoints.saved_samples != self.progress.samples:
             self._save()

@@ -104,7 +104,7 @@ def test_a_process_stopped_before_all_have_joined_stops_the_others(free_port):
             join(free_port, 1, 3, poll=poll)
         failure = receive_failure(other)
     assert failure.code == 75
-    assert str(failure) == f"rank 1 on {HOST} was stopped in phase start: SIGTERM"
+    assert str(failure) == f"rank 1 on {HOST} was stopped during start: SIGTERM"
 
 
 def test_connect_to_a_server_of_another_protocol_raises(free_port):

@@ -184,7 +184,7 @@ def test_a_process_that_does_not_fit_into_the_run_is_refused_and_listed_at_the_s
         ({"heartbeat": HEARTBEAT, "steps": [[1, float("nan"), 2.0]], "ping": 0.0}, "expected a finite number"),
         ({"heartbeat": HEARTBEAT, "steps": [], "ping": 10**400}, "ping: expected a finite number"),
         ({"heartbeat": HEARTBEAT, "steps": [[1, 2.0]], "ping": 0.0}, "expected a list of 3"),
-        ({"heartbeat": HEARTBEAT | {"phase": 5}, "steps": [], "ping": 0.0}, "phase: expected text"),
+        ({"heartbeat": HEARTBEAT | {"activity": 5}, "steps": [], "ping": 0.0}, "activity: expected text"),
         ({"heartbeat": HEARTBEAT | {"step": 1e400}, "steps": [], "ping": 0.0}, "step: expected a non-negative integer"),
         ({"heartbeat": HEARTBEAT, "steps": [], "ping": 0.0, "more": 1}, "expected an object with heartbeat, steps, ping"),
         ({"all_gather": "x" * 10**6, "value": 1, "main_thread": True}, "expected a name"),
@@ -211,7 +211,7 @@ def test_an_invalid_message_of_a_client_ends_the_run_with_the_reason(free_port, 
 def test_a_reported_failure_never_has_code_0_and_its_text_is_sanitized(free_port, exits):
     members = join_all(free_port)
     reason = "\x1b[2J\nrank 0 has done well " + "x" * 10_000
-    location = LOCATION | {"phase": "\x1b[31mstep", "step": 3, "background_save": "\x07"}
+    location = LOCATION | {"activity": "\x1b[31mstep", "step": 3, "background_save": "\x07"}
     members[1].channel.send({"fail": reason, "code": 0, "location": location})
     eventually(lambda: len(exits) == 2)
     for failure in exits:

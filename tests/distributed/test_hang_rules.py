@@ -20,8 +20,8 @@ def test_find_hang_after_stuck_seconds_finds_the_rank_behind():
     assert (hang.ranks, hang.waiting, hang.seconds) == ((1,), (0, 2), 31.0)
 
 
-def test_find_hang_compares_barriers_before_phases():
-    """The phases are counted from zero after a barrier."""
+def test_find_hang_compares_barriers_before_activities():
+    """The activities are counted from zero after a barrier."""
     ahead = Heartbeat("step", position=(4, 0), idle_seconds=40.0, typical_seconds=0.5)
     assert find_hang({0: ahead, 1: beat(900, 40.0)}, LIMITS).ranks == (1,)
 
@@ -38,11 +38,11 @@ def test_find_hang_uses_the_typical_duration_of_the_slowest_rank():
     assert find_hang(heartbeats, LIMITS) is None
 
 
-@pytest.mark.parametrize("phase", ["compile", "load", "step", "audit", "evaluate", "save"])
-def test_find_hang_without_a_known_duration_allows_more_time_but_less_than_a_minute(phase):
+@pytest.mark.parametrize("activity", ["compile", "load", "step", "audit", "evaluate", "save"])
+def test_find_hang_without_a_known_duration_allows_more_time_but_less_than_a_minute(activity):
     assert UNKNOWN_FACTOR * LIMITS.stuck_seconds < 60
-    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30 - 0.1, phase, typical_seconds=None)}, LIMITS) is None
-    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30, phase, typical_seconds=None)}, LIMITS).all_ranks
+    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30 - 0.1, activity, typical_seconds=None)}, LIMITS) is None
+    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30, activity, typical_seconds=None)}, LIMITS).all_ranks
 
 
 def test_find_hang_while_the_rank_behind_makes_progress_finds_none():

@@ -16,8 +16,8 @@ def validated(heartbeat):
 
 
 def test_validate_truncates_text_of_a_heartbeat():
-    heartbeat = Heartbeat.from_message(validated(HEARTBEAT | {"activity": "x" * 9999 + "\x1b"}))
-    assert len(heartbeat.activity) < 9999
+    heartbeat = Heartbeat.from_message(validated(HEARTBEAT | {"detail": "x" * 9999 + "\x1b"}))
+    assert len(heartbeat.detail) < 9999
 
 
 @pytest.mark.parametrize(

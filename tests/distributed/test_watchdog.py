@@ -13,13 +13,13 @@ process, limits = status.current(), hang_rules.HangLimits(0.4, 1.2)
 with watchdog.watch(limits):
     for step in range(8):
         process.begin_iteration("step")
-        process.enter_phase("step", step)
+        process.set_activity("step", step)
         time.sleep(0.02)
 print("outside", flush=True)
 time.sleep(2)
 with watchdog.watch(limits) as active:
     active.attach(type("Group", (), {"resume_hint": "do this", "before_exit": staticmethod(lambda: None)}))
-    process.enter_phase("load", 9, "reading")
+    process.set_activity("load", 9, "reading")
     stands_still()
 """
 HOLDS_THE_GIL = """
@@ -39,10 +39,10 @@ def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_thre
     assert completed.returncode == 1
     assert completed.stdout == "outside\n"
     first, *_, last = completed.stderr.splitlines()
-    assert first.startswith("jaxdp: no progress for 0 s: in phase load, step 9, reading. The run ends after 0.02 minutes")
+    assert first.startswith("jaxdp: no progress for 0 s: during load, step 9, reading. The run ends after 0.02 minutes")
     assert completed.stderr.count("line 5 in stands_still") == 2  # by faulthandler: this thread and the other
     reason = "stuck: no progress for 1 s; main thread at <string>:5 in stands"
-    assert last.startswith(f"jaxdp: failed in phase load, step 9: {reason}")
+    assert last.startswith(f"jaxdp: failed during load, step 9: {reason}")
     assert last.endswith("; do this")
 
 

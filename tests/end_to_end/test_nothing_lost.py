@@ -269,25 +269,24 @@ def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_phase_of_a_run_is_entered_where_it_begins(tiny, tmp_path, monkeypatch):
-    """What a stuck process is said to do: in each part of a run another."""
+def test_status_during_a_run_reports_each_activity_in_order(tiny, tmp_path, monkeypatch):
     entered = []
-    enter = status.ProcessStatus.enter_phase
+    enter = status.ProcessStatus.set_activity
 
-    def entering(self, phase, step=None, activity=""):
-        entered.append((phase, activity))
-        return enter(self, phase, step, activity)
+    def entering(self, activity, step=None, detail=""):
+        entered.append((activity, detail))
+        return enter(self, activity, step, detail)
 
-    monkeypatch.setattr(status.ProcessStatus, "enter_phase", entering)
+    monkeypatch.setattr(status.ProcessStatus, "set_activity", entering)
     train(tiny, tmp_path)
-    phases = [name for name, _ in itertools.groupby(phase for phase, _ in entered)]
-    assert phases[:5] == ["start", "load", "compile", "load", "compile"]
-    assert phases[5:8] == ["load", "step", "load"]
-    assert phases[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
+    activities = [name for name, _ in itertools.groupby(activity for activity, _ in entered)]
+    assert activities[:5] == ["start", "load", "compile", "load", "compile"]
+    assert activities[5:8] == ["load", "step", "load"]
+    assert activities[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
     assert {"starting JAX and opening the data", "restoring the newest checkpoint, if there is one"} < {
         what for _, what in entered
     }
-    assert status.current().phase == status.OUTSIDE
+    assert status.current().activity == status.OUTSIDE
 
 
 def test_lines_written_while_a_save_syncs_the_log_come_once_and_in_order(tmp_path):

@@ -4,7 +4,7 @@ import json
 import socket
 from contextlib import suppress
 
-LOCATION = {"phase": "start", "step": None, "background_save": ""}
+LOCATION = {"activity": "start", "step": None, "background_save": ""}
 
 
 def _member(rank, processes=2):
@@ -23,7 +23,7 @@ FORGED = [
     {"broadcast": "rank 0's settled 1", "value": [None, []]},
     {"request": "stop", "reason": "\x1b[2J"},
     {"failure": {"rank": 0, "host": "h", "location": LOCATION, "reason": "\x1b]0;x\x07", "code": 0, "missing": []}},
-    {"heartbeat": {"phase": "\x1b[31m", "step": 1}, "steps": [[1, float("nan"), 2]], "ping": 0},
+    {"heartbeat": {"activity": "\x1b[31m", "step": 1}, "steps": [[1, float("nan"), 2]], "ping": 0},
     {"goodbye": 0},
     {"all_gather": "the end of all processes 1", "value": None, "main_thread": False},
     {"refused": "no"},
