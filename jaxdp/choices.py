@@ -14,8 +14,11 @@ Implementation = TypeVar("Implementation")
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of a config field. help: noun phrase for `--help`. uses: names of the fields that the choice reads, separated
-    by spaces; fields that every choice of a table reads need not be listed."""
+    """One value of a config field.
+
+    help: noun phrase for `--help`. uses: names of the fields that the implementation of the choice reads, separated by spaces.
+    A field that some choices use is rejected with the other choices, unless it has its default.
+    """
 
     help: str
     uses: str = ""
@@ -108,8 +111,10 @@ OPTIMIZERS = Choices(
     "optimizer.name",
     "optimizer",
     {
-        "lars": Choice("layer-wise adaptive rate scaling (You et al.)", "trust_coefficient eps denominator"),
-        "sgd": Choice("stochastic gradient descent with momentum"),
+        "lars": Choice(
+            "layer-wise adaptive rate scaling (You et al.)", "weight_decay nesterov trust_coefficient eps denominator"
+        ),
+        "sgd": Choice("stochastic gradient descent with momentum", "weight_decay nesterov"),
     },
 )
 MOMENTUM_RULES = Choices(

@@ -127,11 +127,11 @@ def input_bytes(plan: Plan) -> dict[str, int]:
 
 
 def _describe_optimizer(optimizer: Optimizer) -> str:
-    """The optimizer with the fields that only some optimizers use, and settings that differ from the defaults."""
+    """The optimizer with the fields that its constructor reads, and settings that differ from the defaults."""
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
-    used = [field for field in OPTIMIZERS.dependent_fields if field in OPTIMIZERS[optimizer.name].uses.split()]
+    used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov"})
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
-    words.append(f"weight decay {optimizer.weight_decay:g}, label smoothing {optimizer.label_smoothing:g}")
+    words.append(f"label smoothing {optimizer.label_smoothing:g}")
     if optimizer.momentum_rule != "constant":
         rule = _format(optimizer.momentum_rule)
         words.append(f"momentum {optimizer.momentum:g} at batch {optimizer.momentum_batch} with rule {rule!r}")

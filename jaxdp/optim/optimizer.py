@@ -1,6 +1,6 @@
 """Construction of an optimizer from its config.
 
-To add one, write a function like `_sgd` and enter it in CONSTRUCTORS; docs/extending.md lists the other steps.
+docs/extending.md lists the steps to add one.
 """
 
 from collections.abc import Callable, Mapping

@@ -64,15 +64,15 @@ class Auditor:
         progress, step = self.progress, self.progress.steps + 1
         with self.timer.paused("audit"):
             findings = program(state, batch, self.compiler.hyperparameters(phase, progress.samples))
-            # No poll while waiting: if one process stopped here, the rest would wait in the collectives of the step.
-            all_findings = self.group.all_gather_object("the audit's findings", findings, poll=lambda: None)
+            # No check for a stop: if one process stopped here, the rest would wait in the collectives of the step.
+            all_findings = self.group.all_gather_object("the audit's findings", findings, while_waiting=lambda: None)
             if error := audit.describe(all_findings, program, self.group.hosts):
                 self.checkpoints.wait()
                 rollback = self.checkpoints.quarantine_unaudited() if self.group.is_rank0 else Rollback(None, [], [])
                 message = audit.failure_message(
                     error, step, last_passed=progress.audited_step, rollback=rollback, resume_command=self.resume_command
                 )
-                messages = self.group.all_gather_object("the audit's failure", message, poll=lambda: None)
+                messages = self.group.all_gather_object("the audit's failure", message, while_waiting=lambda: None)
                 raise audit.AuditFailed(messages[0])
             progress.finish_audit(step, self.checkpoints.mark_audited())
         return {"audit_share": max(finding["share"] for finding in all_findings)}

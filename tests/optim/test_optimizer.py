@@ -1,14 +1,19 @@
 """Construction of optimizers from their config."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.runs import outcome, train_until
 
+from jaxdp import train
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.optim import build_optimizer
+from jaxdp.optim.optimizer import CONSTRUCTORS
 
 GRADIENTS = [(0.6, 0.8), (-1.0, 0.0), (0.0, 2.0)]
 RATES = [1.0, 10.0, 5.0]
@@ -67,19 +72,61 @@ def test_build_optimizer_passes_every_config_field_to_lars(options, expected):
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_build_optimizer_clips_the_gradient_first(name):
-    """For one tensor without decay: LARS divides by the norm, so clipping shows in a tensor without trust ratio, a bias."""
+def test_build_optimizer_with_clip_norm_equals_the_optimizer_of_clipped_gradients(name):
+    """Two steps, of which only the second clips, so that optimizers that ignore a gradient's norm differ too."""
     params = {"kernel": jnp.ones((2, 2)), "bias": jnp.zeros(2)}
     gradient = {"kernel": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 4.0)}
     norm = np.sqrt(4 * 9 + 2 * 16)
-    config = Optimizer(name=name, weight_decay=0.0, clip_norm=norm / 2)
-    transform = build_optimizer(config, 0.5, 0.9)
-    updates, _ = transform.update(gradient, transform.init(params), params)
-    np.testing.assert_allclose(updates["bias"], -0.5 * 4.0 / 2 * np.ones(2), rtol=1e-6)
+
+    def updates_of(clip_norm, gradients):
+        transform = build_optimizer(Optimizer(name=name, clip_norm=clip_norm), 0.5, 0.9)
+        state = transform.init(params)
+        for one in gradients:
+            updates, state = transform.update(one, state, params)
+        return updates["bias"]
+
+    halved, third = (jax.tree.map(lambda g, k=k: g / k, gradient) for k in (2, 3))
+    clipped = updates_of(norm / 2, [third, gradient])
+    np.testing.assert_allclose(clipped, updates_of(None, [third, halved]), rtol=1e-5)
+    assert not np.allclose(clipped, updates_of(None, [third, gradient]), rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_build_optimizer_with_a_changing_momentum_keeps_the_state(name):
+def test_constructor_reads_exactly_the_fields_that_the_table_lists(name):
+    read = set()
+
+    class Recording(Optimizer):
+        def __getattribute__(self, field):
+            read.add(field)
+            return super().__getattribute__(field)
+
+    CONSTRUCTORS[name](Recording(name=name), 0.1, 0.9)
+    assert {field for field in read if not field.startswith("__")} == set(OPTIMIZERS[name].uses.split())
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_build_optimizer_with_traced_hyperparameters_equals_fixed_ones(name):
+    params, config = tree_of(np.random.default_rng(5)), Optimizer(name=name)
+    step = jax.jit(lambda rate, momentum, g, state: build_optimizer(config, rate, momentum).update(g, state, params))
+    state = fixed_state = build_optimizer(config, 0.0, 0.0).init(params)
+    for rate, momentum in [(0.1, 0.9), (0.3, 0.95), (0.2, 0.5)]:
+        gradient = jax.tree.map(lambda p: p + 0.1, params)
+        updates, state = step(rate, momentum, gradient, state)
+        expected, fixed_state = build_optimizer(config, rate, momentum).update(gradient, fixed_state, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), updates, expected)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_interrupted_run_resumes_bitwise(name, tiny, tmp_path):
+    config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, name=name))
+    train(config, tmp_path / "whole")
+    train_until(config, tmp_path / "cut", step=9)
+    train(config, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd"])
+def test_build_optimizer_with_a_changing_momentum_keeps_the_velocity(name):
     """A tensor without trust ratio or decay, by hand: the rate inside the velocity for LARS, outside for SGD."""
     params, velocity, expected = {"bias": jnp.zeros(2)}, np.zeros(2), np.zeros(2)
     state = build_optimizer(Optimizer(name=name), 0.0, 0.0).init(params)
