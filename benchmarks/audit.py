@@ -102,8 +102,8 @@ class Audited:
         from jax.sharding import PartitionSpec
 
         from jaxdp.parallel import allreduce
-        from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
         from jaxdp.parallel.mesh import AXES, make_mesh
+        from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
 
         mesh, dtype = make_mesh(*mesh_shape), jnp.dtype(wire)
         stages, route, self.wire = allreduce.stages_of(strategy), second_route(strategy, *mesh_shape), wire
@@ -147,7 +147,7 @@ class Audited:
 
     def __call__(self, now, before, **how) -> tuple[dict, float]:
         """(what the devices found, by how many bounds the sum was changed). now, before: `gradients` of two steps."""
-        from jaxdp.training.audit import local_findings
+        from jaxdp.training.audit_program import local_findings
 
         how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "bucket", "boundary", "place", "bit")}
         found, changes = self.call(*([leaf[: self.devices] for leaf in one] for one in (now, before)), how)

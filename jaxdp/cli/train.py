@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: list[str], program: str) -> None:
-    from jaxdp.distributed.preemption import SignalHandler, Stopped, StopRequested
+    from jaxdp.distributed.preemption import SignalHandler, Stopped, StopTraining, stopped_before_training
     from jaxdp.distributed.watchdog import watch
 
     if not faulthandler.is_enabled():
@@ -25,15 +25,15 @@ def run(arguments: list[str], program: str) -> None:
     with watch(), SignalHandler() as signals:  # first, because a signal can arrive at any time
         try:
             _train(signals, arguments, program)
-        except (Stopped, StopRequested) as stopped:
+        except (Stopped, StopTraining) as stopped:
             from jaxdp.distributed import runtime
 
             signals.set_on_second_signal(lambda: os._exit(EXIT_STOPPED))  # all is saved; mpirun signals remaining processes
             group = runtime.current_group()
             if group.is_rank0:
-                early = f"stopped by {signals.stop_reason} before the first step; the same command starts over"
+                message = stopped if isinstance(stopped, Stopped) else stopped_before_training(signals.stop_reason)
                 with contextlib.suppress(OSError):  # its reader may be gone, as with Ctrl-C of `jaxdp train 2>&1 | tee log`
-                    print(f"jaxdp: {stopped if isinstance(stopped, Stopped) else early}", file=sys.stderr, flush=True)
+                    print(f"jaxdp: {message}", file=sys.stderr, flush=True)
             with contextlib.suppress(OSError):
                 sys.stdout.flush()
             group.close(exiting=True)
@@ -93,7 +93,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     group = runtime.join(
         options.cluster,
         guard=config.guard,
-        poll=signals.poll_local,
+        while_waiting=signals.check_received,
         secret_dir=run_dir.resolve_workdir(options.workdir, config),
         coordinator=options.coordinator,
         processes=options.processes,

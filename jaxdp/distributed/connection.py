@@ -25,7 +25,7 @@ from jaxdp.errors import ConfigError, printable
 
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS = 0.2
-POLL_SECONDS = 0.5
+RECEIVE_SECONDS = 0.5
 WARN_SECONDS = 10.0  # after which a process that cannot authenticate prints why; it keeps trying
 
 
@@ -48,13 +48,13 @@ def connect(
     host: str,
     member: dict[str, Any],
     timeout_seconds: float,
-    poll: Callable[[], None],
+    while_waiting: Callable[[], None],
 ) -> Connection:
     """An authenticated connection to rank 0 at `address`, (host, port).
 
     read_key: returns the run's key, or raises SecretUnavailable while it is not there. host: name of this host. member: the
-    record of this process. poll: called while waiting; may raise. Raises TimeoutError where nothing answers in time, and
-    ConfigError where rank 0 refuses this rank or the other end has another secret.
+    record of this process. while_waiting: called about every half second; may raise. Raises TimeoutError if nothing answers in
+    time, and ConfigError if rank 0 refuses this rank or the other end has another secret.
     """
     server = printable(f"{address[0]}:{address[1]}")
     this_process = f"rank {cluster.rank} on {host}"
@@ -65,7 +65,7 @@ def connect(
             try:
                 connection = stack.enter_context(socket.create_connection(address, min(CONNECT_SECONDS, remaining)))
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                incoming = _LineReader(connection, min(HANDSHAKE_SECONDS, remaining), poll)
+                incoming = _LineReader(connection, min(HANDSHAKE_SECONDS, remaining), while_waiting)
                 handshake = ClientHandshake(incoming.next, connection.sendall)
                 channel = handshake.perform(read_key, rank=cluster.rank, processes=cluster.num_processes, member=member)
                 # Rank 0 may have admitted this process by now, and would refuse a second attempt: wait for the answer.
@@ -90,7 +90,7 @@ def connect(
             with contextlib.suppress(OSError, ValueError):
                 print(f"jaxdp: still waiting for rank 0 at {server}: {reason}; {hint}", file=sys.stderr, flush=True)
         time.sleep(RETRY_SECONDS)
-        poll()
+        while_waiting()
     if reason:
         raise ConfigError("coordinator address", server, reason=reason, hint=hint)
     raise TimeoutError(
@@ -101,13 +101,13 @@ def connect(
 
 
 class _LineReader:
-    """Reads lines from a socket until a deadline, and calls `poll` meanwhile."""
+    """Reads lines from a socket until a deadline, and calls `while_waiting` meanwhile."""
 
-    def __init__(self, connection: socket.socket, timeout_seconds: float, poll: Callable[[], None]) -> None:
-        self.connection, self.poll = connection, poll
+    def __init__(self, connection: socket.socket, timeout_seconds: float, while_waiting: Callable[[], None]) -> None:
+        self.connection, self.while_waiting = connection, while_waiting
         self.lines, self.ready = LineBuffer(MAX_HANDSHAKE_LINE_BYTES), list[bytes]()
         self.deadline = time.monotonic() + timeout_seconds
-        connection.settimeout(POLL_SECONDS)
+        connection.settimeout(RECEIVE_SECONDS)
 
     def set_deadline(self, deadline: float) -> None:
         """Set the moment of the monotonic clock after which `next` gives up."""
@@ -116,7 +116,7 @@ class _LineReader:
     def next(self) -> bytes:
         """The next line. Raises OSError where none arrives in time, AuthenticationError where the connection ends."""
         while not self.ready:
-            self.poll()
+            self.while_waiting()
             if time.monotonic() > self.deadline:
                 raise TimeoutError(errno.ETIMEDOUT, "the process that answers there sends nothing")
             try:

@@ -15,12 +15,14 @@ WAIT_SECONDS = 0.5
 Message = dict[str, Any]
 
 
-def wait_until(changed: threading.Condition, ready: Callable[[], object], poll: Callable[[], None] = lambda: None) -> None:
-    """Wait for a condition to hold. poll: called after every change and every half second; may raise."""
+def wait_until(
+    changed: threading.Condition, ready: Callable[[], object], while_waiting: Callable[[], None] = lambda: None
+) -> None:
+    """Wait for a condition to hold. while_waiting: called after every change and every half second; may raise."""
     with changed:
         while not ready():
             changed.wait(WAIT_SECONDS)
-            poll()
+            while_waiting()
 
 
 def in_main_thread() -> bool:

@@ -62,7 +62,7 @@ class ControlClient:
         self.server, self.stragglers = server, stragglers  # on rank 0
         self.members: list[Member] = []  # by rank, once all have joined
         self._status = status
-        self._poll: Callable[[], None] = lambda: None
+        self._while_waiting: Callable[[], None] = lambda: None
         self._rank0_location = Location("start")
         self._changed = threading.Condition()  # notified on every message
         self.channel = ControlChannel(connection, silence_seconds)
@@ -79,7 +79,7 @@ class ControlClient:
         start_seconds: float,
         silence_seconds: float,
         gpus: list[str],
-        poll: Callable[[], None] = lambda: None,
+        while_waiting: Callable[[], None] = lambda: None,
         secret: Secret | None = None,
         status: ProcessStatus | None = None,
         limits: HangLimits | None = None,
@@ -88,12 +88,12 @@ class ControlClient:
         """Join the run: start the control server on rank 0, connect to it, and wait until all processes have joined.
 
         start_seconds: timeout for the slowest process. silence_seconds: time without a heartbeat after which a process counts
-        as lost. gpus: those this process can see. poll: called while waiting; may raise to give up. secret: with which the
-        processes authenticate; None: JAXDP_SECRET. limits: time without progress that is allowed. on_heartbeat: called with
-        every heartbeat.
+        as lost. gpus: those this process can see. while_waiting: called about every half second; may raise to give up. secret:
+        with which the processes authenticate; None: JAXDP_SECRET. limits: time without progress that is allowed. on_heartbeat:
+        called with every heartbeat.
 
-        Raises ConfigError where the port is taken, the secret is missing or differs, or rank 0 refuses this process, and
-        OSError where rank 0 cannot listen or does not answer.
+        Raises ConfigError if the port is taken, the secret is missing or differs, or rank 0 refuses this process, and OSError
+        if rank 0 cannot listen or does not answer.
         """
         secret, status = secret or Secret(cluster), status or ProcessStatus()
         status.set_membership(JOINING)
@@ -122,7 +122,7 @@ class ControlClient:
                 host=host,
                 member=asdict(member),
                 timeout_seconds=start_seconds,
-                poll=poll,
+                while_waiting=while_waiting,
             )
         except BaseException:
             secret.remove()
@@ -138,18 +138,18 @@ class ControlClient:
             on_heartbeat=on_heartbeat,
         )
         try:
-            client._join(poll)
+            client._join(while_waiting)
         finally:
             secret.remove()
         return client
 
-    def _join(self, poll: Callable[[], None]) -> None:
-        """Wait until all processes have joined. poll: called meanwhile, and whenever this process waits; may raise."""
-        self._poll = poll
+    def _join(self, while_waiting: Callable[[], None]) -> None:
+        """Wait until all processes have joined. while_waiting: called meanwhile, and whenever this process waits; may raise."""
+        self._while_waiting = while_waiting
         self.channel.start(self._on_message, self._on_lost)
         self.heartbeat.start()
         try:
-            wait_until(self._changed, lambda: self.members, poll)
+            wait_until(self._changed, lambda: self.members, while_waiting)
         except BaseException as error:
             self.failures.leave()  # the caller reports the error
             self._send_failure(first_line(error), EXIT_STOPPED)
@@ -227,8 +227,8 @@ class ControlClient:
     def resume_hint(self) -> str:
         return self.failures.resume_hint
 
-    def attach(self, *, before_exit: Callable[[], None], poll: Callable[[], None]) -> None:
-        self._poll = poll
+    def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
+        self._while_waiting = while_waiting
         self.failures.set_before_exit(before_exit)
 
     def set_resume_hint(self, hint: str) -> None:
@@ -261,18 +261,19 @@ class ControlClient:
         host = self.members[0].host if self.members else None
         self.failures.on_failure(Failure(reason, EXIT_FAILURE, rank=0, host=host, location=self._rank0_location))
 
-    def all_gather_object(self, name: str, value: Any, poll: Callable[[], None] | None = None) -> list[Any]:
+    def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         operation = self.exchange.next_operation(name)
         with self._status.at_barrier(operation):
-            return self.exchange.all_gather(operation, value, poll or self._main_thread_poll())
+            return self.exchange.all_gather(operation, value, while_waiting or self._main_thread_callback())
 
     def broadcast_object(self, name: str, value: Any) -> Any:
         operation = self.exchange.next_operation(f"rank 0's {name}")
         with self._status.at_barrier(operation):
-            return self.exchange.broadcast(operation, value, is_source=self.is_rank0, poll=self._main_thread_poll())
+            callback = self._main_thread_callback()
+            return self.exchange.broadcast(operation, value, is_source=self.is_rank0, while_waiting=callback)
 
-    def _main_thread_poll(self) -> Callable[[], None]:
-        return self._poll if in_main_thread() else lambda: None
+    def _main_thread_callback(self) -> Callable[[], None]:
+        return self._while_waiting if in_main_thread() else lambda: None
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
         if self._status.set_activity(activity, step, detail):
@@ -298,11 +299,16 @@ class ControlClient:
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         self._request_stop(stop_reason)
-        return self.sync_points.pass_next()
+        return self._record_stop(self.sync_points.pass_next())
 
-    def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
+    def check_stop(self, stop_reason: str | None) -> Agreement | None:
         self._request_stop(stop_reason)
-        return self.sync_points.poll_stop()
+        return self._record_stop(self.sync_points.check_stop())
+
+    def _record_stop(self, agreement: Agreement | None) -> Agreement | None:
+        if agreement is not None and agreement.action == "stop":
+            self._status.record_stop()
+        return agreement
 
     def _request_stop(self, stop_reason: str | None) -> None:
         if stop_reason:
@@ -329,7 +335,7 @@ class ControlClient:
     def close(self, exiting: bool = False) -> None:
         if self.failures.leaving:
             return
-        self.all_gather_object("the end of all processes", None, poll=lambda: None)
+        self.all_gather_object("the end of all processes", None, while_waiting=lambda: None)
         self.failures.leave()
         self.channel.send({"goodbye": self.rank})
         self._wait_for_others(lambda server: server.all_gone if exiting else server.all_said_goodbye)

@@ -47,17 +47,17 @@ class HeartbeatSender:
             if round_trip < self._round_trip:
                 self._round_trip, self._clock_offset = round_trip, server_time - (sent + round_trip / 2)
 
-    def _take_steps(self) -> list[tuple[int, float, float]]:
+    def _drain_steps(self) -> list[tuple[int, float, float]]:
         with self._lock:
             steps, self._steps = self._steps, []
             offset = self._clock_offset
         return [(step, dispatched + offset, completed + offset) for step, dispatched, completed in steps]
 
     def _run(self) -> None:
-        self.status.take_over_ticks()
+        self.status.use_heartbeat_ticks()
         while True:
             self._on_heartbeat()
-            steps = self._take_steps()
+            steps = self._drain_steps()
             self._send({"heartbeat": asdict(self.status.heartbeat()), "steps": steps, "ping": time.monotonic()})
             if not self._due.wait(HEARTBEAT_SECONDS):
                 self.status.tick(HEARTBEAT_SECONDS)

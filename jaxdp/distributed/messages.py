@@ -113,7 +113,7 @@ HEARTBEAT = _record(  # see `jaxdp.distributed.status.Heartbeat`
     activity=_text(TEXT_CHARS),
     step=_optional(_natural),
     detail=_text(TEXT_CHARS, empty=True),
-    position=_tuple(_natural, _natural),
+    position=_tuple(_natural, _natural, _natural),
     idle_seconds=_number,
     typical_seconds=_optional(_number),
     longest_seconds=_number,

@@ -25,19 +25,19 @@ class ObjectExchange:
             self._operations[name] += 1
             return f"{name} {self._operations[name]}"
 
-    def all_gather(self, operation: str, value: Any, poll: Callable[[], None]) -> list[Any]:
+    def all_gather(self, operation: str, value: Any, while_waiting: Callable[[], None]) -> list[Any]:
         self._send({"all_gather": operation, "value": value, "main_thread": in_main_thread()})
-        return self._wait_for(operation, poll)
+        return self._wait_for(operation, while_waiting)
 
-    def broadcast(self, operation: str, value: Any, *, is_source: bool, poll: Callable[[], None]) -> Any:
+    def broadcast(self, operation: str, value: Any, *, is_source: bool, while_waiting: Callable[[], None]) -> Any:
         if is_source:
             self._send({"broadcast": operation, "value": value})
         elif in_main_thread():
             self._send({"wait": operation})
-        return self._wait_for(operation, poll)
+        return self._wait_for(operation, while_waiting)
 
-    def _wait_for(self, operation: str, poll: Callable[[], None]) -> Any:
-        wait_until(self._changed, lambda: operation in self._results, poll)
+    def _wait_for(self, operation: str, while_waiting: Callable[[], None]) -> Any:
+        wait_until(self._changed, lambda: operation in self._results, while_waiting)
         with self._changed:
             return self._results.pop(operation)
 

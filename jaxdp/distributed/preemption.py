@@ -1,9 +1,17 @@
-"""Stop signals: a handler records them, and the run stops where it can be saved.
+"""From a stop signal to exit code 75: a handler records the signal, and the run stops where it can be saved.
 
-1. `SignalHandler` records the signal. The trainer calls `poll` before each step.
-2. `poll` asks the process group to stop; all processes agree on a sync point (see `jaxdp.distributed.sync_points`).
-3. At that point `poll` raises `StopRequested` on every process. The trainer saves a checkpoint and raises `Stopped`.
-4. `jaxdp train` exits with code 75 (`jaxdp.errors.EXIT_STOPPED`).
+1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A second signal ends the process at once.
+2. The main thread passes `stop_reason` to the process group: before each step and each batch of an evaluation in
+   `SignalHandler.pass_sync_point`, and while it waits in `SignalHandler.check_while_waiting`.
+3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
+   `jaxdp.distributed.sync_points`). A single process stops at once.
+4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
+5. `jaxdp.training.trainer.Trainer` catches it, saves the last step, and raises `Stopped`. Before the first step there is
+   nothing to save: `stopped_before_training` makes the exception.
+6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. In a program that calls
+   `jaxdp.train` and does not catch `Stopped`, `jaxdp.distributed.runtime` does so in a run of several processes.
+
+Until the processes have joined, there is no group to agree with: `SignalHandler.check_received` replaces steps 2 to 4.
 """
 
 import os
@@ -18,31 +26,17 @@ from typing import Any, TypeVar
 from jaxdp.distributed.process_group import Agreement, ProcessGroup, SingleProcess
 from jaxdp.errors import EXIT_STOPPED, OneLine
 
-POLL_SECONDS = 0.1
+CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
 # Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 Result = TypeVar("Result")
 
 
-class StopRequested(Exception):
-    """Raised by `SignalHandler.poll` when the run must stop here; the trainer then saves and raises `Stopped`."""
-
-
-class Stopped(OneLine, Exception):
-    """The run was asked to stop and can be resumed. The message is one line with the last step and how to resume."""
-
-    exit_code = EXIT_STOPPED
-
-
-class ForcedStop(OneLine, KeyboardInterrupt):
-    """A second signal arrived while the run was being saved after the first."""
-
-
 class SignalHandler:
     """Context manager for the main thread: records the first of `STOP_SIGNALS`; a second one ends the process at once.
 
-    stop_reason: the signal's name, or where the processes agreed to stop, the reason they agreed on; None before.
-    on_second_signal: what the second signal does; by default it ends the process with exit code 1.
+    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_second_signal: what the second
+    signal does; by default it ends the process with exit code 1.
     """
 
     def __init__(self, on_second_signal: Callable[[], None] | None = None) -> None:
@@ -69,33 +63,33 @@ class SignalHandler:
     def set_on_second_signal(self, action: Callable[[], None]) -> None:
         self._on_second_signal = action
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the run to stop at its next poll; a reason that is already set stays."""
-        self.stop_reason = self.stop_reason or reason
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._received:
             self._on_second_signal()
         self._received = True
         self.request_stop(signal.Signals(number).name)
 
-    def poll(self) -> None:
-        """Raise StopRequested if the run stops here. All processes call this in the same order."""
+    def request_stop(self, reason: str) -> None:
+        """Ask the run to stop at its next sync point, as a signal does; a reason that is already set stays."""
+        self.stop_reason = self.stop_reason or reason
+
+    def check_received(self) -> None:
+        """Raise StopTraining if this process was asked to stop, whatever the other processes do."""
+        if self.stop_reason:
+            raise StopTraining(self.stop_reason)
+
+    def pass_sync_point(self) -> None:
+        """Raise StopTraining if the processes stop at this sync point. All processes call this in the same order."""
         self._act_on(self.group.sync_point(self.stop_reason))
 
-    def poll_local(self) -> None:
-        """Raise StopRequested if this process was asked to stop, whatever the other processes do."""
-        if self.stop_reason:
-            raise StopRequested(self.stop_reason)
-
-    def poll_while_waiting(self) -> None:
-        """Raise StopRequested if the run stops here, while this process waits for others between two calls of `poll`."""
-        self._act_on(self.group.poll_agreement(self.stop_reason))
+    def check_while_waiting(self) -> None:
+        """Raise StopTraining if the processes stop here, between two sync points."""
+        self._act_on(self.group.check_stop(self.stop_reason))
 
     def wait_for(self, future: Future[Result]) -> Result:
-        """The result of a future. Raises StopRequested as soon as the run stops here; the future is not cancelled."""
-        while not wait([future], POLL_SECONDS).done:
-            self.poll_while_waiting()
+        """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
+        while not wait([future], CHECK_SECONDS).done:
+            self.check_while_waiting()
         return future.result()
 
     def run_in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -106,18 +100,38 @@ class SignalHandler:
         finally:
             executor.shutdown(wait=False)
 
-    def take_save_agreement(self) -> bool:
-        """Whether the processes have agreed to save a checkpoint since the last call."""
-        agreed, self._save_agreed = self._save_agreed, False
-        return agreed
-
     def _act_on(self, agreement: Agreement | None) -> None:
         if agreement is None:
             return
         if agreement.action == "stop":
             self.request_stop(agreement.reason)
-            raise StopRequested
+            raise StopTraining(self.stop_reason)
         self._save_agreed = True
+
+    def pop_save_agreement(self) -> bool:
+        """Whether the processes have agreed to save a checkpoint since the last call."""
+        agreed, self._save_agreed = self._save_agreed, False
+        return agreed
+
+
+class StopTraining(Exception):
+    """Leaves the training loop at the sync point on which the processes agreed; the trainer then saves and raises `Stopped`."""
+
+
+class Stopped(OneLine, Exception):
+    """The run was asked to stop and can be resumed. The message is one line with the last step and how to resume."""
+
+    exit_code = EXIT_STOPPED
+
+
+def stopped_before_training(reason: str | None, resume_command: str = "the same command") -> Stopped:
+    """The exception for a run that was asked to stop before it looked for a checkpoint to resume from."""
+    resume = f"{resume_command} continues from the last checkpoint, if there is one"
+    return Stopped(f"stopped by {reason} before the first step; {resume}")
+
+
+class ForcedStop(OneLine, KeyboardInterrupt):
+    """A second signal arrived while the run was being saved after the first."""
 
 
 def _exit_at_once() -> None:

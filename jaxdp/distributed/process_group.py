@@ -59,24 +59,24 @@ class ProcessGroup(Protocol):
     def resume_hint(self) -> str:
         """How the run can be resumed, for the last line of an error."""
 
-    def attach(self, *, before_exit: Callable[[], None], poll: Callable[[], None]) -> None:
+    def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         """Set the callbacks of the current run.
 
-        before_exit: called before the failure of another process ends this one. poll: called by the main thread while it waits
-        for other processes; may raise.
+        before_exit: called before the failure of another process ends this one. while_waiting: called by the main thread
+        while it waits for other processes; may raise.
         """
 
     def set_resume_hint(self, hint: str) -> None:
         """Set how the run can be resumed, for the last line of an error."""
 
-    def all_gather_object(self, name: str, value: Any, poll: Callable[[], None] | None = None) -> list[Any]:
-        """The values of all processes, by rank. Blocks until all have called it; poll: called meanwhile, may raise."""
+    def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
+        """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise."""
 
     def broadcast_object(self, name: str, value: Any) -> Any:
         """Rank 0's value, on every process. Values must be representable in JSON."""
 
     def request(self, action: str, reason: str = "") -> bool:
-        """Ask all processes to do `action` at the same sync point. Returns True where it can be done at once."""
+        """Ask all processes to do `action` at the same sync point. Returns True if this process can do it at once."""
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         """Pass a point of the program that all processes pass in the same order.
@@ -85,8 +85,8 @@ class ProcessGroup(Protocol):
         to stop, or None.
         """
 
-    def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
-        """An agreement to stop here, while this process waits between two sync points; does not pass one."""
+    def check_stop(self, stop_reason: str | None) -> Agreement | None:
+        """The agreement to stop here, if there is one, while this process waits between two sync points. Passes none."""
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
         """Set what this process does now; all processes begin the same activities in the same order.
@@ -132,13 +132,13 @@ class SingleProcess:
     def status(self) -> status.ProcessStatus:
         return status.current()
 
-    def attach(self, *, before_exit: Callable[[], None], poll: Callable[[], None]) -> None:
+    def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         self.before_exit = before_exit
 
     def set_resume_hint(self, hint: str) -> None:
         self.resume_hint = hint
 
-    def all_gather_object(self, name: str, value: Any, poll: Callable[[], None] | None = None) -> list[Any]:
+    def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         return [value]
 
     def broadcast_object(self, name: str, value: Any) -> Any:
@@ -150,7 +150,7 @@ class SingleProcess:
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         return Agreement("stop", stop_reason) if stop_reason else None
 
-    def poll_agreement(self, stop_reason: str | None) -> Agreement | None:
+    def check_stop(self, stop_reason: str | None) -> Agreement | None:
         return self.sync_point(stop_reason)
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:

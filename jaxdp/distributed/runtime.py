@@ -36,7 +36,7 @@ def join(
     launcher: str = "auto",
     *,
     guard: Guard | None = None,
-    poll: Callable[[], None] = lambda: None,
+    while_waiting: Callable[[], None] = lambda: None,
     secret_dir: Path | None = None,
     coordinator: str | None = None,
     processes: int | None = None,
@@ -45,8 +45,8 @@ def join(
     """The process group of this run, once all processes have connected.
 
     A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
-    poll: called while waiting for other processes; may raise. secret_dir: a directory that all processes share, where rank 0
-    writes the run's secret if JAXDP_SECRET is not set. Raises ConfigError if there is neither.
+    while_waiting: called while waiting for other processes; may raise. secret_dir: a directory that all processes share, in
+    which rank 0 writes the run's secret if JAXDP_SECRET is not set. Raises ConfigError if there is neither.
     """
     global _group
     if _group is None:
@@ -59,7 +59,7 @@ def join(
             start_seconds=60 * guard.start_minutes,
             silence_seconds=guard.silence_seconds,
             gpus=launchers.visible_gpus(),
-            poll=poll,
+            while_waiting=while_waiting,
             secret=Secret(cluster, secret_dir),
             status=status.current(),
             limits=watchdog.limits_from(guard),

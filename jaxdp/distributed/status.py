@@ -45,7 +45,7 @@ class Heartbeat:
     activity: str
     step: int | None = None
     detail: str = ""
-    position: tuple[int, int] = (0, 0)
+    position: tuple[int, int, int] = (0, 0, 0)
     idle_seconds: float = 0.0
     typical_seconds: float | None = None
     longest_seconds: float = 0.0
@@ -66,8 +66,9 @@ class ProcessStatus:
     """Activity, step and progress of one process.
 
     activity: what the process does now: "start", "load", "compile", "step", "audit", "evaluate", "save", "finish" or OUTSIDE.
-    detail: what it does within the activity. position: (barriers passed, activities begun since the last barrier). All
-    processes of a run count it alike, because they execute the same program: the process with the lower position is behind.
+    detail: what it does within the activity. position: (stops, barriers since the last stop, activities since the last
+    barrier). All processes of a run count it alike, because they execute the same program: the process with the lower position
+    is behind.
     Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
     """
 
@@ -77,7 +78,7 @@ class ProcessStatus:
         self.step: int | None = None
         self.detail = ""
         self.background_save, self.save_started = "", 0.0
-        self.position = (0, 0)
+        self.position = (0, 0, 0)
         self.clock = self.last_progress = 0.0
         self.membership = ""  # JOINING or JOINED; "" without a process group
         self.ticked_by_heartbeat = False
@@ -96,7 +97,7 @@ class ProcessStatus:
             if self.activity == OUTSIDE:
                 self.set_activity("start", detail=self.detail)
 
-    def take_over_ticks(self) -> None:
+    def use_heartbeat_ticks(self) -> None:
         """Record that the heartbeat thread, and no longer the watchdog, calls `tick`."""
         self.ticked_by_heartbeat = True
 
@@ -113,11 +114,16 @@ class ProcessStatus:
         before = self.activity
         self.activity, self.detail = activity, detail
         self.step = self.step if step is None else step
-        self.position = self.position[0], self.position[1] + 1
+        stops, barriers, activities = self.position
+        self.position = stops, barriers, activities + 1
         if activity not in ITERATION_OF_ACTIVITY:
             self.iteration = None
         self.record_progress()
         return ITERATION_OF_ACTIVITY.get(activity, activity) != ITERATION_OF_ACTIVITY.get(before, before)
+
+    def record_stop(self) -> None:
+        """Record that all processes stop here: some wait at a barrier that the others have not reached."""
+        self.position = self.position[0] + 1, 0, 0
 
     def leave_run(self) -> None:
         """Set the activity outside of runs."""
@@ -148,7 +154,8 @@ class ProcessStatus:
         if threading.get_ident() != self.training_thread:  # background saves synchronize in a thread of their own
             yield
             return
-        self.position = self.position[0] + 1, 0
+        stops, barriers, _ = self.position
+        self.position = stops, barriers + 1, 0
         with self.performing(f"waiting for {name}"):
             yield
 

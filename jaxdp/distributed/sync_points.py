@@ -24,6 +24,7 @@ class SyncPoints:
         self._passed = 0
         self._held = False
         self._agreed: tuple[int, Agreement] | None = None  # the sync point, and what to do there
+        self._deferred: Agreement | None = None  # a save at the next sync point, reached while this process waits
         self._requested: set[str] = set()
 
     def request(self, action: str, reason: str) -> None:
@@ -34,24 +35,33 @@ class SyncPoints:
                 self._send({"request": action, "reason": reason})
 
     def pass_next(self) -> Agreement | None:
-        """Pass a sync point, or return what to do at this one. Waits while the processes agree."""
+        """Pass a sync point and return what to do there, if anything. Waits while the processes agree."""
         # The lock spans the wait and the count: a `hold` between them would be answered with the previous count.
         with self._changed:
             wait_until(self._changed, lambda: not self._held or self._agreed)
-            if self._agreed and self._passed >= self._agreed[0]:
-                return self._take()
-            self._passed += 1
-        return None
+            agreement = self._finish_agreement()
+            if agreement is None or agreement.action != "stop":
+                agreement, self._deferred = agreement or self._deferred, None
+                self._passed += 1
+            return agreement
 
-    def poll_stop(self) -> Agreement | None:
-        """An agreement to stop at the sync point that this process has reached, or None."""
+    def check_stop(self) -> Agreement | None:
+        """The agreement to stop at the next sync point, if there is one, while this process waits between two of them.
+
+        A save on which the processes have agreed there is left to `pass_next`, but reported as done: a request to stop that
+        waits for it could otherwise not be served before the wait ends.
+        """
         with self._changed:
-            if self._agreed and self._agreed[1].action == "stop" and self._passed >= self._agreed[0]:
-                return self._take()
+            agreement = self._finish_agreement()
+            if agreement is None or agreement.action == "stop":
+                return agreement
+            self._deferred = agreement
         return None
 
-    def _take(self) -> Agreement:
-        assert self._agreed is not None
+    def _finish_agreement(self) -> Agreement | None:
+        """The agreement at the next sync point, reported as done; None if there is none."""
+        if self._agreed is None or self._passed < self._agreed[0]:
+            return None
         agreement = self._agreed[1]
         self._agreed, self._held = None, False
         self._requested.discard(agreement.action)
@@ -96,7 +106,7 @@ class SyncPointCoordinator:
             self._send_all({"hold": self._requests[0].action})
 
     def add_count(self, rank: int, passed: int) -> None:
-        """The sync points that a process has passed. Raises InvalidMessage where it was not asked."""
+        """The sync points that a process has passed. Raises InvalidMessage if it was not asked."""
         if self._counts is None or rank in self._counts:
             raise InvalidMessage("unexpected message 'held'")
         self._counts[rank] = passed
@@ -106,7 +116,7 @@ class SyncPointCoordinator:
             self._send_all({"agreed": max(self._counts.values()), "action": action, "reason": reason})
 
     def add_done(self, rank: int, action: str) -> None:
-        """A process has acted. Raises InvalidMessage where that was not agreed."""
+        """A process has acted. Raises InvalidMessage if that was not agreed."""
         if not self._requests or self._requests[0].action != action:
             raise InvalidMessage("unexpected message 'done'")
         self._done.add(rank)

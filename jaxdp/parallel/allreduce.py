@@ -105,9 +105,9 @@ def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
     return tuple(globals()[stage] if isinstance(stage, str) else stage for stage in STRATEGIES[strategy].stages)
 
 
-def proves_replication(strategy: str | Stage) -> bool:
-    """Whether `shard_map` can prove that all devices end with the same values: the argument for its check_vma."""
-    return isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].proves_replication
+def check_vma(strategy: str | Stage) -> bool:
+    """The `check_vma` of a `jax.shard_map` around the strategy: whether JAX can verify that all devices get the same values."""
+    return isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].check_vma
 
 
 def wire_dtype_of(config: Reduce) -> jnp.dtype | None:
@@ -151,7 +151,7 @@ def all_reduce_sum(
     """The sum of `tree` over all devices, equal on every device. Call inside `shard_map` over both mesh axes.
 
     tree: floating-point arrays of any shapes that differ between devices (varying, in the terms of JAX).
-    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=proves_replication(strategy) to
+    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=allreduce.check_vma(strategy) to
         `shard_map`.
     wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.

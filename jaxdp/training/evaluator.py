@@ -1,4 +1,4 @@
-"""Evaluation of a run on the held-out images, between two steps or at the end."""
+"""Evaluations in the training loop: runs `jaxdp.training.evaluation`, then logs, shows and records the result."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Evaluator:
         self.log, self.signals, self.group, self.screen = log, signals, signals.group, screen
 
     def evaluate(self, state: TrainState, phase: PlannedPhase) -> dict[str, Any]:
-        """Evaluate all held-out images and return the record. Raises StopRequested between two batches if the run must stop."""
+        """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
         progress, source = self.progress, self.setup.datasets.evaluation
         self.screen.status("evaluating")
         self.group.set_activity("compile", progress.steps, "waiting for the evaluation's program")
@@ -59,6 +59,6 @@ class Evaluator:
         return record
 
     def _before_batch(self) -> None:
-        self.signals.poll()
+        self.signals.pass_sync_point()
         self.group.status.begin_iteration("evaluate")
         self.group.set_activity("evaluate", detail="a batch")

@@ -61,6 +61,7 @@ def restore_or_initialize(
         timer = StepTimer(Progress(), command_start)
         state = _initial_state(setup, start.weights, compiler=compiler, timer=timer, signals=signals, screen=screen)
         source = workdir
+        group.set_resume_hint(f"{screen.resume_command} starts over")
     else:
         timer, state = StepTimer(restored.progress, command_start), restored.state
         source = restored.manifest.path.parent.parent

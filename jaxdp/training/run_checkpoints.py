@@ -74,7 +74,7 @@ class RunCheckpoints:
         `config.checkpoint` elapsed.
         """
         config, plan = self.setup.config.checkpoint, self.setup.plan
-        agreed = self.signals.take_save_agreement()  # before a new request: this save is the answer to the last one
+        agreed = self.signals.pop_save_agreement()  # before a new request: this save is the answer to the last one
         if after >= phase.end:
             return phase is not plan.phases[-1]
         overdue = config.every_minutes is not None and time.monotonic() - self.last_save >= 60 * config.every_minutes
@@ -113,7 +113,7 @@ class RunCheckpoints:
         self.manager.wait()
         return latest_valid(self.manager.folder)
 
-    def stopped(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
+    def stop_error(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
         """The exception that ends a run after a stop signal. progress: of the saved last step; None if there was none."""
         if progress is None:
             latest = self.latest()

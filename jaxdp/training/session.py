@@ -16,7 +16,7 @@ from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, rea
 from jaxdp.config import Config
 from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
-from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopRequested
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
 from jaxdp.files import check_local
@@ -75,13 +75,13 @@ def train(
     path = run_dir.resolve_workdir(workdir, config)
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_command))
     with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
-        group = runtime.join(cluster, guard=config.guard, poll=signals.poll_local, secret_dir=path)
+        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.check_received, secret_dir=path)
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
         watch.attach(group)
-        group.attach(before_exit=screen.end, poll=signals.poll_while_waiting)
-        group.set_resume_hint(f"{screen.resume_command} starts over")
+        group.attach(before_exit=screen.end, while_waiting=signals.check_while_waiting)
+        group.set_resume_hint(f"{screen.resume_command} continues from the last checkpoint, if there is one")
         session = _Session(
             config,
             path,
@@ -97,9 +97,8 @@ def train(
             return session.run()
         except Stopped:
             raise
-        except StopRequested:
-            message = f"stopped by {signals.stop_reason} before the first step"
-            raise Stopped(f"{message}; {screen.resume_command} continues from the last checkpoint, if there is one") from None
+        except StopTraining:
+            raise stopped_before_training(signals.stop_reason, screen.resume_command) from None
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
             group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
@@ -176,7 +175,7 @@ class _Session:
             )
             result = trainer.fit()
             group.set_activity("finish")
-            with suppress(StopRequested):  # everything is saved
+            with suppress(StopTraining):  # everything is saved
                 group.all_gather_object("the end of the run", None)
             return _show_and_check(screen, result)
 

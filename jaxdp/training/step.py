@@ -273,7 +273,7 @@ def make_train_step(
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, sharded, replicated) + (replicated,) * resident
-    check_vma = allreduce.proves_replication(config.reduce.strategy)
+    check_vma = allreduce.check_vma(config.reduce.strategy)
     return jax.jit(
         jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma), donate_argnums=0
     )

@@ -20,11 +20,11 @@ from jaxdp.data.prefetch import batch_sharding
 from jaxdp.errors import ConfigError
 from jaxdp.models import Network
 from jaxdp.parallel import collectives
-from jaxdp.parallel.audit import second_route
 from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
+from jaxdp.parallel.redundant_sum import second_route
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training.audit import AuditProgram, make_audit
+from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import abstract_state, from_host, replicated

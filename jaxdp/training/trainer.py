@@ -13,7 +13,7 @@ from jaxdp import models
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.data import prefetch
 from jaxdp.data.loader import DataError
-from jaxdp.distributed.preemption import SignalHandler, StopRequested
+from jaxdp.distributed.preemption import SignalHandler, StopTraining
 from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import write_atomically
@@ -23,7 +23,7 @@ from jaxdp.loggers.writers import Writer, to_json
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
-from jaxdp.training.audit import AuditFailed
+from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import chosen_strategies
 from jaxdp.training.evaluator import Evaluator
@@ -67,7 +67,7 @@ class Trainer:
         with ExitStack() as stack:
             self._open_compiler_and_checkpoints(stack)
             with self._saving_before_exit():
-                self.signals.poll()
+                self.signals.pass_sync_point()
                 self.state, self.timer = restore_or_initialize(
                     self.setup,
                     self.workdir,
@@ -147,9 +147,9 @@ class Trainer:
             self.compiler.prepare_audit(phase)
         resident = self.compiler.images is not None
         with closing(self.setup.open_batches(phase, mesh, self.progress.samples, resident=resident)) as batches:
-            self._take_steps(phase, train_step, batches)
+            self._run_steps(phase, train_step, batches)
 
-    def _take_steps(self, phase: PlannedPhase, train_step: Callable, batches: prefetch.DeviceIterator) -> None:
+    def _run_steps(self, phase: PlannedPhase, train_step: Callable, batches: prefetch.DeviceIterator) -> None:
         progress, group = self.progress, self.group
         self.timer.restart()
         batch = self._next_batch(batches)
@@ -160,8 +160,8 @@ class Trainer:
                 self.metrics.drain()
                 audit_program = self.auditor.wait_for_program(phase)
 
-            # From the poll to the step no process may stop alone: the rest would wait in a collective forever.
-            self.signals.poll()
+            # From the sync point to the step no process may stop alone: the rest would wait in a collective forever.
+            self.signals.pass_sync_point()
             group.status.begin_iteration("step")
             audited = self.auditor.run(audit_program, self.state, batch, phase=phase) if audit_program else {}
             group.set_activity("step", progress.steps + 1, "starting the step")
@@ -221,9 +221,9 @@ class Trainer:
         """Save the last step before a stop signal or unusable data end the run; add how to resume to errors."""
         try:
             yield
-        except StopRequested:
+        except StopTraining:
             saved = self.progress if self._save_last_step() else None
-            raise self.checkpoints.stopped(self.signals.stop_reason, saved) from None
+            raise self.checkpoints.stop_error(self.signals.stop_reason, saved) from None
         except AuditFailed:
             raise
         except TrainingError as error:

@@ -15,7 +15,7 @@ from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Config
-from jaxdp.distributed.preemption import StopRequested
+from jaxdp.distributed.preemption import StopTraining
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
@@ -186,7 +186,7 @@ def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch
     class StopAt(Quiet):
         def step(self, record):
             if record["step"] == 3:
-                raise StopRequested
+                raise StopTraining
 
     fill_disk_from(monkeypatch, 0)
     with pytest.raises(TrainingError, match=r"could not be saved \(No space left on device\); there is no checkpoint yet"):

@@ -67,41 +67,45 @@ def test_processes_waiting_for_different_operations_fail_and_name_both(exits, cl
         client.failures.leave()
 
 
-def test_a_waiting_process_stops_with_a_process_that_was_asked_to(clients, monkeypatch):
-    """Rank 0 waits in an all-gather; rank 1 stops where it is, before it would reach the all-gather."""
+def test_a_waiting_process_stops_with_a_process_that_was_asked_to_at_the_same_position(clients, monkeypatch):
+    """Rank 0 waits in an all-gather; rank 1 stops in an earlier activity, which would else count as behind in a later hang."""
     monkeypatch.setattr("jaxdp.distributed.control_channel.threading.main_thread", threading.current_thread)
     members, stopped = clients(2), []
 
-    def poll(client):
-        if client.poll_agreement("SIGTERM" if client.rank == 1 else None):
+    def check(client):
+        if client.check_stop("SIGTERM" if client.rank == 1 else None):
             raise InterruptedError
 
     def run(client):
-        client.attach(before_exit=lambda: None, poll=lambda: poll(client))
+        client.attach(before_exit=lambda: None, while_waiting=lambda: check(client))
+        client.status.watch_thread(threading.get_ident())
+        client.set_activity("compile")
         try:
             if client.rank == 0:
+                client.set_activity("evaluate")
                 client.all_gather_object("a value that rank 1 never gives", None)
             while True:
                 time.sleep(0.05)
-                poll(client)
+                check(client)
         except InterruptedError:
             stopped.append(client.rank)
 
     on_all(members, run)
     assert sorted(stopped) == [0, 1]
+    assert members[0].status.position == members[1].status.position
 
 
 def test_a_process_stopped_before_all_have_joined_stops_the_others(free_port):
     start_server(free_port, 3, secret=secret_of(free_port, processes=3))
 
-    def poll():
+    def check():
         if time.monotonic() > joined + 1:
             raise InterruptedError("SIGTERM")
 
     other, joined = connect_by_hand(free_port, 2, 3, timeout_seconds=SECONDS), time.monotonic()
     with other.socket:
         with pytest.raises(InterruptedError):
-            join(free_port, 1, 3, poll=poll)
+            join(free_port, 1, 3, while_waiting=check)
         failure = receive_failure(other)
     assert failure.code == 75
     assert str(failure) == f"rank 1 on {HOST} was stopped during start: SIGTERM"
@@ -192,12 +196,12 @@ def test_connect_of_a_second_run_at_the_port_keeps_the_secret_of_the_first(tmp_p
 def test_connect_sanitizes_the_coordinator_address_in_warnings(free_port, capsys):
     cluster = Cluster("test", "\x1b[2Jnode", free_port, 0, 2)
 
-    def poll():
+    def check():
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         ControlClient.connect(
-            cluster, start_seconds=SECONDS, silence_seconds=SECONDS, gpus=[], poll=poll, secret=secret_of(free_port)
+            cluster, start_seconds=SECONDS, silence_seconds=SECONDS, gpus=[], while_waiting=check, secret=secret_of(free_port)
         )
     assert capsys.readouterr().err.startswith(r"jaxdp: \x1b[2Jnode does not resolve on this host")
 

@@ -22,7 +22,7 @@ def test_find_hang_after_stuck_seconds_finds_the_rank_behind():
 
 def test_find_hang_compares_barriers_before_activities():
     """The activities are counted from zero after a barrier."""
-    ahead = Heartbeat("step", position=(4, 0), idle_seconds=40.0, typical_seconds=0.5)
+    ahead = Heartbeat("step", position=(0, 4, 0), idle_seconds=40.0, typical_seconds=0.5)
     assert find_hang({0: ahead, 1: beat(900, 40.0)}, LIMITS).ranks == (1,)
 
 
@@ -50,9 +50,9 @@ def test_find_hang_while_the_rank_behind_makes_progress_finds_none():
 
 
 def test_find_hang_outside_of_runs_does_not_end_the_run():
-    assert find_hang({0: Heartbeat(OUTSIDE, position=(3, 9), idle_seconds=9999.0)}, LIMITS) is None
-    outside = Heartbeat(OUTSIDE, position=(3, 9), idle_seconds=40.0)
-    hang = find_hang({0: outside, 1: Heartbeat("start", position=(4, 0), idle_seconds=40.0)}, LIMITS)
+    assert find_hang({0: Heartbeat(OUTSIDE, position=(0, 3, 9), idle_seconds=9999.0)}, LIMITS) is None
+    outside = Heartbeat(OUTSIDE, position=(0, 3, 9), idle_seconds=40.0)
+    hang = find_hang({0: outside, 1: Heartbeat("start", position=(0, 4, 0), idle_seconds=40.0)}, LIMITS)
     assert (hang.ranks, hang.may_end_run) == ((0,), False)
 
 

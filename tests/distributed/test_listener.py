@@ -77,5 +77,5 @@ def test_connect_timeout_shows_a_sanitized_address(free_port):
             host="h",
             member={},
             timeout_seconds=0.1,
-            poll=lambda: None,
+            while_waiting=lambda: None,
         )

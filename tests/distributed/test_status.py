@@ -46,7 +46,7 @@ def test_position_does_not_change_with_activities_of_one_process():
         with status.at_barrier("the others"):
             assert status.heartbeat().detail == "waiting for the others"
         status.set_activity("save")
-    assert first.position == second.position == (1, 1)
+    assert first.position == second.position == (0, 1, 1)
 
 
 def test_performing_when_the_block_raises_restores_the_detail():
@@ -67,4 +67,4 @@ def test_position_does_not_change_with_barriers_of_a_background_save():
     thread = threading.Thread(target=save)
     thread.start()
     thread.join()
-    assert status.position == (0, 0)
+    assert status.position == (0, 0, 0)

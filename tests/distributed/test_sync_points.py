@@ -3,7 +3,7 @@ import threading
 import time
 
 import pytest
-from helpers.control import HOST, SECONDS, close_all, join_all, on_all
+from helpers.control import HOST, SECONDS, close_all, eventually, join_all, on_all
 
 from jaxdp.distributed import sync_points
 
@@ -64,6 +64,60 @@ def test_a_hold_during_pass_next_is_answered_with_the_point_being_passed(monkeyp
         assert {"held": 0} not in sent
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_stop_request_behind_a_save_request_stops_processes_that_wait(clients):
+    """None of them reaches the sync point of the save before it has stopped."""
+    members = clients(2)
+    members[1].request("save")
+
+    def run(client):
+        deadline = time.monotonic() + SECONDS
+        while (agreement := client.check_stop("SIGTERM" if client.rank == 0 else None)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return agreement.action
+
+    assert on_all(members, run) == ["stop", "stop"]
+
+
+def test_a_save_agreed_while_one_process_waits_saves_on_all_processes_at_the_same_sync_point(clients):
+    members = clients(2)
+    for client in members:
+        for _ in range(3):
+            client.sync_point(None)
+    members[1].request("save")
+    eventually(lambda: all(client.sync_points._agreed for client in members))
+    assert members[0].check_stop(None) is None  # it waits; the other does not
+    for client in members:
+        assert client.sync_point(None).action == "save"
+        assert client.sync_point(None) is None
+
+
+def test_a_stop_requested_after_a_save_stops_all_processes_at_the_same_step(clients):
+    """Rank 0 waits when the save is agreed, and rank 1 takes it one step later."""
+    members, steps = clients(2), [0, 0]
+    members[1].request("save")
+    eventually(lambda: all(client.sync_points._agreed for client in members))
+    assert members[0].check_stop(None) is None
+    assert members[1].sync_point(None).action == "save"
+    steps[1] += 1
+
+    def run(client):
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            if client.check_stop("SIGTERM" if client.rank == 1 else None):
+                return steps[client.rank]
+            if client.rank == 0 and steps[0] == 0:
+                time.sleep(0.5)
+                agreement = client.sync_point(None)
+                if agreement and agreement.action == "stop":
+                    return steps[0]
+                steps[0] += 1
+            time.sleep(0.01)
+        raise TimeoutError
+
+    assert on_all(members, run) == [1, 1]
 
 
 def test_a_save_request_saves_on_all_processes_at_the_same_sync_point(clients):

@@ -46,7 +46,7 @@ def test_build_on_all_ranks_with_an_error_on_one_rank_raises_on_all():
     class TwoProcesses(SingleProcess):
         num_processes = 2
 
-        def all_gather_object(self, name, value, poll=None):
+        def all_gather_object(self, name, value, while_waiting=None):
             return [value, "XlaRuntimeError: out of memory"]
 
     with pytest.raises(RuntimeError, match="rank 1: XlaRuntimeError: out of memory"):

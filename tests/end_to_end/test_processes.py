@@ -433,15 +433,15 @@ def test_an_error_between_two_runs_of_a_program_ends_all_processes(tmp_path):
     assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed .*: ValueError: raised by the program", err)
 
 
-def test_sigterm_while_waiting_for_rank_0_exits_with_75(tmp_path, free_port):
+def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoint(tmp_path, free_port):
     command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
     with socket.create_server(("127.0.0.1", free_port)) as silent, silent.accept()[0]:  # the process waits for the challenge
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
-    assert err.startswith("jaxdp: stopped by SIGTERM before the first step; ")
-    assert err.count("\n") == 1
+    resume = "the same command continues from the last checkpoint, if there is one"
+    assert err == f"jaxdp: stopped by SIGTERM before the first step; {resume}\n"
 
 
 def test_train_after_a_failure_of_the_group_raises(tmp_path):

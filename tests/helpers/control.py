@@ -71,7 +71,7 @@ def connect_by_hand(port, rank, processes=2, *, value=SECRET, timeout_seconds=0.
         host="h",
         member={"host": "h", "identity": "e", "gpus": [], "jax_port": None},
         timeout_seconds=timeout_seconds,
-        poll=lambda: None,
+        while_waiting=lambda: None,
     )
 
 

@@ -24,5 +24,5 @@ IN_CALLBACK = [*WAITING_FOR_DEVICES, stack("train.py:3 in callback", name=stack_
 def beat(position, idle_seconds, activity="step", step=7, *, typical_seconds=0.5, **fields):
     """The heartbeat of a process that has passed three barriers, and `position` activities since."""
     return Heartbeat(
-        activity, step, position=(3, position), idle_seconds=idle_seconds, typical_seconds=typical_seconds, **fields
+        activity, step, position=(0, 3, position), idle_seconds=idle_seconds, typical_seconds=typical_seconds, **fields
     )

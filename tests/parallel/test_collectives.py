@@ -38,7 +38,7 @@ def traffic(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
             lax.pcast(x, AXES, to="varying"), strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
         )
 
-    proven = allreduce.proves_replication(strategy)
+    proven = allreduce.check_vma(strategy)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=proven)
     traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32))
     found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))

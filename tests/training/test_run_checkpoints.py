@@ -18,7 +18,7 @@ def checkpoints(monkeypatch):
         made.requests += 1
         return False
 
-    def take_save_agreement():
+    def pop_save_agreement():
         agreed, made.agreed = made.agreed, False
         return agreed
 
@@ -26,7 +26,7 @@ def checkpoints(monkeypatch):
     plan = SimpleNamespace(phases=[SimpleNamespace(end=1000)], examples=100)
     made.setup = SimpleNamespace(config=SimpleNamespace(checkpoint=config), plan=plan)
     made.group = SimpleNamespace(is_rank0=True, request=request)
-    made.signals = SimpleNamespace(take_save_agreement=take_save_agreement)
+    made.signals = SimpleNamespace(pop_save_agreement=pop_save_agreement)
     made.last_save = 0.0
     monkeypatch.setattr(run_checkpoints.time, "monotonic", lambda: 61.0)
     return made

@@ -23,11 +23,11 @@ from jaxdp.checkpoint.manager import CheckpointManager, Rollback
 from jaxdp.config import Checkpoint, Finetune, LossScale
 from jaxdp.loggers.writers import TIMING, read_log
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.audit import ROUTES, _collectives, compare_sums, rounding_bound, second_route
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.parallel.redundant_sum import ROUTES, _collectives, compare_sums, rounding_bound, second_route
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import step_compiler
-from jaxdp.training.audit import AuditProgram, BucketFacts, describe, failure_message, local_findings
+from jaxdp.training.audit_program import AuditProgram, BucketFacts, describe, failure_message, local_findings
 
 MESHES = [(1, 2), (1, 8), (2, 4), (4, 2), (8, 1)]
 NO_CORRUPTION = {"kind": 0, "device": 0, "place": 0, "bit": 0}

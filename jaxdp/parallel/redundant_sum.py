@@ -1,4 +1,4 @@
-"""Audit of reductions: a second sum of each bucket by another route, and the largest difference that rounding explains.
+"""Arithmetic of audits: the sum of a bucket by a second route, and the largest difference that rounding explains.
 
 Two sums of the same N numbers, in another order or by another algorithm, differ by rounding alone. A computed sum differs from
 the exact one by at most ((1 + u)^h - 1) sum_i |x_i|, where h is the largest number of additions that a number passes through

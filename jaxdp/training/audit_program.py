@@ -1,7 +1,7 @@
-"""Audit of a step: its reductions are computed a second time by another route, and the sums are compared.
+"""The compiled program of an audit: reduces a step's gradients by two routes; and the text of what it finds.
 
-The audit is a program of its own. It takes the arguments of the next step, computes and reduces the same gradients, and
-discards them: audits do not change the step.
+The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
+change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.auditor` runs the program.
 """
 
 import math
@@ -20,8 +20,8 @@ from jaxdp.config import Config
 from jaxdp.errors import TrainingError
 from jaxdp.models import Network
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
 from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
 from jaxdp.training.state import TrainState, with_seed
 from jaxdp.training.step import Batch, PixelStats, compute_gradients
 
@@ -72,7 +72,7 @@ def make_audit(
 ) -> tuple[jax.stages.Wrapped, list[BucketFacts]]:
     """(audit, facts). The arguments are those of `make_train_step`; the audit takes those of the step and donates nothing.
 
-    The audit returns what `jaxdp.parallel.audit.compare_sums` finds for each bucket on each device: arrays
+    The audit returns what `jaxdp.parallel.redundant_sum.compare_sums` finds for each bucket on each device: arrays
     [devices, buckets].
     facts: filled with one `BucketFacts` per bucket when the audit is traced.
     """
@@ -106,7 +106,7 @@ def make_audit(
 
     sharded, replicated = PartitionSpec(AXES), PartitionSpec()
     in_specs = (replicated, sharded, replicated) + (replicated,) * resident
-    check_vma = allreduce.proves_replication(strategy)
+    check_vma = allreduce.check_vma(strategy)
     return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
 
 
