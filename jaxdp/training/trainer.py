@@ -23,7 +23,7 @@ from jaxdp.loggers.writers import Writer, to_json
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
-from jaxdp.training.audit import AuditFailed
+from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import chosen_strategies
 from jaxdp.training.evaluator import Evaluator
