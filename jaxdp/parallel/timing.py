@@ -19,7 +19,7 @@ from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import AUTO, Stage, auto_candidates
 from jaxdp.xla import options
 
-PERIOD = 8191  # of the repeated inputs; a prime, so that no part of a message starts where the period does
+PERIOD = 8191  # of the repeated inputs; a prime, so that no shard of a vector starts where the period does
 
 
 def time_alternately(

@@ -134,7 +134,7 @@ def compute_gradients(
 
     The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
     training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
-    (tree, messages) of every reduction is appended, for an audit.
+    (tree, buckets) of every reduction is appended, for an audit.
     """
     varying = _varying(params)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
