@@ -7,9 +7,9 @@ dtype, on three of five meshes, a program reduces them as the step does, with a 
 result.
 
 - corrupted: a flipped bit of a device's vector before or after any stage (all bits equally often), a device's contribution left
-  out, or the contribution of the previous step; each in a random message. A corruption is certain to be found if it changes a
+  out, or the contribution of the previous step; each in a random bucket. A corruption is certain to be found if it changes a
   sum by more than twice the bound; trials continue until there are --trials of these.
-- clean: audits of uncorrupted messages.
+- clean: audits of uncorrupted buckets.
 - runs: runs of one and of two processes that audit every step.
 - cost: a ResNet-18 of a quarter of the width on 32x32 images, audited every fourth step.
 
@@ -79,7 +79,7 @@ def gradients(steps: int) -> list[list[np.ndarray]]:
         compute_gradients(
             config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=(127.5, 64.0), reductions=sent
         )
-        return [message.local[None] for _, messages in sent for message in messages][:TENSORS]
+        return [bucket.contribution[None] for _, buckets in sent for bucket in buckets][:TENSORS]
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()
     specs = {"in_specs": (everywhere, everywhere, rows), "out_specs": rows}
@@ -102,8 +102,8 @@ class Audited:
         from jax.sharding import PartitionSpec
 
         from jaxdp.parallel import allreduce
-        from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
         from jaxdp.parallel.mesh import AXES, make_mesh
+        from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
 
         mesh, dtype = make_mesh(*mesh_shape), jnp.dtype(wire)
         stages, route, self.wire = allreduce.stages_of(strategy), second_route(strategy, *mesh_shape), wire
@@ -121,62 +121,62 @@ class Audited:
         def per_device(tree, before, how):
             tree, before = ([leaf[0] for leaf in one] for one in (tree, before))
             found, changes = [], []
-            sent = zip(*(allreduce.pack_messages(one, strategy, wire_dtype=dtype) for one in (tree, before)), strict=True)
-            for number, (message, stale) in enumerate(sent):
-                magnitude = lax.psum(jnp.abs(message.contribution.astype(jnp.float32)), AXES)
+            sent = zip(*(allreduce.pack_buckets(one, strategy, wire_dtype=dtype) for one in (tree, before)), strict=True)
+            for number, (bucket, stale) in enumerate(sent):
+                magnitude = lax.psum(jnp.abs(bucket.contribution.astype(jnp.float32)), AXES)
                 bound = magnitude * allowed.relative + allowed.absolute
                 for boundary in range(len(stages) + 1):
-                    here = (lax.axis_index(AXES) == how["device"]) & (number == how["message"]) & (boundary == how["boundary"])
-                    vector = message.vector
-                    message.vector = jnp.where(here, corrupted(vector, vector if boundary else stale.contribution, how), vector)
-                    change = jnp.abs(message.vector.astype(jnp.float32) - vector.astype(jnp.float32))
+                    here = (lax.axis_index(AXES) == how["device"]) & (number == how["bucket"]) & (boundary == how["boundary"])
+                    vector = bucket.vector
+                    bucket.vector = jnp.where(here, corrupted(vector, vector if boundary else stale.contribution, how), vector)
+                    change = jnp.abs(bucket.vector.astype(jnp.float32) - vector.astype(jnp.float32))
                     change = jnp.where(jnp.isfinite(change), change, jnp.inf)
                     changes.append(change.max() / bound.max() if boundary else jnp.max(change / bound))
-                    if message.stages:
-                        message.run_next_stage()
-                found.append(compare_sums(message, route, allowed))
+                    if bucket.stages:
+                        bucket.run_next_stage()
+                found.append(compare_sums(bucket, route, allowed))
             return {name: jnp.stack([one[name] for one in found])[None] for name in found[0]}, jnp.stack(changes).max()[None]
 
         rows, everywhere = PartitionSpec(AXES), PartitionSpec()
         specs = {"in_specs": (rows, rows, everywhere), "out_specs": rows, "check_vma": False}
         self.call = jax.jit(jax.shard_map(per_device, mesh=mesh, **specs))
         tensors = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in shapes]
-        self.messages = len(allreduce.leaf_buckets(tensors, allreduce.BUCKET_BYTES, dtype))
+        self.buckets = len(allreduce.leaf_buckets(tensors, allreduce.BUCKET_BYTES, dtype))
         self.devices, self.boundaries, self.bits = mesh.size, len(stages) + 1, 8 * dtype.itemsize
         self.certain = 2 / (1 - allowed.relative)  # above so many bounds a change moves a sum out of reach of rounding
 
     def __call__(self, now, before, **how) -> tuple[dict, float]:
         """(what the devices found, by how many bounds the sum was changed). now, before: `gradients` of two steps."""
-        from jaxdp.training.audit import local_findings
+        from jaxdp.training.audit_program import local_findings
 
-        how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "message", "boundary", "place", "bit")}
+        how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "bucket", "boundary", "place", "bit")}
         found, changes = self.call(*([leaf[: self.devices] for leaf in one] for one in (now, before)), how)
         return local_findings(found), float(np.max(changes))
 
 
 def corruptions(make, steps, trials: int, draw) -> dict:
-    """By kind: how many of the certain ones, and of the others, were found, and at the right message."""
+    """By kind: how many of the certain ones, and of the others, were found, and at the right bucket."""
     results = {}
     for kind in KINDS[1:]:
         counts, bits, least_missed = Counter(), {}, 0.0
         while counts["certain"] < trials:
             audited = make(*draw.choice(COMBINATIONS))
-            step, message = draw.randrange(1, len(steps)), draw.randrange(audited.messages)
+            step, bucket = draw.randrange(1, len(steps)), draw.randrange(audited.buckets)
             how = {
                 "kind": KINDS.index(kind),
                 "device": draw.randrange(audited.devices),
-                "message": message,
+                "bucket": bucket,
                 "boundary": draw.randrange(audited.boundaries) if kind == "bit" else 0,
                 "place": draw.randrange(2**31),
                 "bit": draw.randrange(audited.bits),
             }
             found, change = audited(steps[step], steps[step - 1], **how)
-            assert found["messages"].keys() <= {str(message)}, (how, found)
-            certain, seen = change > audited.certain, bool(found["messages"])
+            assert found["buckets"].keys() <= {str(bucket)}, (how, found)
+            certain, seen = change > audited.certain, bool(found["buckets"])
             counts["certain" if certain else "uncertain"] += 1
             counts["certain found" if certain else "uncertain found"] += seen
             if kind == "lost" and seen:
-                counts["device named"] += found["messages"][str(message)]["missing"] == [how["device"]]
+                counts["device named"] += found["buckets"][str(bucket)]["missing"] == [how["device"]]
             if kind == "bit":
                 one = bits.setdefault(f"{audited.wire} {how['bit']}", [0, 0])
                 one[0], one[1] = one[0] + seen, one[1] + 1
@@ -195,12 +195,12 @@ def clean(make, steps, audits: int) -> dict:
             break
         audited = make(*combination)
         found, _ = audited(steps[step], steps[step - 1])
-        done, reported = done + 1, reported + bool(found["messages"])
+        done, reported = done + 1, reported + bool(found["buckets"])
         if done % 100 == 0:
             print(f"{done} clean audits, {reported} reported", flush=True)
         shares[combination[2]] = max(shares.get(combination[2], 0.0), found["share"])
-    messages = {wire: make("torus", (2, 4), wire).messages for wire in WIRES}
-    return {"audits": done, "reported": reported, "messages_an_audit": messages, "largest_share_of_bound": shares}
+    buckets = {wire: make("torus", (2, 4), wire).buckets for wire in WIRES}
+    return {"audits": done, "reported": reported, "buckets_an_audit": buckets, "largest_share_of_bound": shares}
 
 
 def run(flags: list[str], epochs: float, processes: int) -> dict:
@@ -243,7 +243,7 @@ def cost() -> list[dict]:
 
 def table(record: dict) -> str:
     """Markdown."""
-    lines = ["| corruption of a message | certain to be found | found | other | found |", "|---|---|---|---|---|"]
+    lines = ["| corruption of a bucket | certain to be found | found | other | found |", "|---|---|---|---|---|"]
     names = {
         "bit": "a flipped bit of a device's vector",
         "lost": "a device's contribution left out",

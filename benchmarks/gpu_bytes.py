@@ -1,4 +1,4 @@
-"""Bytes moved by a training step on a GPU, by stage and kind of kernel: ResNet-50 in bfloat16, compiled without the GPU.
+"""Bytes moved by a training step on a GPU, by ResNet stage and kind of kernel: ResNet-50 in bfloat16, compiled without the GPU.
 
     python benchmarks/gpu_bytes.py [--batch 256] [--chip h200] [--cases own autodiff]     (needs the extra cuda13, no GPU)
 

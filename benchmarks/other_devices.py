@@ -86,7 +86,7 @@ def table(record: dict) -> str:
     what = (
         "Norm of the difference from the parameters on one device, divided by their norm. The default recipe with 16 images a "
     )
-    return "\n".join([*lines, "", f"{what}worker and 16 channels in the first stage, float32."])
+    return "\n".join([*lines, "", f"{what}worker and 16 channels in the first ResNet stage, float32."])
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Model(_Strict):
     depth: Literal[18, 34, 50, 101, 152] = 50
     """Number of layers of the ResNet v1.5"""
     width: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Number of channels of the first stage (published network: 64)"""
+    """Number of channels of the first ResNet stage (published network: 64)"""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
     classes: Annotated[int, Field(ge=2, le=1_000_000)] = 1000
@@ -265,7 +265,7 @@ class Finetune(_Strict):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     """Digest of the weights, recorded by the run and checked on resume (default: not checked)"""
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
-    """Number of frozen parts, with their batch-normalization statistics: 0 none, 1 the stem, 2 the stem and the first stage, up
+    """Number of frozen parts, with their batch-normalization statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
     new_head: bool = False
     """Random initialization of the classifier, even if the file's has as many classes"""
@@ -299,7 +299,7 @@ class Reduce(_Strict):
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of transferred gradients"""
     bucket_bytes: Bytes | None = None
-    """Largest message that packs several tensors, in bytes; larger tensors are sent alone (default: one message for all). On
+    """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (default: one bucket for all). On
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of each block's all-reduce with the backward pass of the next block; no effect with gradient accumulation"""

@@ -24,7 +24,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []
     trained = counted["adapted"]["parameters"] + counted["skipped"]["parameters"]
-    for segment in segments if config.reduce.overlap else [sizes]:  # a message holds tensors of one segment only
+    for segment in segments if config.reduce.overlap else [sizes]:  # a bucket holds tensors of one segment only
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]

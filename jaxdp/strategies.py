@@ -32,8 +32,8 @@ class Strategy:
     name: the value of `reduce.strategy`. help: noun phrase for `--help`.
     stages: functions applied in order to each device's vector [n]; the first n elements of the result are the sum over all
         devices. A string names a function of `jaxdp.parallel.allreduce`.
-    proves_replication: `shard_map` can prove that all devices end with the same values (check_vma); False for point-to-point
-        exchange.
+    check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
+        point-to-point exchange, for which it cannot.
     sums_along_axes: a contribution passes through at most (X - 1) + (Y - 1) additions on a mesh of Y rows of X; otherwise
         N - 1.
     auto_candidate: measured for `reduce.strategy=auto`.
@@ -44,7 +44,7 @@ class Strategy:
 
     name: str
     stages: tuple[str | Stage, ...]
-    proves_replication: bool = False
+    check_vma: bool = False
     sums_along_axes: bool = False
     auto_candidate: bool = False
     max_devices: int | None = None
@@ -96,7 +96,7 @@ STRATEGIES: dict[str, Strategy] = {
             name="psum",
             help="algorithm chosen by XLA",
             stages=("psum",),
-            proves_replication=True,
+            check_vma=True,
             auto_candidate=True,
             cost=_psum_cost,
         ),
@@ -107,7 +107,7 @@ STRATEGIES: dict[str, Strategy] = {
             name="hierarchical",
             help="all-reduce along rows, then along columns",
             stages=("all_reduce_rows", "all_reduce_columns"),
-            proves_replication=True,
+            check_vma=True,
             sums_along_axes=True,
             auto_candidate=True,
             cost=_hierarchical_cost,
@@ -117,7 +117,7 @@ STRATEGIES: dict[str, Strategy] = {
             name="torus",
             help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
             stages=("reduce_scatter_rows", "all_reduce_columns", "all_gather_rows"),
-            proves_replication=True,
+            check_vma=True,
             sums_along_axes=True,
             auto_candidate=True,
             cost=_torus_cost,

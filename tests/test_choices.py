@@ -172,8 +172,9 @@ def test_extending_names_files_and_tables_that_exist():
 
 
 def test_extending_shows_an_optimizer_constructor_that_equals_optax_adamw():
-    blocks = re.findall(r"```python\n(.*?)```", EXTENDING_PAGE.partition("### Add an optimizer")[2], re.DOTALL)
-    fields, entry, constructor = (textwrap.dedent(block) for block in blocks)
+    section = EXTENDING_PAGE.partition("### Add an optimizer")[2]
+    fields, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    (entry,) = re.findall(r'`("adamw": Choice.*?)`', section)
     names, defaults = vars(optimizer) | {"BelowOne": float, "NonNegative": float}, {}
     exec(fields, names, defaults)
     exec(constructor, names)

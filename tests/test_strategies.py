@@ -11,14 +11,19 @@ import jaxdp
 from jaxdp.config import Config, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.audit import ROUTES, second_route
 from jaxdp.parallel.buckets import WIRE_BYTES
+from jaxdp.parallel.redundant_sum import ROUTES, second_route
 from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, plot_style, unsupported_reason
 from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent
 # Tests that take every strategy from the table: gradients, sums, overlap, audits.
-PARAMETRIZED = ("training/test_step.py", "parallel/test_allreduce.py", "parallel/test_overlap.py", "training/test_audit.py")
+PARAMETRIZED = (
+    "training/test_step.py",
+    "parallel/test_allreduce.py",
+    "parallel/test_overlap.py",
+    "training/test_audit_program.py",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,10 @@ def with_field_in_use(name: str) -> dict:
     held["batch"] = [dict(phase) for phase in held["batch"]]
     for table in TABLES:
         if name in (f"{table.section}.{field}" for field in table.dependent_fields) and recipe == "digits":
-            changed(held, table.field, table.users([name.rpartition(".")[2]])[-1])
+            choice = table.users([name.rpartition(".")[2]])[-1]
+            changed(held, table.field, choice)
+            for field in table.ignored_fields(choice):
+                held[table.section][field] = getattr(getattr(Config(), table.section), field)
     if name.startswith("augment.") or name == "data.stored_size":
         held["data"]["stored_size"] = None
     return held

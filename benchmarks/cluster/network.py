@@ -143,7 +143,7 @@ def expected_bytes(strategy: str, elements: int, dtype: str) -> tuple[list[float
     from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh
 
     mesh = abstract_mesh(HOSTS, DEVICES)
-    proven = allreduce.proves_replication(strategy)
+    proven = allreduce.check_vma(strategy)
     reduce = jax.shard_map(
         lambda vector: allreduce.all_reduce_mean(vector[0], strategy, bucket_bytes=None)[None],
         mesh=mesh,

@@ -184,7 +184,7 @@ def table(step: CompiledStep) -> "Table":
         f"{record['kernels']:,} kernels with {record['kernel_bytes'] / 1e9:.1f} GB of operands and results: at least "
         f"{1e3 * record['least_memory_seconds']:.1f} ms at {bandwidth / 1e12:.2f} TB/s."
     )
-    for name in ("collective", "axis", "devices", "dtype", "messages", "operand bytes", "asynchronous", "overlapped kernels"):
+    for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "asynchronous", "overlapped kernels"):
         table.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
     for row in record["collectives"]:
         overlapped = f"{row['overlapped_bytes'] / 1e9:.3f} GB ({row['overlapped']})" if row["overlapped"] else "none"

@@ -112,17 +112,17 @@ Section = tuple[Any, list] | None  # (part of the JSON document, tables and para
 
 
 def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
-    """The collectives of a step; phases with the same ones share an account."""
+    """The collectives of a step; phases with the same ones share a table."""
     if not options.wire:
         return None
     from jaxdp.parallel import collectives
-    from jaxdp.training.step_compiler import wire_accounts
+    from jaxdp.training.step_compiler import plan_traffic
 
     if plan.config.reduce.strategy == "auto":
         reason = "not supported by --wire, because measurements choose the strategy"
         raise ConfigError("reduce.strategy", "auto", reason=reason, hint="use the name of a strategy")
-    accounts = wire_accounts(plan)
-    return [collectives.as_dict(account) for account in accounts], [collectives.table(account) for account in accounts]
+    traffic = plan_traffic(plan)
+    return [collectives.as_dict(one) for one in traffic], [collectives.table(one) for one in traffic]
 
 
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:

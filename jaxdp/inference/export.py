@@ -72,7 +72,7 @@ def _architecture_warnings(config: Config, format: str) -> list[str]:
     if model.stem != "imagenet":
         differences.append("conv1 is 3x3 with stride 1, without max pooling (model.stem 'small')")
     if model.width != 64:
-        differences.append(f"the first stage has {model.width} channels, not 64 (model.width)")
+        differences.append(f"the first ResNet stage has {model.width} channels, not 64 (model.width)")
     return [f"resnet{model.depth} of {format} cannot load the file unchanged: {'; '.join(differences)}"] if differences else []
 
 

@@ -32,7 +32,7 @@ class Model:
         return self.module.segments
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
-        """(frozen segments, trainable segments). frozen_stages: 0 for none, 1 for the stem, 2 adds the first stage, ..."""
+        """(frozen segments, trainable segments). frozen_stages: 0 none, 1 the stem, 2 also the first ResNet stage, ..."""
         count = frozen_stages and 1 + sum(BLOCKS[self.module.depth][: frozen_stages - 1])
         return self.segments[:count], self.segments[count:]
 

@@ -25,7 +25,7 @@ class RegisteredModel:
     segments: ClassVar[tuple[tuple[str, ...], ...]] = (("net",),)
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
-        """(frozen segments, trainable segments): nothing is frozen, because the model has no stages."""
+        """(frozen segments, trainable segments): nothing is frozen, because only a ResNet has stages."""
         return (), self.segments
 
     def trainable(self, tree: dict, frozen_stages: int) -> dict:

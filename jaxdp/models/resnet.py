@@ -108,7 +108,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """ResNet v1.5.
 
-    width: channels of the first stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
+    width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
     activations in the backward pass; custom_vjp: use the hand-written gradients.
     """

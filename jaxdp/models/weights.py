@@ -173,7 +173,7 @@ def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
     if depth is None:
         kind = "bottleneck" if bottleneck else "basic"
         known = ", ".join(map(str, DEPTHS))
-        raise _InvalidWeights(f"stages of {counts} {kind} blocks match no ResNet of depth {known}")
+        raise _InvalidWeights(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
     stem, head = ("params/conv1/kernel", "params/fc_bias") if naming == "jaxdp" else ("conv1.weight", "fc.bias")
     if head not in shapes or len(shapes[head]) != 1 or not shapes[head][0]:
         raise _InvalidWeights(f"no classifier bias {head!r} of shape [classes]", "give weights with their classifier")

@@ -1,8 +1,9 @@
-"""All-reduce of gradients over the two-dimensional mesh: the stages of the strategies, and messages of packed tensors.
+"""All-reduce of gradients over the two-dimensional mesh: the stages of the strategies, and buckets of packed tensors.
 
 A stage is a function of a flat vector that is called inside `shard_map`; the stages of a strategy (`jaxdp/strategies.py`)
-together return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: tensors are packed into
-buckets, and each bucket is one message. `overlap.Overlap` reduces the parts of a gradient during the backward pass.
+together return the sum of the vectors of all devices. `all_reduce_sum` applies a strategy to a tree: it packs tensors into
+buckets and applies the stages to each bucket. `overlap.Overlap` does so for each segment of a network during the backward pass.
+A shard is the piece of a vector that one device sums or owns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,30 +32,30 @@ def psum(vector: jax.Array) -> jax.Array:
 def ring(vector: jax.Array) -> jax.Array:
     """Ring all-reduce (Patarasuk & Yuan, 2009) by exchanges with the next device.
 
-    The vector is padded and split into N parts. In N - 1 steps each device adds its part to the partial sum that it receives
-    and passes it to the next device; in N - 1 more steps the sums travel around the ring. The position in the ring alone
+    The vector is padded and split into N shards. In N - 1 steps each device adds its values to the partial sum that it receives
+    and sends the result to the next device. In N - 1 more steps the sums travel around the ring. The position in the ring alone
     determines the order of additions, so results are bitwise equal for any assignment of devices to processes. The ring follows
     the mesh rows.
     """
     devices, device = lax.axis_size(AXES), lax.axis_index(AXES)
     if devices == 1:
         return vector
-    parts = jnp.pad(vector, (0, -vector.size % devices)).reshape(devices, -1)
+    shards = jnp.pad(vector, (0, -vector.size % devices)).reshape(devices, -1)
     to_next = [(source, (source + 1) % devices) for source in range(devices)]
     steps = jnp.arange(1, devices)
 
     def reduce_step(partial_sum: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
-        part = lax.dynamic_index_in_dim(parts, (device - step) % devices, keepdims=False)
-        return lax.ppermute(partial_sum, AXES, to_next) + part, None
+        shard = lax.dynamic_index_in_dim(shards, (device - step) % devices, keepdims=False)
+        return lax.ppermute(partial_sum, AXES, to_next) + shard, None
 
     def gather_step(carry: tuple[jax.Array, jax.Array], step: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        part, gathered = carry
-        part = lax.ppermute(part, AXES, to_next)
-        return (part, lax.dynamic_update_index_in_dim(gathered, part, (device + 1 - step) % devices, 0)), None
+        shard, gathered = carry
+        shard = lax.ppermute(shard, AXES, to_next)
+        return (shard, lax.dynamic_update_index_in_dim(gathered, shard, (device + 1 - step) % devices, 0)), None
 
-    part, _ = lax.scan(reduce_step, lax.dynamic_index_in_dim(parts, device, keepdims=False), steps)
-    gathered = lax.dynamic_update_index_in_dim(parts, part, (device + 1) % devices, 0)
-    (_, gathered), _ = lax.scan(gather_step, (part, gathered), steps)
+    shard, _ = lax.scan(reduce_step, lax.dynamic_index_in_dim(shards, device, keepdims=False), steps)
+    gathered = lax.dynamic_update_index_in_dim(shards, shard, (device + 1) % devices, 0)
+    (_, gathered), _ = lax.scan(gather_step, (shard, gathered), steps)
     return gathered.ravel()[: vector.size]
 
 
@@ -69,13 +70,13 @@ def all_reduce_columns(vector: jax.Array) -> jax.Array:
 
 
 def reduce_scatter_rows(vector: jax.Array) -> jax.Array:
-    """A reduce-scatter along each row, of the vector padded to a multiple of the row's devices."""
+    """A reduce-scatter along each row: this device's shard of the sum. Pads the vector to a multiple of the row's devices."""
     return reduce_scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
 
 
-def all_gather_rows(part: jax.Array) -> jax.Array:
-    """The concatenated parts of all devices of a row."""
-    return lax.all_gather(part, HORIZONTAL, tiled=True, to="invarying")
+def all_gather_rows(shard: jax.Array) -> jax.Array:
+    """An all-gather along each row: the concatenated shards of its devices."""
+    return lax.all_gather(shard, HORIZONTAL, tiled=True, to="invarying")
 
 
 def parameter_server(vector: jax.Array) -> jax.Array:
@@ -104,9 +105,9 @@ def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
     return tuple(globals()[stage] if isinstance(stage, str) else stage for stage in STRATEGIES[strategy].stages)
 
 
-def proves_replication(strategy: str | Stage) -> bool:
-    """Whether `shard_map` can prove that all devices end with the same values: the argument for its check_vma."""
-    return isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].proves_replication
+def check_vma(strategy: str | Stage) -> bool:
+    """The `check_vma` of a `jax.shard_map` around the strategy: whether JAX can verify that all devices get the same values."""
+    return isinstance(strategy, str) and strategy in STRATEGIES and STRATEGIES[strategy].check_vma
 
 
 def wire_dtype_of(config: Reduce) -> jnp.dtype | None:
@@ -115,7 +116,7 @@ def wire_dtype_of(config: Reduce) -> jnp.dtype | None:
 
 
 def leaf_buckets(leaves: Sequence[Any], bucket_bytes: int | None, wire_dtype: Any = None) -> list[list[int]]:
-    """Indices of the leaves in each message, by their bytes on the wire and their dtype: see `buckets.assign_buckets`."""
+    """Indices of the leaves in each bucket, by their bytes on the wire and their dtype: see `buckets.assign_buckets`."""
     sizes = [(leaf.size * jnp.dtype(wire_dtype or leaf.dtype).itemsize, leaf.dtype) for leaf in leaves]
     return assign_buckets(sizes, bucket_bytes)
 
@@ -150,24 +151,24 @@ def all_reduce_sum(
     """The sum of `tree` over all devices, equal on every device. Call inside `shard_map` over both mesh axes.
 
     tree: floating-point arrays of any shapes that differ between devices (varying, in the terms of JAX).
-    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=proves_replication(strategy) to
+    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=allreduce.check_vma(strategy) to
         `shard_map`.
     wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.
-    sent: if given, (tree, its messages) is appended, for audits.
+    sent: if given, (tree, its buckets) is appended, for audits.
 
     Returns leaves with their original dtypes. Raises ConfigError for an unknown strategy or dtype, a strategy that does not
     support this number of devices, and leaves that are not floating-point.
     """
-    messages = pack_messages(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
-    for message in messages:
-        message.finish()
+    buckets = pack_buckets(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+    for bucket in buckets:
+        bucket.finish()
     if sent is not None:
-        sent.append((tree, messages))
-    return unpack_messages(tree, messages)
+        sent.append((tree, buckets))
+    return unpack_buckets(tree, buckets)
 
 
-class Message:
+class Bucket:
     """Tensors that are reduced together, and the stages that are still to be run.
 
     vector: the current value. contribution: this device's vector before the first stage. stages: not yet run. indices:
@@ -200,19 +201,19 @@ class Message:
             start += tensor.size
 
 
-def pack_messages(
+def pack_buckets(
     tree: Any, strategy: str | Stage, *, wire_dtype: Any = None, bucket_bytes: int | None = BUCKET_BYTES
-) -> list[Message]:
-    """The messages of a tree; arguments and errors as in `all_reduce_sum`."""
+) -> list[Bucket]:
+    """The buckets of a tree; arguments and errors as in `all_reduce_sum`."""
     _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
     leaves, stages = jax.tree.leaves(tree), stages_of(strategy)
-    buckets = leaf_buckets(leaves, bucket_bytes, wire_dtype)
-    return [Message(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in buckets]
+    assigned = leaf_buckets(leaves, bucket_bytes, wire_dtype)
+    return [Bucket(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in assigned]
 
 
-def unpack_messages(tree: Any, messages: list[Message]) -> Any:
-    """`tree` with the values of its messages."""
-    leaves = dict(pair for message in messages for pair in message.unpack())
+def unpack_buckets(tree: Any, buckets: list[Bucket]) -> Any:
+    """`tree` with the values of its buckets."""
+    leaves = dict(pair for bucket in buckets for pair in bucket.unpack())
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[index] for index in range(len(leaves))])
 
 
@@ -221,7 +222,7 @@ def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: i
     if not callable(strategy) and strategy not in STRATEGIES:
         raise one_of("strategy", strategy, STRATEGIES)
     if bucket_bytes is not None and bucket_bytes < 1:
-        raise ConfigError("bucket_bytes", bucket_bytes, reason="must be positive", hint="None sends one message")
+        raise ConfigError("bucket_bytes", bucket_bytes, reason="must be positive", hint="None packs all into one bucket")
     if wire_dtype is not None and jnp.dtype(wire_dtype).name not in WIRE_BYTES:
         raise one_of("wire_dtype", jnp.dtype(wire_dtype).name, WIRE_BYTES)
     for leaf in jax.tree.leaves(tree):

@@ -1,4 +1,7 @@
-"""Tensor fusion, as in Horovod and PyTorch's DDP: which tensors share a message. This module does not import JAX."""
+"""Tensor fusion, as in Horovod and PyTorch's DDP: which tensors share a bucket. This module does not import JAX.
+
+A bucket is a vector of tensors that are reduced together, by one call of each stage of the strategy.
+"""
 
 from collections.abc import Hashable, Sequence
 

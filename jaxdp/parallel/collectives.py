@@ -91,10 +91,10 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
 def _inner_jaxprs(equation: Any) -> Iterator[Any]:
     """The jaxprs that an equation holds: of a scan, a call, the branches of a cond."""
     for value in equation.params.values():
-        for part in value if isinstance(value, (tuple, list)) else (value,):
-            part = getattr(part, "jaxpr", part)
-            if hasattr(part, "eqns"):
-                yield part
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                yield inner
 
 
 def primitives(jaxpr: Any) -> set[str]:
@@ -105,8 +105,8 @@ def primitives(jaxpr: Any) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Account:
-    """What a step sends on a mesh of vertical x horizontal devices. phases: indices of the phases that send this."""
+class StepTraffic:
+    """The collectives of a step on a mesh of vertical x horizontal devices. phases: indices of the phases that have them."""
 
     vertical: int
     horizontal: int
@@ -129,34 +129,34 @@ class Account:
         return sent
 
 
-def masters_only(account: Account) -> dict | None:
+def masters_only(traffic: StepTraffic) -> dict | None:
     """Bytes sent by the hierarchical strategy with one master per row (Jia et al.) and as an SPMD program; None for others.
 
     Along a row the other devices forward their vector to the master, and later the result, in a chain; only the masters form
     the vertical ring. In an SPMD program all columns run that ring at the same time.
     """
-    if account.strategy != "hierarchical":
+    if traffic.strategy != "hierarchical":
         return None
     vector = max(
-        sum(collective.operand_bytes * collective.count for collective in account.collectives if collective.axes == (axis,))
+        sum(collective.operand_bytes * collective.count for collective in traffic.collectives if collective.axes == (axis,))
         for axis in ("vertical", "horizontal")
     )
-    ring = 2 * (account.vertical - 1) / account.vertical * vector
+    ring = 2 * (traffic.vertical - 1) / traffic.vertical * vector
     return {
-        "vertical_bytes_all_columns": ring * account.devices,
-        "vertical_bytes_masters_only": ring * account.vertical,
-        "master_sends": ring + vector * (account.horizontal > 1),
+        "vertical_bytes_all_columns": ring * traffic.devices,
+        "vertical_bytes_masters_only": ring * traffic.vertical,
+        "master_sends": ring + vector * (traffic.horizontal > 1),
         "others_send_at_most": 2 * vector,
     }
 
 
-def as_dict(account: Account) -> dict:
-    """The account as `jaxdp plan --json` prints it."""
-    sent = account.sent_bytes
+def as_dict(traffic: StepTraffic) -> dict:
+    """The traffic of a step as `jaxdp plan --json` prints it."""
+    sent = traffic.sent_bytes
     return {
-        "phases": list(account.phases),
-        "mesh": [account.vertical, account.horizontal],
-        "strategy": account.strategy,
+        "phases": list(traffic.phases),
+        "mesh": [traffic.vertical, traffic.horizontal],
+        "strategy": traffic.strategy,
         "collectives": [
             {
                 "operation": collective.operation,
@@ -168,26 +168,26 @@ def as_dict(account: Account) -> dict:
                 "senders": len(collective.senders) if collective.senders else collective.group,
                 "sent_bytes": collective.sent_bytes,
             }
-            for collective in account.collectives
+            for collective in traffic.collectives
         ],
         "sent_bytes_busiest_device": max(sent),
         "sent_bytes_mean_device": sum(sent) / len(sent),
-        "masters_only": masters_only(account),
+        "masters_only": masters_only(traffic),
     }
 
 
-def table(account: Account) -> "Table":
+def table(traffic: StepTraffic) -> "Table":
     """A rich table with one row per kind of collective, axis and dtype."""
     from rich.table import Table
 
     kinds: dict[tuple, list[Collective]] = {}
-    for collective in account.collectives:
+    for collective in traffic.collectives:
         key = (collective.operation, collective.axes, collective.group, collective.dtype, collective.senders is None)
         kinds.setdefault(key, []).append(collective)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    phases = f"phase{'s' * (len(account.phases) > 1)} {', '.join(map(str, account.phases))}"
-    table.title = f"collectives of a step of {phases}: {account.strategy} on {account.vertical}x{account.horizontal} devices"
-    for name in ("collective", "axis", "devices", "dtype", "messages", "operand bytes", "sent per device"):
+    phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
+    table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
+    for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
         table.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
     for (operation, axes, group, dtype, all_send), members in kinds.items():
         sizes = sorted({collective.operand_bytes for collective in members})
@@ -203,12 +203,12 @@ def table(account: Account) -> "Table":
             f"{total:,} ({spread})" if len(members) > 1 or members[0].count > 1 else f"{total:,}",
             f"{sent:,.0f}" if all_send else f"{sent:,.0f} in total",
         )
-    busiest, mean = max(account.sent_bytes), sum(account.sent_bytes) / account.devices
+    busiest, mean = max(traffic.sent_bytes), sum(traffic.sent_bytes) / traffic.devices
     table.add_section()
-    table.add_row("total", "", str(account.devices), "", "", "", f"{busiest:,.0f}")
+    table.add_row("total", "", str(traffic.devices), "", "", "", f"{busiest:,.0f}")
     if busiest > 1.001 * mean:
         table.add_row("", "", "", "", "", "mean per device", f"{mean:,.0f}")
-    if masters := masters_only(account):
+    if masters := masters_only(traffic):
         table.caption = (
             "In an SPMD program every column repeats the vertical exchange: "
             f"{masters['vertical_bytes_all_columns']:,.0f} bytes in total on that axis. With one master per row (Jia et al.): "

@@ -1,5 +1,10 @@
 """The two-dimensional device mesh, with the axis names of Mikami et al., arXiv 1811.05233, section 2.2.
 
+A mesh of shape (vertical, horizontal) = (Y, X) has Y rows of X devices. Consecutive devices form a row. A collective along the
+rows is over the axis `horizontal`: it combines the X devices of each row. A collective along the columns is over the axis
+`vertical`: it combines the Y devices of each column. `vertical` and `horizontal` name axes and their sizes; rows and columns
+are the groups of devices.
+
 Importing this module does not import JAX.
 """
 

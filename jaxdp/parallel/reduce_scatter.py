@@ -25,8 +25,8 @@ def psum_scatter(vector: jax.Array) -> jax.Array:
 
 def all_to_all_sum(vector: jax.Array) -> jax.Array:
     """An all-to-all and a local sum: the arguments, result, order of additions and bytes sent of `psum_scatter`."""
-    parts = vector.reshape(lax.axis_size(HORIZONTAL), -1)
-    return lax.all_to_all(parts, HORIZONTAL, split_axis=0, concat_axis=0, tiled=True).sum(0)
+    shards = vector.reshape(lax.axis_size(HORIZONTAL), -1)
+    return lax.all_to_all(shards, HORIZONTAL, split_axis=0, concat_axis=0, tiled=True).sum(0)
 
 
 def uses_gloo(platform: str | None = None) -> bool:

@@ -19,7 +19,7 @@ from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import AUTO, Stage, auto_candidates
 from jaxdp.xla import options
 
-PERIOD = 8191  # of the repeated inputs; a prime, so that no part of a message starts where the period does
+PERIOD = 8191  # of the repeated inputs; a prime, so that no shard of a vector starts where the period does
 
 
 def time_alternately(
@@ -97,7 +97,7 @@ class Reduction:
 
         self.sums = [period_of(leaf).sum(0).astype(leaf.dtype) for leaf in jax.tree.leaves(shapes)]
         self.inputs = jax.jit(lambda: jax.tree.map(fill, shapes), out_shardings=NamedSharding(mesh, rows))()
-        proven = allreduce.proves_replication(strategy)
+        proven = allreduce.check_vma(strategy)
         mapped = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=proven))
         compiler_options = options.compiler_options(compile or Compile(), mesh.devices.flat[0].platform)
         self.compiled = mapped.lower(self.inputs).compile(compiler_options)

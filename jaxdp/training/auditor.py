@@ -1,4 +1,4 @@
-"""Audits of a run: before every n-th step its reductions are computed by a second route and compared."""
+"""Audits in the training loop: when the program of `jaxdp.training.audit_program` runs, and how the run ends if it fails."""
 
 import jax
 
@@ -6,7 +6,7 @@ from jaxdp.checkpoint.manager import CheckpointManager, Rollback
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.distributed.process_group import barrier
 from jaxdp.planning import PlannedPhase
-from jaxdp.training import audit
+from jaxdp.training import audit_program
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import TrainState
 from jaxdp.training.step_compiler import StepCompiler
@@ -14,7 +14,7 @@ from jaxdp.training.step_timer import StepTimer
 
 
 class Auditor:
-    """Decides which steps are audited and runs the audit (see `jaxdp.training.audit`).
+    """Decides which steps are audited and runs the audit (see `jaxdp.training.audit_program`).
 
     resume_command: how a user names the command that resumes the run.
     """
@@ -44,7 +44,7 @@ class Auditor:
         steps, remaining = self.progress.steps, -(-(phase.end - self.progress.samples) // phase.global_batch)
         return (steps + remaining) // self.every_steps > steps // self.every_steps
 
-    def wait_for_program(self, phase: PlannedPhase) -> audit.AuditProgram:
+    def wait_for_program(self, phase: PlannedPhase) -> audit_program.AuditProgram:
         """The compiled audit of a phase, when every process has it."""
         step = self.progress.steps + 1
         self.group.set_activity("compile", step, "waiting for the audit's program")
@@ -55,7 +55,7 @@ class Auditor:
         return program
 
     def run(
-        self, program: audit.AuditProgram, state: TrainState, batch: dict[str, jax.Array], *, phase: PlannedPhase
+        self, program: audit_program.AuditProgram, state: TrainState, batch: dict[str, jax.Array], *, phase: PlannedPhase
     ) -> dict[str, float]:
         """Audit the next step and return its fields of the log.
 
@@ -66,13 +66,13 @@ class Auditor:
             findings = program(state, batch, self.compiler.hyperparameters(phase, progress.samples))
             # No check for a stop: if one process stopped here, the rest would wait in the collectives of the step.
             all_findings = self.group.all_gather_object("the audit's findings", findings, while_waiting=lambda: None)
-            if error := audit.describe(all_findings, program, self.group.hosts):
+            if error := audit_program.describe(all_findings, program, self.group.hosts):
                 self.checkpoints.wait()
                 rollback = self.checkpoints.quarantine_unaudited() if self.group.is_rank0 else Rollback(None, [], [])
-                message = audit.failure_message(
+                message = audit_program.failure_message(
                     error, step, last_passed=progress.audited_step, rollback=rollback, resume_command=self.resume_command
                 )
                 messages = self.group.all_gather_object("the audit's failure", message, while_waiting=lambda: None)
-                raise audit.AuditFailed(messages[0])
+                raise audit_program.AuditFailed(messages[0])
             progress.finish_audit(step, self.checkpoints.mark_audited())
         return {"audit_share": max(finding["share"] for finding in all_findings)}

@@ -1,4 +1,4 @@
-"""Exact evaluation: every held-out image counts once, for any batch size and number of devices."""
+"""The compiled evaluation step, and the loop that feeds it: every held-out image counts once, on any number of devices."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Evaluation of a run on the held-out images, between two steps or at the end."""
+"""Evaluations in the training loop: runs `jaxdp.training.evaluation`, then logs, shows and records the result."""
 
 from typing import Any
 

@@ -44,6 +44,6 @@ def first_gradient(config: Config) -> dict[str, Any]:
         )[0]
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs, check_vma = (replicated, replicated, sharded), allreduce.proves_replication(config.reduce.strategy)
+    in_specs, check_vma = (replicated, replicated, sharded), allreduce.check_vma(config.reduce.strategy)
     mapped = jax.shard_map(gradient, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma)
     return jax.device_get(jax.jit(mapped)(state.params, state.batch_stats, to_global(host_batch, mesh)))

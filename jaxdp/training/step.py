@@ -134,7 +134,7 @@ def compute_gradients(
 
     The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
     training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
-    (tree, messages) of every reduction is appended, for an audit.
+    (tree, buckets) of every reduction is appended, for an audit.
     """
     varying = _varying(params)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
@@ -273,7 +273,7 @@ def make_train_step(
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, sharded, replicated) + (replicated,) * resident
-    check_vma = allreduce.proves_replication(config.reduce.strategy)
+    check_vma = allreduce.check_vma(config.reduce.strategy)
     return jax.jit(
         jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma), donate_argnums=0
     )

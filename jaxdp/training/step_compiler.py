@@ -20,11 +20,11 @@ from jaxdp.data.prefetch import batch_sharding
 from jaxdp.errors import ConfigError
 from jaxdp.models import Network
 from jaxdp.parallel import collectives
-from jaxdp.parallel.audit import second_route
 from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
+from jaxdp.parallel.redundant_sum import second_route
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training.audit import AuditProgram, make_audit
+from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import abstract_state, from_host, replicated
@@ -77,23 +77,23 @@ def _abstract_arguments(
     return state, batch, hyperparameters, *resident
 
 
-def wire_accounts(plan: Plan) -> list[collectives.Account]:
-    """What the steps of a plan send. Phases that send the same share an account."""
-    accounts: dict[collectives.Account, collectives.Account] = {}
+def plan_traffic(plan: Plan) -> list[collectives.StepTraffic]:
+    """The traffic of the steps of a plan. Phases with the same collectives share an entry."""
+    entries: dict[collectives.StepTraffic, collectives.StepTraffic] = {}
     for phase in plan.phases:
-        account = wire_account(plan.config, phase)
-        key = dataclasses.replace(account, phases=())
-        phases = (*accounts[key].phases, phase.index) if key in accounts else account.phases
-        accounts[key] = dataclasses.replace(account, phases=phases)
-    return list(accounts.values())
+        traffic = step_traffic(plan.config, phase)
+        key = dataclasses.replace(traffic, phases=())
+        phases = (*entries[key].phases, phase.index) if key in entries else traffic.phases
+        entries[key] = dataclasses.replace(traffic, phases=phases)
+    return list(entries.values())
 
 
-def wire_account(config: Config, phase: PlannedPhase) -> collectives.Account:
-    """What a step of a phase sends, read from the step traced for a mesh of that shape. Needs no devices."""
+def step_traffic(config: Config, phase: PlannedPhase) -> collectives.StepTraffic:
+    """The collectives of a step of a phase, read from the step traced for a mesh of that shape. Needs no devices."""
     mesh = abstract_mesh(phase.vertical, phase.horizontal)
     traced = trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
     found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
-    return collectives.Account(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
+    return collectives.StepTraffic(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
 
 
 def normalization_messages(plan: Plan) -> list[int]:
@@ -108,7 +108,7 @@ def normalization_messages(plan: Plan) -> list[int]:
     config = without_reduction(config)
     per_worker = plan.phases[0].per_worker_batch
     phase = dataclasses.replace(plan.phases[0], vertical=1, horizontal=2, accumulation=1, global_batch=2 * per_worker)
-    return [message.operand_bytes for message in wire_account(config, phase).collectives for _ in range(message.count)]
+    return [message.operand_bytes for message in step_traffic(config, phase).collectives for _ in range(message.count)]
 
 
 def mesh_of(phase: PlannedPhase, devices: list[jax.Device] | None = None) -> Mesh:
@@ -188,7 +188,7 @@ class StepCompiler:
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
         examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
-        if images is None:  # as many as a training step holds at a time, spread evenly over the batches
+        if images is None:  # as many rows as in a training step, spread evenly over the batches
             data = self.plan.config.data
             fitting = data.ahead_bytes // (PREFETCH_DEPTH + 1) // data.image_bytes // phase.local_devices * phase.devices
             batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))

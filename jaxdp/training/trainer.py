@@ -23,7 +23,7 @@ from jaxdp.loggers.writers import Writer, to_json
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
-from jaxdp.training.audit import AuditFailed
+from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import chosen_strategies
 from jaxdp.training.evaluator import Evaluator
@@ -184,7 +184,7 @@ class Trainer:
                 progress.request_evaluation()
             self.metrics.enqueue(phase, metrics, before=before, dispatched=dispatched, audited=audited)
             batch = self._next_batch(batches)
-            group.set_activity("step", progress.steps, "waiting for the results of the step before")
+            group.set_activity("step", progress.steps, "waiting for the results of the previous step")
             self.metrics.drain(keep=1)
             if progress.evaluation_due:
                 self.metrics.drain()
@@ -227,10 +227,21 @@ class Trainer:
     def _saving_before_exit(self) -> Iterator[None]:
         """Save the last step before a stop signal or unusable data end the run; add how to resume to errors."""
         try:
-            yield
+            with self._adding_resume_advice():
+                yield
         except StopTraining:
             saved = self.progress if self._save_last_step() else None
             raise self.checkpoints.stop_error(self.signals.stop_reason, saved) from None
+        except DataError as error:
+            if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
+                self._save_last_step()
+            raise DataError(f"{error}; {self.checkpoints.describe_latest()}") from None
+
+    @contextmanager
+    def _adding_resume_advice(self) -> Iterator[None]:
+        """Add the checkpoint to resume from to a TrainingError, except to AuditFailed, which names it already."""
+        try:
+            yield
         except AuditFailed:
             raise
         except TrainingError as error:
@@ -238,18 +249,18 @@ class Trainer:
                 raise
             advice = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
             raise TrainingError(f"{error}; {self.checkpoints.describe_latest(advice)}") from None
-        except DataError as error:
-            if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
-                self._save_last_step()
-            raise DataError(f"{error}; {self.checkpoints.describe_latest()}") from None
 
     def _save_last_step(self) -> bool:
-        """Save the last step that was taken; False if there was none."""
+        """Save the last step, unless there was none or it is saved. Returns whether there was one."""
         if not self.log.is_open or self.progress.steps == 0:
             return False
+        with self._adding_resume_advice():
+            self._drain_and_save()
+        return True
+
+    def _drain_and_save(self) -> None:
         self.group.set_activity("save", self.progress.steps, "waiting for the steps in progress")
         self.metrics.drain()
         if self.checkpoints.saved_samples != self.progress.samples:
             self._save()
         self.checkpoints.wait()
-        return True

@@ -13,8 +13,8 @@ from jaxdp.errors import ConfigError
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 # Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
-# messages, because `parallel.overlap` decides what travels together and a combined message would have nothing left to overlap
-# with; stages of several messages run at the same time.
+# collectives, because `parallel.overlap` decides what is sent together, and a combined collective would have nothing left to
+# overlap with; stages of several buckets run at the same time.
 TUNED: dict[str, dict[str, Any]] = {
     "cpu": {
         "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT,LIBRARY_FUSION_TYPE_REDUCE",

@@ -109,7 +109,7 @@ def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_
     more = ["--mesh.cpu-devices", "4", "--reduce.strategy", "losing", "--guard.audit-every-steps", "20"]
     command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, *more]
     _, err = wait_for_exit(launch(2, tmp_path / "run", command=command), 1)
-    pattern = r"the audit of step 20 failed: message \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
+    pattern = r"the audit of step 20 failed: bucket \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
     assert re.search(pattern, err)
     assert re.search(r"the contribution of the device in row 1, column 1 of the mesh \(rank 1 on \S+\) is missing", err)
     ends = r"jaxdp: .*the checkpoints after that are now \S+/checkpoints/128.suspect.* starts over"

@@ -55,7 +55,7 @@ def distributed_gradients(config, mesh_shape, accumulation):
         )
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = allreduce.proves_replication(config.reduce.strategy)
+    proven = allreduce.check_vma(config.reduce.strategy)
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
     return jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
 

@@ -34,7 +34,7 @@ def reduce_mean(inputs, mesh_shape, strategy, wire_dtype=None, bucket_bytes=allr
         )
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()
-    proven = allreduce.proves_replication(strategy)
+    proven = allreduce.check_vma(strategy)
     mesh = make_mesh(*mesh_shape)
     return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=everywhere, check_vma=proven))(inputs)
 

@@ -23,13 +23,13 @@ from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.step_compiler import normalization_messages, wire_account
+from jaxdp.training.step_compiler import normalization_messages, step_traffic
 from jaxdp.xla.hlo import replica_groups
 
 ELEMENTS = 100_001
 
 
-def account(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
+def traffic(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
     """The collectives of the mean of one vector."""
     mesh = abstract_mesh(*mesh_shape)
 
@@ -38,28 +38,29 @@ def account(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
             lax.pcast(x, AXES, to="varying"), strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
         )
 
-    proven = allreduce.proves_replication(strategy)
+    proven = allreduce.check_vma(strategy)
     mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=proven)
     traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32))
-    return collectives.Account(*mesh_shape, strategy, (0,), tuple(collectives.find_collectives(traced.jaxpr, dict(mesh.shape))))
+    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return collectives.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))
 
 
-def test_account_torus_has_the_three_messages_of_the_paper():
+def test_traffic_torus_has_the_three_messages_of_the_paper():
     padded = 2 * 100_004
-    assert account("torus", (2, 4), jnp.bfloat16).collectives == (
+    assert traffic("torus", (2, 4), jnp.bfloat16).collectives == (
         collectives.Collective("reduce-scatter", ("horizontal",), 4, "bfloat16", padded, 1),
         collectives.Collective("all-reduce", ("vertical",), 2, "bfloat16", padded // 4, 1),
         collectives.Collective("all-gather", ("horizontal",), 4, "bfloat16", padded // 4, 1),
     )
 
 
-def test_account_ring_has_2_n_minus_1_permutes():
+def test_traffic_ring_has_2_n_minus_1_permutes():
     part = 4 * math.ceil(ELEMENTS / 1024)
-    assert account("ring", (32, 32)).collectives == (collectives.Collective("permute", AXES, 1024, "float32", part, 2 * 1023),)
+    assert traffic("ring", (32, 32)).collectives == (collectives.Collective("permute", AXES, 1024, "float32", part, 2 * 1023),)
 
 
-def test_account_hierarchical_sends_the_vector_along_both_axes_and_masters_only_less():
-    hierarchical = account("hierarchical", (4, 8))
+def test_traffic_hierarchical_sends_the_vector_along_both_axes_and_masters_only_less():
+    hierarchical = traffic("hierarchical", (4, 8))
     size = 4 * ELEMENTS
     assert hierarchical.collectives == (
         collectives.Collective("all-reduce", ("horizontal",), 8, "float32", size, 1),
@@ -70,7 +71,7 @@ def test_account_hierarchical_sends_the_vector_along_both_axes_and_masters_only_
     assert masters["vertical_bytes_masters_only"] == 2 * (4 - 1) * size
     assert masters["master_sends"] == pytest.approx(2 * 3 / 4 * size + size)  # the ring of masters, then its row
     assert masters["others_send_at_most"] == 2 * size
-    row = collectives.masters_only(account("hierarchical", (1, 8)))
+    row = collectives.masters_only(traffic("hierarchical", (1, 8)))
     assert (row["master_sends"], row["others_send_at_most"]) == (size, 2 * size)
 
 
@@ -88,8 +89,8 @@ def test_hierarchical_lowered_keeps_two_all_reduces():
     assert order == ["all_reduce", "optimization_barrier", "all_reduce"]
 
 
-def test_wire_accounts_groups_phases_with_equal_collectives():
-    from jaxdp.training.step_compiler import wire_accounts
+def test_plan_traffic_groups_phases_with_equal_collectives():
+    from jaxdp.training.step_compiler import plan_traffic
 
     config = Config(
         data=Data(source="synthetic", image_size=16),
@@ -98,13 +99,13 @@ def test_wire_accounts_groups_phases_with_equal_collectives():
         epochs=3.0,
     )
     config = dataclasses.replace(config, batch=(*config.batch[:2], Phase(64, per_worker_batch=8)))
-    accounts = wire_accounts(make_plan(config, examples=4096, devices=8))
-    assert [one.phases for one in accounts] == [(0, 2), (1,)]  # four micro-batches normalise together four times as often
-    assert accounts[1].sent_bytes[0] > accounts[0].sent_bytes[0]
+    traffic = plan_traffic(make_plan(config, examples=4096, devices=8))
+    assert [one.phases for one in traffic] == [(0, 2), (1,)]  # four micro-batches normalise together four times as often
+    assert traffic[1].sent_bytes[0] > traffic[0].sent_bytes[0]
 
 
-def test_account_parameter_server_sends_as_much_as_all_workers():
-    server = account("parameter_server", (2, 4))
+def test_traffic_parameter_server_sends_as_much_as_all_workers():
+    server = traffic("parameter_server", (2, 4))
     sent = server.sent_bytes
     assert sent[0] == 7 * 4 * ELEMENTS
     assert sent[1:] == [4 * ELEMENTS] * 7
@@ -112,17 +113,17 @@ def test_account_parameter_server_sends_as_much_as_all_workers():
 
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (8, 1), (2, 4), (16, 24)])
 @pytest.mark.parametrize("strategy", ["psum", "ring", "torus"])
-def test_account_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strategy, mesh_shape):
+def test_traffic_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strategy, mesh_shape):
     devices = math.prod(mesh_shape)
     unit = {"psum": 1, "ring": devices, "torus": mesh_shape[1]}[strategy]
     padded = 4 * math.ceil(ELEMENTS / unit) * unit
-    for sent in account(strategy, mesh_shape).sent_bytes:
+    for sent in traffic(strategy, mesh_shape).sent_bytes:
         assert sent == pytest.approx(2 * (devices - 1) / devices * padded)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_account_one_device_has_no_collectives(strategy):
-    assert account(strategy, (1, 1)).collectives == ()
+def test_traffic_one_device_has_no_collectives(strategy):
+    assert traffic(strategy, (1, 1)).collectives == ()
 
 
 def test_find_collectives_counts_scans_and_rejects_while_loops():
@@ -145,7 +146,7 @@ def test_find_collectives_counts_scans_and_rejects_while_loops():
         collectives.find_collectives(traced(looped), dict(mesh.shape))
 
 
-def step_account(devices=8, **changes) -> collectives.Account:
+def tiny_traffic(devices=8, **changes) -> collectives.StepTraffic:
     """What the step of a tiny_resnet net sends."""
     config = Config(
         data=Data(source="synthetic", image_size=16),
@@ -153,18 +154,18 @@ def step_account(devices=8, **changes) -> collectives.Account:
         batch=(Phase(global_batch=64, per_worker_batch=2),),
     )
     config = dataclasses.replace(config, **changes)
-    return wire_account(config, make_plan(config, examples=4096, devices=devices).phases[0])
+    return step_traffic(config, make_plan(config, examples=4096, devices=devices).phases[0])
 
 
-def test_wire_account_accumulation_sends_the_same_messages():
+def test_step_traffic_accumulation_sends_the_same_messages():
     config = Config(batch=(Phase(global_batch=64, per_worker_batch=8),))
-    assert step_account().collectives == step_account(batch=config.batch).collectives
+    assert tiny_traffic().collectives == tiny_traffic(batch=config.batch).collectives
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_wire_account_gradients_use_wire_dtype_and_statistics_float32(strategy, dtype):
-    step = step_account(reduce=Reduce(strategy=strategy, wire_dtype=dtype, bucket_bytes=None, overlap=False))
+def test_step_traffic_gradients_use_wire_dtype_and_statistics_float32(strategy, dtype):
+    step = tiny_traffic(reduce=Reduce(strategy=strategy, wire_dtype=dtype, bucket_bytes=None, overlap=False))
     first = [
         one
         for one in step.collectives
@@ -174,8 +175,8 @@ def test_wire_account_gradients_use_wire_dtype_and_statistics_float32(strategy, 
     assert [name for _, name in messages] == [dtype, "float32"]  # one of gradients, one of the smaller statistics
 
 
-def test_wire_account_smaller_buckets_make_more_messages_of_the_same_bytes():
-    one, many = (step_account(reduce=Reduce(strategy="psum", bucket_bytes=size, overlap=False)) for size in (None, 1))
+def test_step_traffic_smaller_buckets_make_more_messages_of_the_same_bytes():
+    one, many = (tiny_traffic(reduce=Reduce(strategy="psum", bucket_bytes=size, overlap=False)) for size in (None, 1))
     assert sum(c.count for c in one.collectives) == 2
     assert sum(c.count for c in many.collectives) > 10
     assert sum(c.count * c.operand_bytes for c in one.collectives) == sum(c.count * c.operand_bytes for c in many.collectives)
@@ -210,7 +211,7 @@ def test_model_summary_messages_equal_those_of_the_traced_step(options):
     plan = make_plan(config, examples=4096, devices=8)
     between_layers = normalization_messages(plan)
     assert bool(between_layers) == (config.model.norm == "synchronised")
-    sent = [one.operand_bytes for one in wire_account(config, plan.phases[0]).collectives for _ in range(one.count)]
+    sent = [one.operand_bytes for one in step_traffic(config, plan.phases[0]).collectives for _ in range(one.count)]
     assert sorted(sent) == sorted(model_summary(config)["messages"] + between_layers)
 
 
@@ -218,7 +219,7 @@ def test_synchronized_normalization_uses_psum_for_every_strategy():
     for strategy in ("torus", "ring"):
         config = tiny_synchronized(strategy)
         plan = make_plan(config, examples=4096, devices=8)
-        found = wire_account(config, plan.phases[0]).collectives
+        found = step_traffic(config, plan.phases[0]).collectives
         sent = [
             one.operand_bytes for one in found if one.operation == "all-reduce" and one.axes == AXES for _ in range(one.count)
         ]
@@ -248,7 +249,7 @@ def written_groups(attributes: str, vertical: int, horizontal: int) -> tuple:
 
 
 def lowered_groups(text: str, vertical: int, horizontal: int) -> dict:
-    """(operation, groups) -> bytes put in, read from StableHLO: independent of the account, which reads the jaxpr."""
+    """(operation, groups) -> bytes put in, read from StableHLO: independent of the traffic, which reads the jaxpr."""
     meshes = set(re.findall(r"sdy\.mesh @\w+ = <\[(.*?)\]>", text))
     assert meshes <= {f'"vertical"={vertical}, "horizontal"={horizontal}'}
     sizes = {"f16": 2, "bf16": 2, "f32": 4}
@@ -286,7 +287,7 @@ def traced_on(config, phase, mesh):
     return trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
 
 
-def assert_torus_of_resnet50(groups_to_bytes, account, vertical, horizontal):
+def assert_torus_of_resnet50(groups_to_bytes, traffic, vertical, horizontal):
     rows, columns = rows_and_columns(vertical, horizontal)
     assert set(groups_to_bytes) == {("reduce-scatter", rows), ("all-reduce", columns), ("all-gather", rows)}
     whole = groups_to_bytes["reduce-scatter", rows]
@@ -294,19 +295,19 @@ def assert_torus_of_resnet50(groups_to_bytes, account, vertical, horizontal):
     assert groups_to_bytes["all-reduce", columns] * horizontal == whole
     assert groups_to_bytes["all-gather", rows] * horizontal == whole
     devices = vertical * horizontal
-    assert account.sent_bytes == pytest.approx([2 * (devices - 1) / devices * whole] * devices)
+    assert traffic.sent_bytes == pytest.approx([2 * (devices - 1) / devices * whole] * devices)
 
 
 @pytest.mark.parametrize(("vertical", "horizontal"), [(48, 72), (64, 64)])
-def test_wire_account_equals_lowered_step_on_published_grids(vertical, horizontal):
+def test_step_traffic_equals_lowered_step_on_published_grids(vertical, horizontal):
     config, phase = resnet50(vertical, horizontal)
     mesh = abstract_mesh(vertical, horizontal)
     traced = traced_on(config, phase, mesh)
-    traced_account = collectives.Account(
+    traced_traffic = collectives.StepTraffic(
         vertical, horizontal, "torus", (0,), tuple(collectives.find_collectives(traced.jaxpr, dict(mesh.shape)))
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert_torus_of_resnet50(lowered_groups(text, vertical, horizontal), traced_account, vertical, horizontal)
+    assert_torus_of_resnet50(lowered_groups(text, vertical, horizontal), traced_traffic, vertical, horizontal)
 
 
 def test_replica_groups_parses_every_form():
@@ -346,7 +347,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("vertical", "horizontal"), [(32, 32)])
-def test_wire_account_equals_compiled_step_on_published_grid(vertical, horizontal):
+def test_step_traffic_equals_compiled_step_on_published_grid(vertical, horizontal):
     command = [sys.executable, "-c", COMPILE_THE_REAL_STEP, str(vertical), str(horizontal)]
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]).stdout
     found = {}
@@ -354,17 +355,17 @@ def test_wire_account_equals_compiled_step_on_published_grid(vertical, horizonta
         operation, groups = json.loads(key)
         found[operation, tuple(map(tuple, groups))] = size
     config, phase = resnet50(vertical, horizontal)
-    assert_torus_of_resnet50(found, wire_account(config, phase), vertical, horizontal)
+    assert_torus_of_resnet50(found, step_traffic(config, phase), vertical, horizontal)
 
 
-def test_wire_accounts_start_no_devices():
+def test_plan_traffic_start_no_devices():
     """A notebook plans for twelve devices, and then trains on four."""
     code = """
 import jax, jaxdp
-from jaxdp.training.step_compiler import wire_accounts
+from jaxdp.training.step_compiler import plan_traffic
 flags = ["--model.depth", "18", "--model.width", "4", "--mesh.vertical", "3", "--mesh.horizontal", "4"]
 flags += ["--batch.0.global-batch", "96", "--batch.1.global-batch", "96", "--reduce.strategy", "torus"]
-assert wire_accounts(jaxdp.plan(jaxdp.load_config("digits", flags), devices=12))
+assert plan_traffic(jaxdp.plan(jaxdp.load_config("digits", flags), devices=12))
 jax.config.update("jax_num_cpu_devices", 5)
 assert jax.device_count() == 5
 """

@@ -37,7 +37,7 @@ def traced(stages, mesh_shape=(2, 4), dtype=jnp.float32):
     """The jaxpr of `stages` (a strategy's name or a function) on a vector whose size no mesh divides."""
     mesh = make_mesh(*mesh_shape)
     total = partial(allreduce.all_reduce_sum, strategy=stages, bucket_bytes=None)
-    proven = allreduce.proves_replication(stages)
+    proven = allreduce.check_vma(stages)
     mapped = jax.shard_map(total, mesh=mesh, in_specs=ROWS, out_specs=PartitionSpec(), check_vma=proven)
     return jax.jit(mapped).trace([jax.ShapeDtypeStruct((8 * 1001,), dtype)]).jaxpr
 

@@ -28,7 +28,7 @@ from jaxdp.planning import make_plan
 from jaxdp.training import trainer
 from jaxdp.training.run_dir import run_config
 from jaxdp.training.state import make_optimizer
-from jaxdp.training.step_compiler import trace_train_step, wire_account
+from jaxdp.training.step_compiler import step_traffic, trace_train_step
 from jaxdp.validation import validate
 
 
@@ -200,7 +200,7 @@ def test_frozen_parts_cost_no_backward_pass_and_send_nothing(tiny_resnet, frozen
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, convolution="direct"))
     model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
     summary = model_summary(config)
-    sent = sum(one.operand_bytes * one.count for one in wire_account(config, phase).collectives)
+    sent = sum(one.operand_bytes * one.count for one in step_traffic(config, phase).collectives)
     assert sent == summary["gradient_bytes"] + summary["statistics_bytes"]
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (16, 16, 3)))
     trained = jax.tree.leaves(model.trainable(params, frozen_stages))

@@ -72,7 +72,7 @@ def test_read_schedule_compiled_strategy_has_the_collectives_of_its_stages(strat
         mesh=mesh,
         in_specs=PartitionSpec(AXES),
         out_specs=PartitionSpec(),
-        check_vma=allreduce.proves_replication(strategy),
+        check_vma=allreduce.check_vma(strategy),
     )
     text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8 * 1000,), jnp.float32)).compile().as_text()
     schedule = read_schedule(text, 8)

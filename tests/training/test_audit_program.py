@@ -23,11 +23,11 @@ from jaxdp.checkpoint.manager import CheckpointManager, Rollback
 from jaxdp.config import Checkpoint, Finetune, LossScale
 from jaxdp.loggers.writers import TIMING, read_log
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.audit import ROUTES, _collectives, compare_sums, rounding_bound, second_route
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.parallel.redundant_sum import ROUTES, _collectives, compare_sums, rounding_bound, second_route
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import step_compiler
-from jaxdp.training.audit import AuditProgram, MessageFacts, describe, failure_message, local_findings
+from jaxdp.training.audit_program import AuditProgram, BucketFacts, describe, failure_message, local_findings
 
 MESHES = [(1, 2), (1, 8), (2, 4), (4, 2), (8, 1)]
 NO_CORRUPTION = {"kind": 0, "device": 0, "place": 0, "bit": 0}
@@ -67,8 +67,8 @@ class Audited:
             allreduce.all_reduce_sum(
                 jax.tree.map(lambda x: x[0], tree), reduce, wire_dtype=self.wire, bucket_bytes=None, sent=sent
             )
-            ((_, (message,)),) = sent
-            return jax.tree.map(lambda x: x[None, None], compare_sums(message, self.route, allowed))
+            ((_, (bucket,)),) = sent
+            return jax.tree.map(lambda x: x[None, None], compare_sums(bucket, self.route, allowed))
 
         rows, everywhere = PartitionSpec(AXES), PartitionSpec()
         specs = {"in_specs": (rows, everywhere), "out_specs": rows, "check_vma": False}
@@ -80,7 +80,7 @@ class Audited:
         return local_findings(self.call({"tensor": values}, how))
 
     def in_words(self, found) -> str:
-        facts = (MessageFacts((("tensor", 10**6),), str(self.wire)),)
+        facts = (BucketFacts((("tensor", 10**6),), str(self.wire)),)
         return describe([found], AuditProgram(None, facts, self.strategy, self.route, self.shape), ["here"])
 
 
@@ -138,11 +138,11 @@ def test_what_was_not_corrupted_passes_and_what_was_is_found(strategy, mesh_shap
     audited = Audited(mesh_shape, strategy, wire)
     for seed in range(5):
         clean = audited(draw(8, seed=seed))
-        assert not clean["messages"]
+        assert not clean["buckets"]
         assert 0 <= clean["share"] <= 1
     sign = 15 if wire != "float32" else 31
     for kind, device in ((FLIP, 0), (FLIP, 7), (LOSS, 1), (LOSS, 6), (STALE, 5)):
-        found = audited(draw(8), kind=kind, device=device, place=333, bit=sign)["messages"]["0"]
+        found = audited(draw(8), kind=kind, device=device, place=333, bit=sign)["buckets"]["0"]
         assert found["devices"] == list(range(8))
         assert found["missing"] == ([device] if kind == LOSS else [])
         if kind == FLIP:
@@ -153,34 +153,34 @@ def test_what_was_not_corrupted_passes_and_what_was_is_found(strategy, mesh_shap
 def test_a_device_whose_copy_of_the_sum_is_another_is_named(strategy):
     audited = Audited((2, 4), strategy, after=True)
     found = audited(draw(8), kind=FLIP, device=6, place=7, bit=30)
-    assert found["messages"]["0"]["devices"] == [6]
+    assert found["buckets"]["0"]["devices"] == [6]
     assert "1 value differs, on the device in row 1, column 2 of the mesh" in audited.in_words(found)
 
 
 def test_a_change_that_rounding_may_make_is_no_corruption():
-    assert not Audited((2, 4), "psum")(draw(8), kind=FLIP, device=3, place=5, bit=0)["messages"]
+    assert not Audited((2, 4), "psum")(draw(8), kind=FLIP, device=3, place=5, bit=0)["buckets"]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_a_contribution_that_is_not_finite_is_no_corruption(value):
     values = draw(8)
     values[3, 17] = value
-    assert not Audited((2, 4), "torus")(values)["messages"]
+    assert not Audited((2, 4), "torus")(values)["buckets"]
 
 
 def test_a_sum_that_overflows_is_no_corruption_and_an_infinity_from_nowhere_is():
     audited, values = Audited((2, 4), "torus", "float16", after=True), draw(8)
     values[:, 9] = [60000, 60000, -60000, -60000, 100, 200, 300, 400]  # 1000, or infinite, as the order may be
-    assert not audited(values)["messages"]
-    found = audited(values, kind=FLIP, device=2, place=10, bit=14)["messages"]["0"]
+    assert not audited(values)["buckets"]
+    found = audited(values, kind=FLIP, device=2, place=10, bit=14)["buckets"]["0"]
     assert found["devices"] == [2]
     values = np.full((8, 100), 0.25, np.float32)  # their sum is 2, whose exponent has one bit: with all others it is infinite
-    found = audited(values, kind=FLIP, device=2, place=10, bit=13)["messages"]["0"]
+    found = audited(values, kind=FLIP, device=2, place=10, bit=13)["buckets"]["0"]
     assert found["index"] == 10
 
 
 def test_zeros_agree():
-    assert Audited((1, 2), "torus")(np.zeros((2, 5), np.float32)) == {"share": 0.0, "messages": {}}
+    assert Audited((1, 2), "torus")(np.zeros((2, 5), np.float32)) == {"share": 0.0, "buckets": {}}
 
 
 def found(devices, missing=(), excess=10.0, place=0):
@@ -189,24 +189,24 @@ def found(devices, missing=(), excess=10.0, place=0):
 
 
 FACTS = (
-    MessageFacts((("head/bias", 10),), "float32"),
-    MessageFacts((("conv1/kernel", 300), ("bn1/scale", 700), ("bn1/bias", 700)), "bfloat16"),
+    BucketFacts((("head/bias", 10),), "float32"),
+    BucketFacts((("conv1/kernel", 300), ("bn1/scale", 700), ("bn1/bias", 700)), "bfloat16"),
 )
 
 
 def test_the_worst_message_is_named_with_tensor_strategy_devices_and_the_rank_whose_contribution_is_missing():
     program = AuditProgram(None, FACTS, "torus", "all-reduce over both axes", (2, 2))
     everywhere = [
-        {"share": 0.1, "messages": {"1": found([0, 1], place=999), "0": found([0], excess=2.0)}},
-        {"share": 0.1, "messages": {"1": found([2, 3], missing=[3], excess=20.0, place=300)}},
+        {"share": 0.1, "buckets": {"1": found([0, 1], place=999), "0": found([0], excess=2.0)}},
+        {"share": 0.1, "buckets": {"1": found([2, 3], missing=[3], excess=20.0, place=300)}},
     ]
     assert describe(everywhere, program, ["one", "two"]) == (
-        "message 2 of 2 (conv1/kernel and 2 more tensors; 1,700 values, bfloat16), reduced by torus on a 2x2 mesh, "
+        "bucket 2 of 2 (conv1/kernel and 2 more tensors; 1,700 values, bfloat16), reduced by torus on a 2x2 mesh, "
         "differs from its sum by another route (all-reduce over both axes) by up to 0.5, and rounding explains 1e-07: 1.5 and "
         "1 in value 300, of bn1/scale; 1,200 values differ, on all 4 devices; the contribution of the device in row 1, column "
-        "1 of the mesh (rank 1 on two) is missing; 1 other message also differs"
+        "1 of the mesh (rank 1 on two) is missing; 1 other bucket also differs"
     )
-    assert describe([{"share": 0.1, "messages": {}}] * 2, program, ["one", "two"]) is None
+    assert describe([{"share": 0.1, "buckets": {}}] * 2, program, ["one", "two"]) is None
 
 
 def test_the_error_says_how_to_continue():
@@ -286,7 +286,7 @@ def test_a_run_with_audits_is_bit_for_bit_the_run_without(tiny_resnet, tmp_path,
 
 
 def test_a_corrupted_reduction_stops_the_run_and_keeps_the_last_checkpoint_before(tiny, tmp_path, monkeypatch):
-    """In the audits of the second phase a device's part of large messages is lost: that of step 12 fails."""
+    """In the audits of the second phase a device's part of large buckets is lost: that of step 12 fails."""
     breaking, compile_audit = threading.Event(), step_compiler.StepCompiler._compile_audit
 
     def losing(vector):
@@ -305,7 +305,7 @@ def test_a_corrupted_reduction_stops_the_run_and_keeps_the_last_checkpoint_befor
         train(config, tmp_path / "run")
     message = str(error.value)
     assert re.search(
-        r"the audit of step 12 failed: message \d+ of \d+ \(.+; [\d,]+ values, float32\), reduced by losing", message
+        r"the audit of step 12 failed: bucket \d+ of \d+ \(.+; [\d,]+ values, float32\), reduced by losing", message
     )
     assert "the contribution of the device in row 1, column 0 of the mesh is missing" in message
     assert "steps after 8, whose audit passed, may have used a wrong gradient" in message

@@ -1,7 +1,7 @@
-"""Audit of a step: its reductions are computed a second time by another route, and the sums are compared.
+"""The compiled program of an audit: reduces a step's gradients by two routes; and its messages.
 
-The audit is a program of its own. It takes the arguments of the next step, computes and reduces the same gradients, and
-discards them: audits do not change the step.
+The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
+change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.auditor` runs the program.
 """
 
 import math
@@ -20,8 +20,8 @@ from jaxdp.config import Config
 from jaxdp.errors import TrainingError
 from jaxdp.models import Network
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.audit import compare_sums, rounding_bound, second_route
 from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
 from jaxdp.training.state import TrainState, with_seed
 from jaxdp.training.step import Batch, PixelStats, compute_gradients
 
@@ -33,8 +33,8 @@ class AuditFailed(TrainingError):
 
 
 @dataclass(frozen=True)
-class MessageFacts:
-    """Contents of one message of a step. tensors: (name, number of values), in the order of the message."""
+class BucketFacts:
+    """Contents of one bucket of a step. tensors: (name, number of values), in the order of the bucket."""
 
     tensors: tuple[tuple[str, int], ...]
     dtype: str
@@ -44,7 +44,7 @@ class MessageFacts:
         return sum(size for _, size in self.tensors)
 
     def tensor_at(self, place: int) -> str:
-        """The name of the tensor that holds the value at an index of the message."""
+        """The name of the tensor that holds the value at an index of the bucket."""
         for name, size in self.tensors:
             if place < size:
                 return name
@@ -54,10 +54,10 @@ class MessageFacts:
 
 @dataclass(frozen=True)
 class AuditProgram:
-    """A compiled audit. facts: of the compared messages, in the order of its results. route: name of the second route."""
+    """A compiled audit. facts: of the compared buckets, in the order of its results. route: name of the second route."""
 
     compiled: Callable
-    facts: tuple[MessageFacts, ...]
+    facts: tuple[BucketFacts, ...]
     strategy: str
     route: str
     mesh_shape: tuple[int, int]
@@ -69,21 +69,21 @@ class AuditProgram:
 
 def make_audit(
     config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats, accumulation: int, resident: bool = False
-) -> tuple[jax.stages.Wrapped, list[MessageFacts]]:
+) -> tuple[jax.stages.Wrapped, list[BucketFacts]]:
     """(audit, facts). The arguments are those of `make_train_step`; the audit takes those of the step and donates nothing.
 
-    The audit returns what `jaxdp.parallel.audit.compare_sums` finds for each message on each device: arrays
-    [devices, messages].
-    facts: filled with one `MessageFacts` per message when the audit is traced.
+    The audit returns what `jaxdp.parallel.redundant_sum.compare_sums` finds for each bucket on each device: arrays
+    [devices, buckets].
+    facts: filled with one `BucketFacts` per bucket when the audit is traced.
     """
     strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
     route = second_route(strategy, vertical, horizontal)
-    facts: list[MessageFacts] = []
+    facts: list[BucketFacts] = []
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> dict[str, jax.Array]:
-        reductions: list[tuple[Any, list[allreduce.Message]]] = []
+        reductions: list[tuple[Any, list[allreduce.Bucket]]] = []
         compute_gradients(
             with_seed(config, hyperparameters["seed"]),
             model,
@@ -96,61 +96,61 @@ def make_audit(
             images=images,
             reductions=reductions,
         )
-        sent = [(tree, message) for tree, messages in reductions for message in messages if message.contribution.size]
-        facts[:] = [_facts(tree, message) for tree, message in sent]
+        sent = [(tree, bucket) for tree, buckets in reductions for bucket in buckets if bucket.contribution.size]
+        facts[:] = [_facts(tree, bucket) for tree, bucket in sent]
         findings = []
-        for _, message in sent:
-            bound = rounding_bound(strategy, message.contribution.dtype, vertical=vertical, horizontal=horizontal)
-            findings.append(compare_sums(message, route, bound))
+        for _, bucket in sent:
+            bound = rounding_bound(strategy, bucket.contribution.dtype, vertical=vertical, horizontal=horizontal)
+            findings.append(compare_sums(bucket, route, bound))
         return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
 
     sharded, replicated = PartitionSpec(AXES), PartitionSpec()
     in_specs = (replicated, sharded, replicated) + (replicated,) * resident
-    check_vma = allreduce.proves_replication(strategy)
+    check_vma = allreduce.check_vma(strategy)
     return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
 
 
-def _facts(tree: Any, message: allreduce.Message) -> MessageFacts:
+def _facts(tree: Any, bucket: allreduce.Bucket) -> BucketFacts:
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
-    tensors = zip(message.indices, message.tensors, strict=True)
-    return MessageFacts(tuple((names[place], tensor.size) for place, tensor in tensors), str(message.contribution.dtype))
+    tensors = zip(bucket.indices, bucket.tensors, strict=True)
+    return BucketFacts(tuple((names[place], tensor.size) for place, tensor in tensors), str(bucket.contribution.dtype))
 
 
 def local_findings(results: dict[str, jax.Array]) -> dict[str, Any]:
     """What this process's devices found, as JSON values. results: what the audit returns.
 
-    share: the largest difference divided by its bound. messages: by index, those with a difference above the bound: the sums
+    share: the largest difference divided by its bound. buckets: by index, those with a difference above the bound: the sums
     where they differ most, the devices that found a difference, and the devices whose contribution is missing.
     """
     rows = {
         name: {shard.index[0].start: np.asarray(shard.data)[0] for shard in value.addressable_shards}
         for name, value in results.items()
     }
-    messages = {}
-    for message in range(len(next(iter(rows["mismatches"].values())))):
-        devices = sorted(device for device, counts in rows["mismatches"].items() if counts[message])
+    buckets = {}
+    for bucket in range(len(next(iter(rows["mismatches"].values())))):
+        devices = sorted(device for device, counts in rows["mismatches"].items() if counts[bucket])
         if devices:
             worst = {
-                name: rows[name][devices[0]][message].item() for name in ("first", "second", "bound", "index", "mismatches")
+                name: rows[name][devices[0]][bucket].item() for name in ("first", "second", "bound", "index", "mismatches")
             }
             difference = abs(worst["first"] - worst["second"])
             worst["excess"] = difference / worst["bound"] if math.isfinite(difference) else sys.float_info.max
             texts = {name: f"{worst[name]:.9g}" for name in ("first", "second")}
             texts |= {"difference": f"{difference:.3g}", "bound": f"{worst['bound']:.3g}"}
-            missing = [device for device in devices if rows["missing"][device][message]]
-            messages[str(message)] = worst | texts | {"devices": devices, "missing": missing}
-    return {"share": max(share.max().item() for share in rows["share"].values()), "messages": messages}
+            missing = [device for device in devices if rows["missing"][device][bucket]]
+            buckets[str(bucket)] = worst | texts | {"devices": devices, "missing": missing}
+    return {"share": max(share.max().item() for share in rows["share"].values()), "buckets": buckets}
 
 
 def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[str]) -> str | None:
     """The worst difference that the processes found, as text; None if all sums agree. findings: `local_findings` by rank."""
-    differing: dict[int, dict[int, dict]] = {}  # finding by message and rank
+    differing: dict[int, dict[int, dict]] = {}  # finding by bucket and rank
     for rank, local in enumerate(findings):
-        for message, finding in local["messages"].items():
-            differing.setdefault(int(message), {})[rank] = finding
+        for bucket, finding in local["buckets"].items():
+            differing.setdefault(int(bucket), {})[rank] = finding
     if not differing:
         return None
-    index = max(differing, key=lambda message: max(finding["excess"] for finding in differing[message].values()))
+    index = max(differing, key=lambda bucket: max(finding["excess"] for finding in differing[bucket].values()))
     by_rank = differing[index]
     worst = max(by_rank.values(), key=lambda finding: finding["excess"])
     facts, (vertical, horizontal) = program.facts[index], program.mesh_shape
@@ -171,14 +171,14 @@ def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[
     missing, others = devices("missing"), len(differing) - 1
     return "".join(
         [
-            f"message {index + 1} of {len(program.facts)} ({tensors}; {facts.size:,} values, {facts.dtype}), reduced by ",
+            f"bucket {index + 1} of {len(program.facts)} ({tensors}; {facts.size:,} values, {facts.dtype}), reduced by ",
             f"{program.strategy} on a {vertical}x{horizontal} mesh, differs from its sum by another route ({program.route}) ",
             f"by up to {worst['difference']}, and rounding explains {worst['bound']}: {worst['first']} and {worst['second']} ",
             f"in value {worst['index']}, of {facts.tensor_at(worst['index'])}; ",
             f"{worst['mismatches']:,} value{'s differ' if worst['mismatches'] > 1 else ' differs'}, on ",
             devices("devices"),
             f"; the contribution of {missing} is missing" if missing else "",
-            f"; {others} other message{'s' * (others > 1)} also differ{'s' * (others == 1)}" if others else "",
+            f"; {others} other bucket{'s' * (others > 1)} also differ{'s' * (others == 1)}" if others else "",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""Audit of reductions: a second sum of each message by another route, and the largest difference that rounding explains.
+"""Arithmetic of audits: the sum of a bucket by a second route, and the largest difference that rounding explains.
 
 Two sums of the same N numbers, in another order or by another algorithm, differ by rounding alone. A computed sum differs from
 the exact one by at most ((1 + u)^h - 1) sum_i |x_i|, where h is the largest number of additions that a number passes through
@@ -88,20 +88,20 @@ def _relative_error(dtype: Any, additions: int) -> float:
     return math.expm1(additions * math.log1p(unit_roundoff))
 
 
-def compare_sums(message: allreduce.Message, route: str, allowed: RoundingBound) -> dict[str, jax.Array]:
-    """This device's comparison of a reduced message with its second sum: scalars. Call inside `shard_map` over both axes.
+def compare_sums(bucket: allreduce.Bucket, route: str, allowed: RoundingBound) -> dict[str, jax.Array]:
+    """This device's comparison of a reduced bucket with its second sum: scalars. Call inside `shard_map` over both axes.
 
     share: the largest difference as a share of the bound, 0 to 1 if both sums agree. mismatches: number of values that differ
-    by more. For the worst of them: index in the message, first (the strategy's sum), second (the other route's), bound.
+    by more. For the worst of them: index in the bucket, first (the strategy's sum), second (the other route's), bound.
     missing: whether both agree once this device's contribution is left out of the second. A value whose sum is not finite, or
     may have overflowed, is compared only if both sums are finite.
     """
-    contribution = lax.optimization_barrier(message.contribution).astype(jnp.float32)
+    contribution = lax.optimization_barrier(bucket.contribution).astype(jnp.float32)
     size = contribution.size
     vector = jnp.concatenate([contribution, jnp.abs(contribution)])
     for stage in ROUTES[route]:
         vector = stage(vector)
-    first, second, magnitude = message.vector[:size].astype(jnp.float32), vector[:size], vector[size:]
+    first, second, magnitude = bucket.vector[:size].astype(jnp.float32), vector[:size], vector[size:]
     bound = magnitude * allowed.relative + allowed.absolute
 
     def compare(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
