@@ -83,6 +83,18 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path
     assert outcome(tmp_path / "run") == uninterrupted
 
 
+def test_stop_after_the_last_evaluation_lets_the_run_finish(tiny, tmp_path):
+    class StopAtEnd(Quiet):
+        def evaluated(self, record):
+            if record["samples"] == 160:
+                signals.request_stop("SIGTERM")
+
+    signals = SignalHandler()
+    train(tiny, tmp_path, screen=StopAtEnd(), signals=signals)
+    assert signals.stop_reason == "SIGTERM"
+    assert (tmp_path / "result.json").exists()
+
+
 def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(tiny, tmp_path, monkeypatch):
     """The metrics of the last step, read after the stop, are not finite."""
     signals, check_step = SignalHandler(), health.check_step
