@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterable
 from functools import partial
 
-EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal, with a checkpoint saved
+EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
 
 class OneLine:

@@ -181,7 +181,15 @@ class CheckpointManager:
 
     # The following methods run in the saving thread.
 
-    def _save(
+    def _save(self, host_state: Any, samples: int, metadata: dict, **options: Any) -> None:
+        """Report what is being saved while `_check_and_write` saves it."""
+        self.group.set_background_save(f"the checkpoint of {samples} samples")
+        try:
+            self._check_and_write(host_state, samples, metadata, **options)
+        finally:
+            self.group.set_background_save("")
+
+    def _check_and_write(
         self,
         host_state: Any,
         samples: int,
@@ -192,7 +200,6 @@ class CheckpointManager:
     ) -> None:
         """Check the state on all processes, write it, complete the checkpoint, and remove expired ones."""
         path, group = self.folder / f"{UNFINISHED}{samples}", self.group
-        group.set_background_save(f"the checkpoint of {samples} samples")
         arrays, checksum, error = self._prepare(path, host_state)
         report = StateReport(
             diverged=[str(device) for device in diverged],
@@ -215,7 +222,6 @@ class CheckpointManager:
                 metadata = metadata | {"progress": metadata["progress"] | {"bad_images": bad_images}}
             error = self._complete(path, samples, metadata, arrays=arrays, before_manifest=before_manifest)
         self.last_error = error = group.broadcast_object("manifest", error)
-        group.set_background_save("")
         if error is None:
             group.set_resume_hint(f"the same command continues from {self.folder / str(samples)}")
         elif group.is_rank0:

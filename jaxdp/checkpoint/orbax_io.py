@@ -80,7 +80,7 @@ def write_state(checkpointer: ocp.StandardCheckpointer, path: Path, host_state: 
 def copy_to_host(state: Any, buffers: Any = None) -> Any:
     """NumPy copies of a replicated state's arrays, taken from this process's first device.
 
-    buffers: an earlier copy, whose memory is reused where shape and dtype are the same.
+    buffers: an earlier copy, whose memory is reused if shape and dtype are the same.
     """
 
     def copy(leaf: jax.Array, buffer: np.ndarray | None = None) -> np.ndarray:
@@ -125,7 +125,7 @@ def _shard_over_processes(host_state: Any, num_processes: int) -> Any:
 
 
 def save_error(error: Exception) -> str:
-    """One line on why a save failed: the system's error message where tensorstore passes on its number."""
+    """One line on why a save failed: the system's error message if tensorstore passes on its number."""
     if match := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(match[1]))
     return (isinstance(error, OSError) and error.strerror) or first_line(error)

@@ -39,8 +39,8 @@ ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # co
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`jaxdp COMMAND ...`. Exits with 0 on success, 2 for an invalid command line or configuration, 75 for a run that was
-    stopped by a signal and saved, 1 for any other error."""
+    """`jaxdp COMMAND ...`. Exits with 0 on success, 2 for an invalid command line or configuration, 75 for a run that a
+    signal stopped and that can be resumed, 1 for any other error."""
     with _errors_in_one_line():
         _main(sys.argv[1:] if arguments is None else list(arguments))
 

@@ -114,7 +114,7 @@ class _LineReader:
         self.deadline = deadline
 
     def next(self) -> bytes:
-        """The next line. Raises OSError where none arrives in time, AuthenticationError where the connection ends."""
+        """The next line. Raises OSError if none arrives in time, AuthenticationError if the connection ends."""
         while not self.ready:
             self.while_waiting()
             if time.monotonic() > self.deadline:

@@ -44,7 +44,7 @@ class ControlChannel:
     def start(self, on_message: Callable[[Message], None], on_lost: Callable[[str], None]) -> None:
         """Start receiving. on_message: called with every message; on_lost: with the reason when rank 0 is lost."""
         self.connection.socket.settimeout(TICK_SECONDS)
-        self._outgoing = self.connection.socket.dup()  # with a timeout of its own
+        self._outgoing = self.connection.socket.dup()  # with a separate timeout
         self._outgoing.settimeout(self.silence_seconds)
         threading.Thread(target=self._receive, args=(on_message, on_lost), name="control-receive", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """The control server on rank 0: admits the processes of a run, relays their messages, and detects that one has failed.
 
 The protocol is one signed JSON object a line over TCP (see `jaxdp.distributed.handshake` and `messages`). The server runs in a
-thread of its own, so that it answers while the run compiles or waits.
+separate thread, so it answers while the run compiles or waits.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class ControlServer:
 
         start_seconds: timeout for all processes to join. silence_seconds: time without a heartbeat after which a process counts
         as lost. on_step(step, dispatched, completed): called with the times of each step, by rank. info: called with lines to
-        log about refused connections. limits: time without progress that is allowed. Raises OSError where the port is taken.
+        log about refused connections. limits: time without progress that is allowed. Raises OSError if the port is taken.
         """
         server = cls(
             num_processes,
@@ -327,7 +327,7 @@ class ControlServer:
     async def _authenticate(
         self, task: asyncio.Task, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, address: str
     ) -> Client | None:
-        """The client behind a connection, once it has authenticated; None where it does not, or the run has no place for it."""
+        """The client behind a connection, once it has authenticated; None if it does not or if rank 0 refuses it."""
         try:
             async with asyncio.timeout(handshake.HANDSHAKE_SECONDS):
                 record, channel = await handshake.authenticate(reader, writer, key=self.key, source=self.secret.source)
@@ -344,7 +344,7 @@ class ControlServer:
         return None
 
     def _admit(self, record: Message, writer: asyncio.StreamWriter, channel: SignedChannel) -> Client | None:
-        """Add a process that has authenticated; where it does not fit into this run, tell it why and return None."""
+        """Add a process that has authenticated. If it does not fit into this run, send it the reason and return None."""
         rank = record["rank"]
         if refusal := self._why_refused(rank, record["processes"]):
             writer.write(channel.seal({"refused": refusal}))

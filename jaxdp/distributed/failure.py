@@ -54,7 +54,7 @@ class Failure:
         return {"failure": asdict(self)}
 
     def __str__(self) -> str:
-        """One line: which process, where, why."""
+        """One line: the process that failed, what it did, and why it failed."""
         reason = printable(self.reason, messages.REASON_CHARS)
         if self.rank is None:
             return reason
@@ -64,7 +64,7 @@ class Failure:
 
 
 class FailureHandler:
-    """Exits this process when another one has failed, after it has printed which one, where and why.
+    """Exits this process when another one has failed, after printing which one failed and why.
 
     changed: notified when the failure is known. wait_for_others, clean_up: called before the exit, in this order.
     """
@@ -73,7 +73,7 @@ class FailureHandler:
         self, changed: threading.Condition, *, wait_for_others: Callable[[], None], clean_up: Callable[[], None]
     ) -> None:
         self.failure: Failure | None = None
-        self.leaving = False  # this process exits on its own: the failure of another one no longer ends it
+        self.leaving = False  # this process exits by itself: the failure of another one no longer ends it
         self.reported = False  # this process has reported its own failure
         self.resume_hint = ""
         self.before_exit: Callable[[], None] = lambda: None
@@ -86,13 +86,13 @@ class FailureHandler:
         self.resume_hint = hint
 
     def leave(self, failed: bool = False) -> None:
-        """Record that this process exits on its own. failed: because of a failure that it has reported."""
+        """Record that this process exits by itself. failed: because of a failure that it has reported."""
         with self._changed:
             self.leaving = True
             self.reported = self.reported or failed
 
     def on_failure(self, failure: Failure) -> None:
-        """Record the first failure, and exit unless this process exits on its own."""
+        """Record the first failure, and exit unless this process exits by itself."""
         with self._changed:
             if self.failure is None:
                 self.failure = failure

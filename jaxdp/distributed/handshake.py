@@ -6,7 +6,7 @@
     client   its member record, signed
     rank 0   {"welcome": rank} or {"refused": reason}, signed
 
-Every line after the proofs carries HMAC(key of this connection and direction, line number, text), so that nobody on the network
+Every line after the proofs carries HMAC(key of this connection and direction, line number, text), so nobody on the network
 can alter, replay, drop or insert a line. Nothing is encrypted.
 """
 
@@ -84,7 +84,7 @@ class SignedChannel:
         return b"%b%b\n" % (tag, text)
 
     def open(self, line: bytes) -> dict[str, Any]:
-        """The message of the next line received. Raises ValueError where the other end did not sign it as its next line."""
+        """The message of the next line received. Raises ValueError if the other end did not sign it as its next line."""
         tag, text = line[:TAG_DIGITS], line[TAG_DIGITS:]
         expected = _tag(self._receive_key, self._received, text)
         self._received += 1
@@ -110,7 +110,7 @@ def unsigned_line(message: dict[str, Any]) -> bytes:
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    """An unsigned line from the other end. Raises AuthenticationError where it is not an object."""
+    """An unsigned line from the other end. Raises AuthenticationError if it is not an object."""
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):

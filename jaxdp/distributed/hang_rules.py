@@ -9,7 +9,7 @@ from jaxdp.distributed.status import OUTSIDE, Heartbeat, Location
 
 SLOW_FACTOR = 15.0  # times the typical duration of a step: below it a step is slow, not stuck
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
-UNKNOWN_FACTOR = 1.75  # times `stuck_seconds`, where no duration is known: compilation, the first steps
+UNKNOWN_FACTOR = 1.75  # times `stuck_seconds`, if no duration is known: compilation, the first steps
 COMPILE_ACTIVITIES = ("compile",)
 ITERATION_ACTIVITIES = ("load", "step", "audit", "evaluate")
 SAVE_ACTIVITIES = ("save", "finish")
@@ -47,7 +47,7 @@ class Hang:
 
 
 def idle_limit(heartbeats: Heartbeats, rank: int, limits: HangLimits) -> float:
-    """Seconds without progress after which a rank counts as stuck: `stuck_seconds`, longer where its activity takes longer."""
+    """Seconds without progress after which a rank counts as stuck: `stuck_seconds`, longer if its activity takes longer."""
     activity = heartbeats[rank].activity
     typical = max((beat.typical_seconds for beat in heartbeats.values() if beat.typical_seconds is not None), default=None)
     if activity in COMPILE_ACTIVITIES:
@@ -66,7 +66,7 @@ def _save_limit(heartbeats: Heartbeats, limits: HangLimits) -> float:
 
 
 def find_hang(heartbeats: Heartbeats, limits: HangLimits) -> Hang | None:
-    """The hang of a main thread, or else of a background save; None where there is none."""
+    """The hang of a main thread, or else of a background save; None if there is none."""
     if all(beat.activity == OUTSIDE for beat in heartbeats.values()):
         return None
     behind = min(beat.position for beat in heartbeats.values())
@@ -91,7 +91,7 @@ def ranks_at_fault(hang: Hang, stacks: Stacks) -> tuple[int, ...]:
     """Of the stuck ranks, those that do not just wait for other ranks or for their devices, judged by their stack traces.
 
     Ranks without a known stack trace stay. If all of them wait, a rank ahead may hold them up, for example with a callback of
-    the compiled program; () where no such rank is found either.
+    the compiled program; () if no such rank is found either.
     """
     if hang.in_save:
         return tuple(
@@ -135,7 +135,7 @@ class HangDescription:
         return self.at_fault or self.hang.ranks
 
     def headline(self) -> str:
-        """Which ranks make no progress, where, and how many wait for them."""
+        """Which ranks make no progress, in which activity, and how many wait for them."""
         location = describe_location(self.heartbeats[self._shown[0]], self.hang.in_save)
         if len(self.hosts) == 1:
             return location
@@ -173,7 +173,7 @@ class HangDescription:
         return lines
 
     def reason(self, seconds: float) -> str:
-        """Why the run ends, after so many seconds without progress: the same text on every process."""
+        """Why the run ends, after `seconds` without progress: the same text on every process."""
         names_ranks = len(self.at_fault) != 1 and len(self.hosts) > 1
         subject = f": {self.headline()}" if names_ranks else ""
         frames = innermost_frames(self.stacks.get(self._shown[0], []))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxdp.errors import ConfigError, one_of
 
-DEFAULT_PORT = 29_400  # of rank 0, where the launcher names no port
+DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
 MAX_PROCESSES = 2**20
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
 Environment = Mapping[str, str]
@@ -168,7 +168,7 @@ def detect(
     """The processes of this run, or None for a single process.
 
     launcher: auto, none, or the name of a launcher whose variables must be set. coordinator (HOST:PORT), processes and rank
-    must be given together, and take precedence over the environment. Raises ConfigError where the requested launcher is not
+    must be given together, and take precedence over the environment. Raises ConfigError if the requested launcher is not
     detected or its values are invalid.
     """
     flags = {"coordinator": coordinator, "processes": processes, "rank": rank}
@@ -265,7 +265,7 @@ def assign_gpus(visible: list[list[str]], local_rank: int) -> list[int] | None:
     """The indices of the GPUs that this process uses, among those it can see; None for all of them.
 
     visible: the GPUs that each process of this host can see. If all processes see the same ones, these are divided evenly.
-    Raises ConfigError where that is not possible.
+    Raises ConfigError if that is not possible.
     """
     gpus, processes = visible[local_rank], len(visible)
     if not gpus or processes == 1 or any(other != gpus for other in visible):

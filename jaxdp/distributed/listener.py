@@ -12,8 +12,8 @@ NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def listen(address: str, port: int) -> tuple[list[socket.socket], str]:
     """Sockets listening at `address` (a host name or number), and a warning if they listen on all interfaces instead.
 
-    Rank 0 listens on all interfaces where the address is not local (a Kubernetes service, NAT), where the name does not resolve
-    on this host, and where it resolves to the loopback on this host alone, as in Debian's /etc/hosts. Raises OSError where the
+    Rank 0 listens on all interfaces if the address is not local (a Kubernetes service, NAT), if the name does not resolve
+    on this host, and if it resolves to the loopback on this host alone, as in Debian's /etc/hosts. Raises OSError if the
     port is taken.
     """
     try:

@@ -168,7 +168,7 @@ FROM_RANK_0 = {
 
 
 def validate(message: dict[str, Any], schemas: dict[str, Check]) -> dict[str, Any]:
-    """The sanitized message. schemas: `TO_RANK_0` or `FROM_RANK_0`. Raises InvalidMessage where it fits none of them."""
+    """The sanitized message. schemas: `TO_RANK_0` or `FROM_RANK_0`. Raises InvalidMessage if it fits none of them."""
     kind = next((key for key in message if key in schemas), None)
     if kind is None:
         raise InvalidMessage(f"unknown message ({printable(', '.join(message), 100)})")

@@ -24,7 +24,7 @@ def max_pending() -> int:
 class PendingConnections:
     """The tasks of pending connections, and the number of connections refused.
 
-    info: called with a line of text in a thread of its own, at most once a minute. limit: None for `max_pending()`.
+    info: called with a line of text in a separate thread, at most once a minute. limit: None for `max_pending()`.
     """
 
     def __init__(self, port: int, info: Callable[[str], None] | None = None, limit: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""From a stop signal to exit code 75: a handler records the signal, and the run stops where it can be saved.
+"""From a stop signal to exit code 75: a handler records the signal, and the run stops at a point at which it can be saved.
 
 1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A second signal ends the process at once.
 2. The main thread passes `stop_reason` to the process group: before each step and each batch of an evaluation in
@@ -93,7 +93,7 @@ class SignalHandler:
         return future.result()
 
     def run_in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in another thread and return its result, so that the main thread can handle signals."""
+        """Call a function in another thread and return its result; the main thread handles signals meanwhile."""
         executor = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         try:
             return self.wait_for(executor.submit(function, *arguments))

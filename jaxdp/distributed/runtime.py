@@ -122,11 +122,11 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
 
     The devices are all accelerators, or the CPU of each process split into `cpu_devices`. With `keep_memory`, a CPU that is the
-    only device computes in the calling thread, and this process keeps freed memory from then on. compile: where compiled
-    programs are cached; None: as JAX is configured.
+    only device computes in the calling thread, and this process keeps freed memory from then on. compile: the
+    cache of compiled programs; None: as JAX is configured.
 
-    Raises ConfigError where the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), where
-    JAX's platform does not start, where JAX runs in this process with fewer CPU devices, and where the processes do not have
+    Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
+    JAX's platform does not start, if JAX runs in this process with fewer CPU devices, or if the processes do not have
     the same number of devices.
     """
     group = group or current_group()
@@ -240,7 +240,7 @@ def _start_jax_distributed(group: ControlClient) -> None:
 
 
 def uniform_host_count(group: ProcessGroup) -> int:
-    """The number of hosts, which become the rows of the mesh; 1 where the hosts have different numbers of processes."""
+    """The number of hosts, which become the rows of the mesh; 1 if the hosts have different numbers of processes."""
     counts = Counter(group.host_numbers)
     return len(counts) if len(set(counts.values())) == 1 else 1
 

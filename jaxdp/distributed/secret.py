@@ -32,7 +32,7 @@ class SecretUnavailable(Exception):
 class Secret:
     """Access to the secret of a run. source: "environment" or "file"; warning: a line for rank 0 to log, or "".
 
-    directory: shared by all processes. Raises ConfigError where JAXDP_SECRET is too short, and where there is neither
+    directory: shared by all processes. Raises ConfigError if JAXDP_SECRET is too short, or if there is neither
     JAXDP_SECRET nor a directory.
     """
 
@@ -83,7 +83,7 @@ class Secret:
         return self._key(text)
 
     def read(self) -> bytes:
-        """The key of the run, on any other rank. Raises SecretUnavailable where the file is missing or cannot be read."""
+        """The key of the run, on any other rank. Raises SecretUnavailable if the file is missing or cannot be read."""
         if self.source == ENVIRONMENT:
             return self._key(self._value.encode())
         try:
@@ -116,7 +116,7 @@ class Secret:
         self._created_directories = []
 
     def fix(self, server_source: str = "") -> str:
-        """What to change where rank 0 and this process have different secrets. server_source: where rank 0 reads its secret."""
+        """What to change if rank 0 and this process have different secrets. server_source: where rank 0 reads its secret."""
         host = host_identity()[0]
         if server_source == ENVIRONMENT and self.source == FILE:
             return f"rank 0 has {VARIABLE} and this process does not: {FIX}"

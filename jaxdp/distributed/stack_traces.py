@@ -30,7 +30,7 @@ THREAD_BASE = ("_bootstrap", "_bootstrap_inner", "run", "_worker")  # the outerm
 
 
 class Stack(TypedDict):
-    """The stack trace of a thread. frames: "file:line in function", innermost first; waits_for: "" where it executes code."""
+    """The stack trace of a thread. frames: "file:line in function", innermost first; waits_for: "" if it executes code."""
 
     name: str
     frames: list[str]
@@ -98,7 +98,7 @@ def _is_idle(frames: Sequence[Frame]) -> bool:
 
 
 def waits_for(frames: Sequence[Frame]) -> str:
-    """What a thread waits for, judged by the library functions it is in; "" where it executes code. frames: innermost first."""
+    """What a thread waits for, judged by the library functions it is in; "" if it executes code. frames: innermost first."""
     waits = ""
     for frame in frames:
         if not (LIBRARY.search(frame.file) or frame.file.endswith((*CONTROL, PREEMPTION))):

@@ -151,7 +151,7 @@ class ProcessStatus:
     @contextmanager
     def at_barrier(self, name: str) -> Iterator[None]:
         """Wait for all processes at the same point of the program. Counts only in the thread that trains."""
-        if threading.get_ident() != self.training_thread:  # background saves synchronize in a thread of their own
+        if threading.get_ident() != self.training_thread:  # background saves synchronize in another thread
             yield
             return
         stops, barriers, _ = self.position

@@ -93,7 +93,7 @@ class SyncPointCoordinator:
 
     def add_request(self, action: str, reason: str) -> None:
         """Serve a request after those that are pending. One of the same kind is dropped, unless it repeats a save on which the
-        processes have agreed and which some of them have already acted on."""
+        processes have agreed, and on which some of them have acted."""
         is_agreed = self._counts is not None and len(self._counts) == self.num_processes
         pending = self._requests[1:] if is_agreed and action != "stop" else self._requests
         if action not in [request.action for request in pending]:

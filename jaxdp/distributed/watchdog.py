@@ -36,7 +36,7 @@ _timer_seconds = float("inf")
 
 
 def print_stacks_in(seconds: float) -> None:
-    """Print the stack traces of all threads in so many seconds, unless this is called again before.
+    """Print the stack traces of all threads after `seconds`, unless this is called again before then.
 
     faulthandler prints them from a thread that does not need the GIL, also while native code holds it. Nothing ends here,
     because the timer keeps running while a process is suspended.

@@ -80,7 +80,7 @@ class Quiet:
         """Stop the progress display."""
 
     def image(self, path: Path) -> None:
-        """Show an image file where images can be shown."""
+        """Show an image file, if the screen can show images."""
 
 
 class Screen(Quiet):

@@ -1,4 +1,4 @@
-"""The compiled program of an audit: reduces a step's gradients by two routes; and the text of what it finds.
+"""The compiled program of an audit: reduces a step's gradients by two routes; and its messages.
 
 The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
 change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.auditor` runs the program.

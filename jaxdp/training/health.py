@@ -85,7 +85,7 @@ class LossWatch:
         return self.recent[0][0]
 
     def warning(self, record: dict[str, Any], checkpoint: str) -> str:
-        """The text of the warning. checkpoint: what is said of the last checkpoint before the explosion."""
+        """The text of the warning. checkpoint: a clause about the last checkpoint before the explosion."""
         return (
             f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
             f"learning rate {record['learning_rate']:.6g}) "

@@ -17,7 +17,7 @@ from jaxdp.training.step_timer import StepTimer
 
 
 class StartPoint(NamedTuple):
-    """What a run without checkpoints of its own starts from: a checkpoint of another run, or weights, or else the seed.
+    """What a run without a checkpoint starts from: a checkpoint of another run, or weights, or else the seed.
 
     accept_changes: whether a checkpoint of a run on other data is accepted.
     """

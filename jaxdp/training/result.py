@@ -77,7 +77,7 @@ class TrainResult:
         save_error: str | None,
     ) -> "TrainResult":
         """The result of a run at the end of its plan. All processes call this. strategies: of every phase."""
-        by_process = group.all_gather_object("bad images", progress.bad_images)
+        by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
         bad_images = {name: reason for images in by_process for name, reason in images.items()}
         progress = dataclasses.replace(progress, bad_images=bad_images)
         assert progress.last_evaluation is not None  # `collect` is called after the last evaluation

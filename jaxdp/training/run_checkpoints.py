@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
@@ -88,7 +88,7 @@ class RunCheckpoints:
 
         sync_log: called on rank 0 before the checkpoint is complete.
         """
-        self.group.set_activity("save", progress.steps, "waiting for the save before")
+        self.group.set_activity("save", progress.steps, "waiting for the previous save")
         self.last_save, self.saved_samples = time.monotonic(), progress.samples
         evaluation = progress.last_evaluation
         accuracy = evaluation["eval_accuracy"] if evaluation and evaluation["samples"] == progress.samples else None
@@ -109,9 +109,13 @@ class RunCheckpoints:
         self.manager.check()
 
     def latest(self) -> Manifest | None:
-        """The newest valid checkpoint, after the save in progress."""
+        """The newest checkpoint, after the save in progress; on rank 0 the newest one whose files are all intact.
+
+        Only rank 0 verifies checksums: otherwise every process would read all files at once.
+        """
         self.manager.wait()
-        return latest_valid(self.manager.folder)
+        folder = self.manager.folder
+        return latest_valid(folder) if self.group.is_rank0 else next(read_manifests(folder), None)
 
     def stop_error(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
         """The exception that ends a run after a stop signal. progress: of the saved last step; None if there was none."""
@@ -126,11 +130,12 @@ class RunCheckpoints:
         return Stopped(f"{message}; {self.describe_latest()}")
 
     def describe_latest(self, advice: str = "{again} continues from it") -> str:
-        """Path, epoch and accuracy of the newest valid checkpoint, and `advice`, in which {path} and {again} are replaced."""
+        """Path, epoch and accuracy of the `latest` checkpoint, and `advice`, in which {path} and {again} are replaced."""
         latest = self.latest()
         if latest is None:
             return "there is no checkpoint yet"
         accuracy = "" if latest.accuracy is None else f", accuracy {100 * latest.accuracy:.2f} %"
         epoch = latest.samples / self.setup.plan.examples
         advice = advice.format(path=latest.path, again=self.screen.resume_command)
-        return f"the last valid checkpoint is {latest.path} (epoch {epoch:.2f}{accuracy}); {advice}"
+        verified = "valid " if self.group.is_rank0 else ""
+        return f"the last {verified}checkpoint is {latest.path} (epoch {epoch:.2f}{accuracy}); {advice}"

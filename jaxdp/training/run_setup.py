@@ -26,7 +26,7 @@ from jaxdp.validation import profiled_steps
 class RunSetup:
     """A validated config with its devices, data sets and plan.
 
-    data_facts: digests of the data. keeps_per_worker_batch: whether the per-worker batches are those with which the run began.
+    data_facts: digests of the data. keeps_per_worker_batch: whether the per-worker batches are those of the start of the run.
     """
 
     config: Config
@@ -83,7 +83,7 @@ class RunSetup:
     def open_batches(self, phase: PlannedPhase, mesh: Mesh, first_sample: int, *, resident: bool) -> DeviceIterator:
         """The batches of the steps of a phase from `first_sample` on, loaded in the background. Close it when done.
 
-        resident: the training images are on the devices, so that only their numbers are loaded.
+        resident: the training images are on the devices, so only their indices are loaded.
         """
         data, chunk = self.config.data, None
         if not resident:

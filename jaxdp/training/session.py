@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -175,8 +175,7 @@ class _Session:
             )
             result = trainer.fit()
             group.set_activity("finish")
-            with suppress(StopTraining):  # everything is saved
-                group.all_gather_object("the end of the run", None)
+            group.all_gather_object("the end of the run", None, while_waiting=lambda: None)  # saved: do not stop here
             return _show_and_check(screen, result)
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:

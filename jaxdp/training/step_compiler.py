@@ -188,7 +188,7 @@ class StepCompiler:
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
         examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
-        if images is None:  # as many as a training step holds at a time, spread evenly over the batches
+        if images is None:  # as many rows as in a training step, spread evenly over the batches
             data = self.plan.config.data
             fitting = data.ahead_bytes // (PREFETCH_DEPTH + 1) // data.image_bytes // phase.local_devices * phase.devices
             batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))

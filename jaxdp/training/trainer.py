@@ -13,7 +13,7 @@ from jaxdp import models
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.data import prefetch
 from jaxdp.data.loader import DataError
-from jaxdp.distributed.preemption import SignalHandler, StopTraining
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler, StopTraining
 from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import write_atomically
@@ -118,6 +118,7 @@ class Trainer:
         """Open the log, the profile and the progress bar, and create the objects that use them."""
         group, screen, timer, signals, log = self.group, self.screen, self.timer, self.signals, self.log
         stack.callback(log.close, screen.info)
+        stack.push(self._finish_save)
         samples, steps, checkpoints = self.progress.samples, self.progress.steps, self.checkpoints.manager
         writers = open_writers(self.setup, self.workdir, compiler=self.compiler, samples=samples, group=group, screen=screen)
         self.profile = open_profile(self.setup, self.workdir, steps=steps, group=group, screen=screen)
@@ -129,6 +130,12 @@ class Trainer:
         self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_command=again)
         screen.begin(steps + self.plan.steps_after(samples), steps)
         stack.callback(screen.end)
+
+    def _finish_save(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """After an error in a run of one process, wait for the save in progress, which needs the log. A save of several
+        processes may need one that has failed."""
+        if error_type and not issubclass(error_type, ForcedStop) and self.group.num_processes == 1:
+            self.checkpoints.manager.wait()
 
     def _train_phase(self, phase: PlannedPhase, later_phases: tuple[PlannedPhase, ...]) -> None:
         """Compile and take the remaining steps of a phase; compile the later phases in the background."""
@@ -177,7 +184,7 @@ class Trainer:
                 progress.request_evaluation()
             self.metrics.enqueue(phase, metrics, before=before, dispatched=dispatched, audited=audited)
             batch = self._next_batch(batches)
-            group.set_activity("step", progress.steps, "waiting for the results of the step before")
+            group.set_activity("step", progress.steps, "waiting for the results of the previous step")
             self.metrics.drain(keep=1)
             if progress.evaluation_due:
                 self.metrics.drain()
@@ -220,10 +227,21 @@ class Trainer:
     def _saving_before_exit(self) -> Iterator[None]:
         """Save the last step before a stop signal or unusable data end the run; add how to resume to errors."""
         try:
-            yield
+            with self._adding_resume_advice():
+                yield
         except StopTraining:
             saved = self.progress if self._save_last_step() else None
             raise self.checkpoints.stop_error(self.signals.stop_reason, saved) from None
+        except DataError as error:
+            if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
+                self._save_last_step()
+            raise DataError(f"{error}; {self.checkpoints.describe_latest()}") from None
+
+    @contextmanager
+    def _adding_resume_advice(self) -> Iterator[None]:
+        """Add the checkpoint to resume from to a TrainingError, except to AuditFailed, which names it already."""
+        try:
+            yield
         except AuditFailed:
             raise
         except TrainingError as error:
@@ -231,18 +249,18 @@ class Trainer:
                 raise
             advice = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
             raise TrainingError(f"{error}; {self.checkpoints.describe_latest(advice)}") from None
-        except DataError as error:
-            if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
-                self._save_last_step()
-            raise DataError(f"{error}; {self.checkpoints.describe_latest()}") from None
 
     def _save_last_step(self) -> bool:
-        """Save the last step that was taken; False if there was none."""
+        """Save the last step, unless there was none or it is saved. Returns whether there was one."""
         if not self.log.is_open or self.progress.steps == 0:
             return False
+        with self._adding_resume_advice():
+            self._drain_and_save()
+        return True
+
+    def _drain_and_save(self) -> None:
         self.group.set_activity("save", self.progress.steps, "waiting for the steps in progress")
         self.metrics.drain()
         if self.checkpoints.saved_samples != self.progress.samples:
             self._save()
         self.checkpoints.wait()
-        return True

@@ -3,6 +3,7 @@
 import errno
 import shutil
 import time
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -180,6 +181,16 @@ def test_train_with_failed_last_save_reports_the_newest_checkpoint(tiny, tmp_pat
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(TrainingError, match=r"^no checkpoint could be saved \(No space left on device\), so the trained "):
         jaxdp.train(tiny, tmp_path)
+
+
+@pytest.mark.parametrize("rejected", [True, False])
+def test_save_in_the_background_when_it_ends_is_no_longer_reported(tmp_path, rejected):
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(replicate(make_mesh(1, 1), x=np.full(3, np.nan if rejected else 1.0)), 10, metadata(10))
+    manager.wait()
+    assert manager.group.status.location().background_save == ""
+    with pytest.raises(TrainingError, match="not finite") if rejected else nullcontext():
+        manager.check()
 
 
 def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch):

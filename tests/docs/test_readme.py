@@ -1,4 +1,4 @@
-"""README, docs and `--help` say what is so."""
+"""Links, commands, Python code and figures in README, docs and `--help` are valid."""
 
 import ast
 import functools
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_its_figures_are_those_that_were_measured():
+def test_tables_match_the_measured_results():
     done = subprocess.run(
         [sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -35,7 +35,7 @@ def test_its_figures_are_those_that_were_measured():
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings of a page, as GitHub makes them."""
+    """The anchors of the headings of a page, as GitHub generates them."""
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -44,18 +44,18 @@ def anchors(text: str) -> set[str]:
 def test_links_lead_to_files_and_headings(page):
     text = page.read_text()
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
-        there = page.parent / target if target else page
-        assert there.exists(), target
-        assert not anchor or anchor in anchors(there.read_text()), f"{target}#{anchor}"
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked.read_text()), f"{target}#{anchor}"
     for source in re.findall(r'src="(?!https?:)([^"]+)"', text):
         assert (page.parent / source).exists(), source
 
 
-RUN_HERE = ("train", "plan", "bench")  # those that are parsed and planned
+PLANNED = ("train", "plan", "bench")  # commands that are parsed and planned; others are only parsed
 
 
 def documented_lines(helps: bool = True):
-    """Lines of the shell's code blocks on all pages, without comments, and of the examples in `--help`."""
+    """Lines of the shell code blocks on all pages, without comments; helps: also of the examples in `--help`."""
     for page in PAGES:
         for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
@@ -66,7 +66,10 @@ def documented_lines(helps: bool = True):
 
 
 def documented_commands(others: bool = False, wrapped: bool = False, helps: bool = True):
-    """Those that call jaxdp: of RUN_HERE, or the others. wrapped: those that another program starts on several hosts."""
+    """Documented commands of jaxdp: those in PLANNED, or the others.
+
+    wrapped: instead, those that another program starts on several hosts. helps: see `documented_lines`.
+    """
     for command in dict.fromkeys(documented_lines(helps)):
         started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- (?=jaxdp)", "", command)
         started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- ", "python ", started)
@@ -75,12 +78,11 @@ def documented_commands(others: bool = False, wrapped: bool = False, helps: bool
                 yield pytest.param(within[1] or within[2], within[3].replace("$rank", "1").split(), id=command)
         elif not wrapped and (match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started)):
             name = match[1] or "train"
-            if (name in RUN_HERE) != others:
+            if (name in PLANNED) != others:
                 yield pytest.param(name, match[2].split(), id=command)
 
 
-def test_every_line_of_the_shell_is_looked_at():
-    """Those that call nothing of ours are known."""
+def test_every_documented_shell_line_is_a_tested_command_or_a_known_other():
     ours = {parameter.id for kind in ({}, {"others": True}, {"wrapped": True}) for parameter in documented_commands(**kind)}
     known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff) |\.ci/run$|pip install|source "
     known += r"|status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
@@ -89,7 +91,7 @@ def test_every_line_of_the_shell_is_looked_at():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_documented_scripts_are_there_with_their_flags(page):
+def test_documented_scripts_exist_and_have_the_flags(page):
     for name, flags in re.findall(r"python (benchmarks/[\w/]+\.py)([^`\n#|]*)", page.read_text()):
         source = (ROOT / name).read_text()
         for flag in re.findall(r"--[\w-]+", flags):
@@ -97,7 +99,7 @@ def test_documented_scripts_are_there_with_their_flags(page):
 
 
 def names_of_jaxdp(tree):
-    """(dotted name of jaxdp's, the call that it is of, or None) in a program."""
+    """(dotted name in jaxdp, its call or None) for each name in a program."""
     called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and re.fullmatch(r"jaxdp(\.\w+)+", name := ast.unparse(node)):
@@ -105,8 +107,8 @@ def names_of_jaxdp(tree):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_documented_python_calls_what_is_there(page):
-    """Blocks, and calls within the text; their arguments are those that the functions take."""
+def test_documented_python_uses_existing_names_and_parameters(page):
+    """In code blocks, and in calls within the text."""
     text = page.read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for source in [*blocks, *re.findall(r"`(jaxdp\.[\w.]+\([^`\n]*\))`", text.replace("...", "None"))]:
@@ -118,8 +120,8 @@ def test_documented_python_calls_what_is_there(page):
                 inspect.signature(found).bind(*call.args, **{one.arg: one.value for one in call.keywords})
 
 
-def test_documented_training_commands_do_not_meet_in_one_directory():
-    """Run one after the other, each trains: no two share a directory, unless asked for a new one."""
+def test_documented_training_commands_use_different_directories():
+    """A command that found the finished run of an earlier one would not train."""
     directories = []
     for parameter in documented_commands(helps=False):
         command, flags = parameter.values
@@ -127,18 +129,18 @@ def test_documented_training_commands_do_not_meet_in_one_directory():
         if command == "train" and "--resume" not in flags:
             directories.append(named.get("--workdir", f"runs/{named.get('--name', 'digits')}"))
     assert len(directories) == len(set(directories))
-    assert "runs/digits" not in directories  # that of the line above them
+    assert "runs/digits" not in directories  # of the quick start
 
 
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
-def test_documented_commands_are_understood(command, flags, capsys, monkeypatch, tmp_path):
-    """Each is parsed and planned; a training run itself is not begun."""
+def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
+    """Parsed and planned, without training."""
     from jaxdp.training import run_setup, session
 
     if "--compile-for" in flags and aot.unavailable_reason():
         pytest.skip(aot.unavailable_reason())
     planned, opened = [], sources.open_datasets
-    digits = Config(model=Model(classes=10))  # in place of data that are not here
+    digits = Config(model=Model(classes=10))  # instead of data sets that are not on this machine
     monkeypatch.setattr(
         run_setup, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
@@ -156,7 +158,7 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch,
         monkeypatch.setattr(input, "run", lambda config, *_, **__: planned.append(config))
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
-    if "runs/first/config.json" in flags:  # what a run has left
+    if "runs/first/config.json" in flags:  # of an earlier run
         Path("runs/first").mkdir(parents=True)
         Path("runs/first/config.json").write_text(to_json(load_config("digits")))
     main.main([command, *flags])
@@ -164,17 +166,17 @@ def test_documented_commands_are_understood(command, flags, capsys, monkeypatch,
 
 
 class Parsed(Exception):
-    """A command line was understood; what it asks for is not begun."""
+    """A command line was parsed; the command stops."""
 
 
 def parsed_only(parse):
-    """`parse`, which then ends the command."""
+    """`parse`, which raises `Parsed` afterwards."""
 
-    def then_end(*given, **named):
-        parse(*given, **named)
+    def parse_and_stop(*args, **kwargs):
+        parse(*args, **kwargs)
         raise Parsed
 
-    return then_end
+    return parse_and_stop
 
 
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))

@@ -1,4 +1,4 @@
-"""docs/tour.md names what exists, and every part of the package."""
+"""docs/tour.md lists every folder and module of the package, and only files that exist."""
 
 import re
 from pathlib import Path

@@ -19,6 +19,7 @@ from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import read_log
+from jaxdp.training import health
 
 
 @pytest.fixture
@@ -80,6 +81,35 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path
         assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[moment]  # between steps, one is ahead of the log
     train(tiny, tmp_path / "run")
     assert outcome(tmp_path / "run") == uninterrupted
+
+
+def test_stop_after_the_last_evaluation_lets_the_run_finish(tiny, tmp_path):
+    class StopAtEnd(Quiet):
+        def evaluated(self, record):
+            if record["samples"] == 160:
+                signals.request_stop("SIGTERM")
+
+    signals = SignalHandler()
+    train(tiny, tmp_path, screen=StopAtEnd(), signals=signals)
+    assert signals.stop_reason == "SIGTERM"
+    assert (tmp_path / "result.json").exists()
+
+
+def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(tiny, tmp_path, monkeypatch):
+    """The metrics of the last step, read after the stop, are not finite."""
+    signals, check_step = SignalHandler(), health.check_step
+
+    def check(record, config):
+        if record["step"] == 14:
+            raise TrainingError("the loss is not finite")
+        if record["step"] == 13:
+            signals.request_stop("SIGTERM")
+        check_step(record, config)
+
+    monkeypatch.setattr(health, "check_step", check)
+    advice = "to resume from it with changes, use --resume"
+    with pytest.raises(TrainingError, match=rf"^the loss is not finite; the last valid checkpoint is .*; {advice}"):
+        train(tiny, tmp_path, signals=signals)
 
 
 @pytest.mark.slow

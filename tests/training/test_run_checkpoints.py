@@ -1,9 +1,17 @@
-"""When checkpoints are saved."""
+"""When checkpoints are saved, and which one is the latest."""
 
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from helpers.checkpoints import metadata, replicate
 
+from jaxdp.checkpoint import listing
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.config import Checkpoint
+from jaxdp.loggers.console import Quiet
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training import run_checkpoints
 from jaxdp.training.run_checkpoints import RunCheckpoints
 
@@ -49,3 +57,16 @@ def test_is_due_at_the_end_of_a_phase_uses_up_the_agreement(checkpoints):
     checkpoints.setup.plan.phases.append(SimpleNamespace(end=2000))
     assert checkpoints.is_due(checkpoints.setup.plan.phases[0], before=992, after=1000)
     assert not checkpoints.agreed
+
+
+@pytest.mark.parametrize(("is_rank0", "verified"), [(True, 1), (False, 0)])
+def test_describe_latest_verifies_files_on_rank_0_only(checkpoints, tmp_path, monkeypatch, is_rank0, verified):
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(replicate(make_mesh(1, 1), x=np.zeros(3)), 10, metadata(10))
+    calls, is_valid = [], listing.is_valid
+    monkeypatch.setattr(listing, "is_valid", lambda manifest: calls.append(manifest) or is_valid(manifest))
+    checkpoints.manager, checkpoints.group.is_rank0 = manager, is_rank0
+    checkpoints.screen = Quiet()
+    described = checkpoints.describe_latest()
+    assert re.search(rf"checkpoint is {tmp_path / '10'} \(epoch 0.10\); the same command continues from it$", described)
+    assert len(calls) == verified

@@ -26,7 +26,7 @@ def records(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, tmp_path):
+def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, plots, tmp_path):
     result = train(tiny, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {".lock", "checkpoints", "config.json", "metrics.jsonl", "result.json", "training.png"}
@@ -227,7 +227,7 @@ def test_evaluations_fall_due_by_the_decimals_that_were_written(tiny, tmp_path):
     assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, plots, tmp_path, monkeypatch):
     from jaxdp.loggers import plot
 
     said = []
