@@ -31,19 +31,19 @@ def nothing_registered():
 
 
 class Linear:
-    """Softmax regression, its inputs normalised over the batch if asked for."""
+    """Softmax regression, its inputs normalized over the batch if asked for."""
 
-    def __init__(self, config, normalised=False, logits=None):
-        self.classes, self.normalised, self.logits = logits or config.classes, normalised, logits
+    def __init__(self, config, normalized=False, logits=None):
+        self.classes, self.normalized, self.logits = logits or config.classes, normalized, logits
 
     def init(self, key, image_shape):
         spreads = {"kernel": np.full((np.prod(image_shape), self.classes), 0.01), "bias": np.zeros(self.classes)}
         zeros = np.zeros(image_shape[-1])
-        return models.sample_params(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalised else {}
+        return models.sample_params(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalized else {}
 
     def apply(self, params, batch_stats, images, train):
         moments = {}
-        if self.normalised:
+        if self.normalized:
             mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
             moments = {"norm": {"mean": mean, "square": square}}
             used = {"mean": mean, "var": square - mean**2} if train else batch_stats["norm"]
@@ -180,7 +180,7 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
 
 def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
     """Its moving averages are those of the batches: with a decay of 0 those of the last one."""
-    jaxdp.register_model("linear", lambda config: Linear(config, normalised=True))
+    jaxdp.register_model("linear", lambda config: Linear(config, normalized=True))
     config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_momentum=0.0))
     jaxdp.train(config, tmp_path)

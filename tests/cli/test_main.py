@@ -287,10 +287,10 @@ def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys, tmp
     main.main(["plan", *flags, "--json", "--picture", str(picture), "--overwrite"])
     assert picture.stat().st_size > 10_000
     capsys.readouterr()
-    main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronised"])
-    synchronised = json.loads(capsys.readouterr().out)["network"]
-    assert len(synchronised["normalization_messages"]) == 4 * 20  # normalisations of ResNet-18
-    for before, after in zip(told["network"]["phases"], synchronised["phases"], strict=True):
+    main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronized"])
+    synchronized = json.loads(capsys.readouterr().out)["network"]
+    assert len(synchronized["normalization_messages"]) == 4 * 20  # normalizations of ResNet-18
+    for before, after in zip(told["network"]["phases"], synchronized["phases"], strict=True):
         for strategy, one in after["strategies"].items():
             assert one["efficiency"] < before["strategies"][strategy]["efficiency"]
     capsys.readouterr()

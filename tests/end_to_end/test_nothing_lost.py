@@ -136,7 +136,7 @@ def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_pa
 
 
 def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(tiny, tmp_path):
-    """Without per_worker_batch in the config: the groups of batch normalisation are those of four devices to the end."""
+    """Without per_worker_batch in the config: the groups of batch normalization are those of four devices to the end."""
     whole = train(tiny, tmp_path / "whole")
     train_until(tiny, tmp_path / "cut", step=12)
     on_two = dataclasses.replace(tiny, mesh=Mesh(cpu_devices=2))

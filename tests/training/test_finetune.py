@@ -148,7 +148,7 @@ def test_a_run_that_was_begun_does_without_its_file(tiny_resnet, tmp_path):
 
 @pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_the_gradient_of_trained_parts_is_that_with_the_frozen_ones_held_constant(frozen_stages, accumulation):
-    """And their batch normalisation in evaluation; worker after worker on one device, differentiated as a whole."""
+    """And their batch normalization in evaluation; worker after worker on one device, differentiated as a whole."""
     config = finetuned(step_config(), weights="any", frozen_stages=frozen_stages)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, augmentation="none"))
     model, workers = models.create(config.model), 8 * accumulation

@@ -140,7 +140,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_on_another_mesh_order_rate_and_phases_are_exact_and_parameters_agree(tiny, tmp_path, mesh):
-    """Batch normalisation per worker of 2 images; 20 steps after the resume in float32."""
+    """Batch normalization per worker of 2 images; 20 steps after the resume in float32."""
     config = dataclasses.replace(
         tiny, epochs=8.0, batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
     )  # fmt: skip
