@@ -80,7 +80,7 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: jaxdp.register_strategy("torus", both_ways), "name='torus': reserved"),
         (lambda: jaxdp.register_strategy("mine"), "register_strategy='mine': needs at least one stage"),
@@ -90,10 +90,10 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
         (lambda: jaxdp.register_model("linear", None), "linear=None: must be a function"),
     ],
 )
-def test_register_with_an_invalid_name_or_function_raises(call, told):
+def test_register_with_an_invalid_name_or_function_raises(call, message):
     with pytest.raises(ConfigError) as refused:
         call()
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -192,7 +192,7 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         (
             lambda config: Linear(config, logits=3),
@@ -201,9 +201,9 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
         (lambda config: object(), "has no method 'init'"),
     ],
 )
-def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny, tmp_path, build, told):
+def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny, tmp_path, build, message):
     jaxdp.register_model("linear", build)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         jaxdp.train(with_model(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
