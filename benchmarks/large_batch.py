@@ -90,13 +90,13 @@ def draw(rows, path) -> None:
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    colours = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
-    for technique, colour in zip(TECHNIQUES, colours, strict=True):
+    colors = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    for technique, color in zip(TECHNIQUES, colors, strict=True):
         mine = [r for r in rows if r["technique"] == technique]
         scores = [[100 * (a or 0.0) for a in r["accuracies"]] for r in mine]
         spread = [stdev(s) if len(s) > 1 else 0.0 for s in scores]
         places = [r["batch"] for r in mine]
-        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, label=technique, color=colour)
+        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, label=technique, color=color)
     axes.set(xscale="log", xlabel="global batch (images)", ylabel="held-out accuracy (%)", xticks=LADDER, xticklabels=LADDER)
     axes.minorticks_off()
     axes.legend(frameon=False)

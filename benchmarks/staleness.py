@@ -171,11 +171,11 @@ def draw(record, path) -> None:
 
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     axes = figure.subplots()
-    for (kind, label), colour, shift in zip(KINDS.items(), ("#D55E00", "#E69F00", "#0072B2"), (-0.06, 0.0, 0.06), strict=True):
+    for (kind, label), color, shift in zip(KINDS.items(), ("#D55E00", "#E69F00", "#0072B2"), (-0.06, 0.0, 0.06), strict=True):
         scores = [scores_of(record, tau, kind) for tau in TAUS]
         spread = [stdev(s) if len(s) > 1 else 0.0 for s in scores]
         places = [place + shift for place in range(len(TAUS))]
-        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, color=colour, label=label)
+        axes.errorbar(places, [mean(s) for s in scores], spread, marker="o", capsize=3, color=color, label=label)
     start = mean(scores_of(record, 0, "asynchronous"))
     axes.axhline(start, color="#999999", linestyle="--", label=f"synchronous, {BATCH} images shared (tau = 0)")
     axes.set(xlabel="tau: updates between a gradient's parameters and its use", ylabel="held-out accuracy (%)")

@@ -157,7 +157,7 @@ AUGMENTATIONS = Choices(
         "digits": Augmentation("small rotations, scales, shears and shifts"),
         "paper": Augmentation(
             "Mikami et al., see `augment`",
-            "min_scale max_scale angle aspect distortion brightness contrast contrast_centre noise flip padding",
+            "min_scale max_scale angle aspect distortion brightness contrast contrast_center noise flip padding",
             resizes=True,
         ),
         "random_resized_crop": Augmentation("crop of random area and aspect ratio, flip", "flip min_area", resizes=True),
@@ -198,7 +198,7 @@ SOURCES = Choices(
     },
     other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", READ_FROM_DISK),
 )
-STATISTICS = Choices(
+BATCH_STATISTICS = Choices(
     "model.statistics",
     "model",
     {
@@ -219,6 +219,6 @@ TABLES: tuple[Choices, ...] = (
     AUGMENTATIONS,
     MIXES,
     SOURCES,
-    STATISTICS,
+    BATCH_STATISTICS,
     NON_FINITE,
 )

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     LossScaleName: TypeAlias = str
     AugmentationName: TypeAlias = str
     MixName: TypeAlias = str
-    Statistics: TypeAlias = str
+    BatchStatistics: TypeAlias = str
     NonFinite: TypeAlias = str
 else:
-    OptimizerName, MomentumRule, ScheduleName, LossScaleName, AugmentationName, MixName, Statistics, NonFinite = (
+    OptimizerName, MomentumRule, ScheduleName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
             ("Update rule", choices.OPTIMIZERS),
@@ -45,7 +45,7 @@ else:
             ("Loss scaling", choices.LOSS_SCALES),
             ("Random transform of training images", choices.AUGMENTATIONS),
             ("Blending of each image with another of its worker's batch", choices.MIXES),
-            ("Batch-normalization statistics for evaluation", choices.STATISTICS),
+            ("Batch statistics (mean and variance of batch normalization) for evaluation", choices.BATCH_STATISTICS),
             ("Action on a non-finite loss or gradient", choices.NON_FINITE),
         )
     )
@@ -127,8 +127,8 @@ class Augment(_Strict):
     brightness: Strength = 0.0
     """Largest offset of all pixels in either direction; white is 1 (paper)"""
     contrast: Ratio = 1.1
-    """Largest factor per channel on the distance of pixels from `contrast_centre`, and its inverse (paper)"""
-    contrast_centre: Strength = 0.5
+    """Largest factor per channel on the distance of pixels from `contrast_center`, and its inverse (paper)"""
+    contrast_center: Strength = 0.5
     """Pixel value that contrast leaves unchanged; white is 1 (paper)"""
     noise: Strength = 0.0
     """Largest standard deviation of the Gaussian noise; white is 1 (paper)"""
@@ -153,16 +153,16 @@ class Model(_Strict):
     classes: Annotated[int, Field(ge=2, le=1_000_000)] = 1000
     """Number of classes"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of activations and of weights in computations; parameters and statistics stay float32. float16 requires
+    """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
     `loss_scale`"""
-    norm: Literal["per_worker", "synchronised"] = "per_worker"
+    norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
-    statistics: Statistics = "moving_average"
+    statistics: BatchStatistics = "moving_average"
     norm_momentum: BelowOne = 0.9
     """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
-    gradients: Literal["own", "autodiff"] = "own"
+    gradients: Literal["custom_vjp", "autodiff"] = "custom_vjp"
     """Gradients of fused batch normalization and ReLU and of max pooling: hand-written ones, which move less memory (see
     jaxdp/models/batch_norm.py), or JAX's"""
     convolution: Literal["auto", "direct", "product"] = "auto"
@@ -213,7 +213,7 @@ class Optimizer(_Strict):
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (default: no clipping)"""
     average_decay: BelowOne | None = None
-    """Decay per step of an exponential moving average of parameters and batch-normalization statistics, used in evaluation
+    """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (default: no averaging)"""
 
 
@@ -265,7 +265,7 @@ class Finetune(_Strict):
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
     """Digest of the weights, recorded by the run and checked on resume (default: not checked)"""
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
-    """Number of frozen parts, with their batch-normalization statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
+    """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
     new_head: bool = False
     """Random initialization of the classifier, even if the file's has as many classes"""
@@ -310,7 +310,7 @@ class Evaluation(_Strict):
     """Evaluation during training."""
 
     every_epochs: Positive | None = 1.0
-    """Number of epochs between evaluations (None: only at the end, where there always is one)"""
+    """Number of epochs between evaluations (None: only at the end of the run, which is always evaluated)"""
     batch: Count | None = None
     """Number of images per evaluation step on all devices (default: the number that the devices train on at a time)"""
 

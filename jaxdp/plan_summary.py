@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, and bytes per step and message of the
-    gradient and of the statistics, loss and accuracy in float32."""
+    gradient and of the batch statistics, loss and accuracy in float32."""
     from jaxdp import models
 
     size = config.data.image_size
@@ -81,7 +81,7 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
     table.add_row(
         "gradient",
         f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
-        f"{model_summary['statistics_bytes']:,} bytes of statistics, loss and accuracy in float32",
+        f"{model_summary['statistics_bytes']:,} bytes of batch statistics, loss and accuracy in float32",
     )
     table.add_row(
         "optimizer",

@@ -22,6 +22,7 @@ import pytest
 from jaxdp import registry
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
+from jaxdp.loggers import writers
 from jaxdp.models import resnet
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
@@ -49,8 +50,18 @@ class NormalizedLinear:
 
 
 @pytest.fixture
-def tiny(monkeypatch) -> Config:
-    """A run of a second: a linear network with batch normalization, synthetic images, four devices, a change of batch size."""
+def plots() -> None:
+    """Runs of `tiny` draw training.png."""
+
+
+@pytest.fixture
+def tiny(monkeypatch, request) -> Config:
+    """A run of a second: a linear network with batch normalization, synthetic images, four devices, a change of batch size.
+
+    It draws no training.png, which would take as long as the rest; tests that need one request `plots`.
+    """
+    if "plots" not in request.fixturenames:
+        monkeypatch.setattr(writers.PlotWriter, "close", lambda self: None)
     monkeypatch.setitem(registry.own_models, "normalized_linear", NormalizedLinear)
     return Config(
         name="tiny",

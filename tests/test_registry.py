@@ -31,19 +31,19 @@ def nothing_registered():
 
 
 class Linear:
-    """Softmax regression, its inputs normalised over the batch if asked for."""
+    """Softmax regression, its inputs normalized over the batch if asked for."""
 
-    def __init__(self, config, normalised=False, logits=None):
-        self.classes, self.normalised, self.logits = logits or config.classes, normalised, logits
+    def __init__(self, config, normalized=False, logits=None):
+        self.classes, self.normalized, self.logits = logits or config.classes, normalized, logits
 
     def init(self, key, image_shape):
         spreads = {"kernel": np.full((np.prod(image_shape), self.classes), 0.01), "bias": np.zeros(self.classes)}
         zeros = np.zeros(image_shape[-1])
-        return models.sample_params(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalised else {}
+        return models.sample_params(key, spreads), {"norm": {"mean": zeros, "var": zeros + 1}} if self.normalized else {}
 
     def apply(self, params, batch_stats, images, train):
         moments = {}
-        if self.normalised:
+        if self.normalized:
             mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
             moments = {"norm": {"mean": mean, "square": square}}
             used = {"mean": mean, "var": square - mean**2} if train else batch_stats["norm"]
@@ -80,7 +80,7 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: jaxdp.register_strategy("torus", both_ways), "name='torus': reserved"),
         (lambda: jaxdp.register_strategy("mine"), "register_strategy='mine': needs at least one stage"),
@@ -90,10 +90,10 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
         (lambda: jaxdp.register_model("linear", None), "linear=None: must be a function"),
     ],
 )
-def test_register_with_an_invalid_name_or_function_raises(call, told):
+def test_register_with_an_invalid_name_or_function_raises(call, message):
     with pytest.raises(ConfigError) as refused:
         call()
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -180,7 +180,7 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
 
 def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
     """Its moving averages are those of the batches: with a decay of 0 those of the last one."""
-    jaxdp.register_model("linear", lambda config: Linear(config, normalised=True))
+    jaxdp.register_model("linear", lambda config: Linear(config, normalized=True))
     config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, norm_momentum=0.0))
     jaxdp.train(config, tmp_path)
@@ -192,7 +192,7 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("build", "told"),
+    ("build", "message"),
     [
         (
             lambda config: Linear(config, logits=3),
@@ -201,9 +201,9 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
         (lambda config: object(), "has no method 'init'"),
     ],
 )
-def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny, tmp_path, build, told):
+def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny, tmp_path, build, message):
     jaxdp.register_model("linear", build)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         jaxdp.train(with_model(tiny), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

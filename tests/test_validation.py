@@ -25,28 +25,28 @@ FIELDS = sorted(flatten(dataclasses.asdict(load_config("digits"))))
 EXAMPLES = 1437
 
 
-def changed(held: dict, name: str, value):
+def set_field(fields: dict, name: str, value):
     """Set the field NAME.PART..., in place; of a list by its index."""
     *path, last = (int(part) if part.isdigit() else part for part in name.split("."))
     for part in path:
-        held = held[part]
-    held[last] = value
+        fields = fields[part]
+    fields[last] = value
 
 
 def with_field_in_use(name: str) -> dict:
     """A valid config in which the field is in use."""
     recipe = "imagenet_goyal_256" if name in ("schedule.boundaries", "schedule.factor") else "digits"
-    held = dataclasses.asdict(load_config(recipe))
-    held["batch"] = [dict(phase) for phase in held["batch"]]
+    fields = dataclasses.asdict(load_config(recipe))
+    fields["batch"] = [dict(phase) for phase in fields["batch"]]
     for table in TABLES:
         if name in (f"{table.section}.{field}" for field in table.dependent_fields) and recipe == "digits":
             choice = table.users([name.rpartition(".")[2]])[-1]
-            changed(held, table.field, choice)
+            set_field(fields, table.field, choice)
             for field in table.ignored_fields(choice):
-                held[table.section][field] = getattr(getattr(Config(), table.section), field)
+                fields[table.section][field] = getattr(getattr(Config(), table.section), field)
     if name.startswith("augment.") or name == "data.stored_size":
-        held["data"]["stored_size"] = None
-    return held
+        fields["data"]["stored_size"] = None
+    return fields
 
 
 def numbers(tree):
@@ -61,19 +61,19 @@ def numbers(tree):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_field_at_extreme_values_is_rejected_by_name_or_planned_with_finite_numbers(name):
-    begun = with_field_in_use(name)
-    from_dict(begun)  # is right before
+    fields = with_field_in_use(name)
+    from_dict(fields)  # valid before the change
     for value in EXTREMES:
-        held = deepcopy(begun)
-        changed(held, name, value)
+        fields_after = deepcopy(fields)
+        set_field(fields_after, name, value)
         try:
-            config = from_dict(held)
+            config = from_dict(fields_after)
             plan = make_plan(config, examples=EXAMPLES, devices=4)
         except ConfigError as error:
-            told = str(error)
-            assert "\n" not in told
-            assert "\x1b" not in told
-            assert name.split(".")[-1] in told.replace("-", "_"), (value, told)
+            message = str(error)
+            assert "\n" not in message
+            assert "\x1b" not in message
+            assert name.split(".")[-1] in message.replace("-", "_"), (value, message)
             continue
         summary_table(plan, "4 devices", SUMMARY)
         for number in numbers(as_dict(plan, SUMMARY)):

@@ -107,7 +107,7 @@ def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int,
     pixels = resample(image, rows + row / enlarge_rows - padding, columns + column / enlarge_columns - padding) / 255
     contrast = ranges.contrast ** (2 * draws["contrast"] - 1)
     pixels += (2 * draws["brightness"] - 1) * ranges.brightness
-    pixels = (pixels - ranges.contrast_centre) * contrast + ranges.contrast_centre
+    pixels = (pixels - ranges.contrast_center) * contrast + ranges.contrast_center
     if ranges.noise:
         pixels += jax.random.normal(draws["key"], pixels.shape) * (draws["noise"] * ranges.noise)
     return 255 * pixels

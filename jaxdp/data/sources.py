@@ -219,12 +219,11 @@ def _decoded(config: Config, train: ItemSource, evaluation: ItemSource, *, name:
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     held_out = _loaded(evaluation, config, evaluation_transform(config), on_bad_image=ignore, kind="evaluation image")
     warnings = [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
-    statistics = SOURCES[name]
     return Datasets(
         training,
         held_out,
-        statistics.mean,
-        statistics.std,
+        SOURCES[name].mean,
+        SOURCES[name].std,
         classes=_class_names(train),
         warnings=tuple(warnings),
     )

@@ -108,9 +108,9 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             stem=config.stem,
             dtype=jnp.dtype(config.dtype),
             convolution=convolution,
-            axes=AXES if config.norm == "synchronised" else (),
+            axes=AXES if config.norm == "synchronized" else (),
             remat=config.remat,
-            custom_vjp=config.gradients == "own",
+            custom_vjp=config.gradients == "custom_vjp",
         )
     )
 

@@ -18,7 +18,7 @@ REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
 
 
 class BatchNormTerm(NamedTuple):
-    """A tensor with its batch normalization parameters and statistics.
+    """A tensor with its batch normalization parameters and batch statistics.
 
     x: [B, H, W, C]; scale, bias, mean, var: [C] float32.
     """
@@ -66,7 +66,7 @@ def bn_relu(
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the statistics are synchronized; convolution: "product" where XLA compiles for a CPU.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" if XLA compiles for a CPU.
     """
 
     axes: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
     """Batch normalization that reports the moments of its input instead of updating moving averages.
 
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments`; the training step averages
-    them over workers and updates the moving averages once. axes: mesh axes over which the statistics are synchronized; none:
+    them over workers and updates the moving averages once. axes: mesh axes over which batch statistics are synchronized; none:
     per worker. Returns a `BatchNormTerm`, because the ReLU behind it computes the output.
     """
 

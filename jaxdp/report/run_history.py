@@ -115,7 +115,7 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
-    """Several runs, labelled by the names of their directories, or by the paths if names occur twice."""
+    """Several runs, labeled by the names of their directories, or by the paths if names occur twice."""
     names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
     labels = names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
     return [read(workdir, label) for workdir, label in zip(workdirs, labels, strict=True)]

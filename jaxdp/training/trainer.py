@@ -13,7 +13,7 @@ from jaxdp import models
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.data import prefetch
 from jaxdp.data.loader import DataError
-from jaxdp.distributed.preemption import SignalHandler, StopTraining
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler, StopTraining
 from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import write_atomically
@@ -118,6 +118,7 @@ class Trainer:
         """Open the log, the profile and the progress bar, and create the objects that use them."""
         group, screen, timer, signals, log = self.group, self.screen, self.timer, self.signals, self.log
         stack.callback(log.close, screen.info)
+        stack.push(self._finish_save)
         samples, steps, checkpoints = self.progress.samples, self.progress.steps, self.checkpoints.manager
         writers = open_writers(self.setup, self.workdir, compiler=self.compiler, samples=samples, group=group, screen=screen)
         self.profile = open_profile(self.setup, self.workdir, steps=steps, group=group, screen=screen)
@@ -129,6 +130,12 @@ class Trainer:
         self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_command=again)
         screen.begin(steps + self.plan.steps_after(samples), steps)
         stack.callback(screen.end)
+
+    def _finish_save(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """After an error in a run of one process, wait for the save in progress, which needs the log. A save of several
+        processes may need one that has failed."""
+        if error_type and not issubclass(error_type, ForcedStop) and self.group.num_processes == 1:
+            self.checkpoints.manager.wait()
 
     def _train_phase(self, phase: PlannedPhase, later_phases: tuple[PlannedPhase, ...]) -> None:
         """Compile and take the remaining steps of a phase; compile the later phases in the background."""

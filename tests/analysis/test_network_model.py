@@ -11,7 +11,7 @@ from jaxdp.training.step_compiler import normalization_messages
 
 CONFIG = Config(
     data=Data(source="synthetic", image_size=16),
-    model=Model(depth=6, width=32, stem="small", classes=7, norm="synchronised"),
+    model=Model(depth=6, width=32, stem="small", classes=7, norm="synchronized"),
     batch=(Phase(global_batch=64, per_worker_batch=8),),
 )
 

@@ -15,7 +15,7 @@ def with_batch(config, batch, per_worker=None, **changes):
 
 def test_step_without_reductions_has_no_collectives(tiny):
     """Not even for synchronized batch normalization."""
-    config = with_batch(tiny, 8, model=dataclasses.replace(tiny.model, norm="synchronised"))
+    config = with_batch(tiny, 8, model=dataclasses.replace(tiny.model, norm="synchronized"))
     mesh = make_mesh(2, 2)
     without = step_runner.build_step(config, mesh, global_batch=8, strategy=allreduce.no_reduce).step.as_text()
     assert read_schedule(without, 4).collectives == []

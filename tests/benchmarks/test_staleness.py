@@ -18,7 +18,7 @@ class State(NamedTuple):
 
 @pytest.mark.parametrize("tau", [0, 1, 3])
 def test_train_with_stale_gradients_equals_the_recurrence(tau):
-    """Minimise x^2 / 2, whose gradient is x: x[t + 1] = x[t] - 0.3 x[max(0, t - tau)]."""
+    """Minimize x^2 / 2, whose gradient is x: x[t + 1] = x[t] - 0.3 x[max(0, t - tau)]."""
     xs = [1.0]
     for t in range(12):
         xs.append(xs[t] - 0.3 * xs[max(0, t - tau)])

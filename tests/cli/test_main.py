@@ -260,20 +260,20 @@ main.main(["doctor"])
 )
 def test_plan_bench_and_data_with_invalid_options_exit_with_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    told = failing(capsys, *arguments)
-    assert message in told
-    assert len(told.splitlines()) == 1
+    error = failing(capsys, *arguments)
+    assert message in error
+    assert len(error.splitlines()) == 1
 
 
 def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys, tmp_path):
     flags = ["--devices", "8", "--model.depth", "18", "--model.width", "8", "--wire", "--network", "5e-6,10e9"]
     main.main(["plan", *flags, "--json", "--picture", str(tmp_path / "efficiency.png")])
-    told = json.loads(capsys.readouterr().out)
-    assert {one["axes"][0] for one in told["wire"][0]["collectives"]} == {"horizontal", "vertical"}
-    total = told["gradient_bytes"] + told["statistics_bytes"]
-    assert told["wire"][0]["sent_bytes_busiest_device"] == pytest.approx(2 * 7 / 8 * total, rel=1e-3)  # padding apart
-    assert told["network"]["message_bytes"] == total
-    for phase in told["network"]["phases"]:
+    plan = json.loads(capsys.readouterr().out)
+    assert {one["axes"][0] for one in plan["wire"][0]["collectives"]} == {"horizontal", "vertical"}
+    total = plan["gradient_bytes"] + plan["statistics_bytes"]
+    assert plan["wire"][0]["sent_bytes_busiest_device"] == pytest.approx(2 * 7 / 8 * total, rel=1e-3)  # padding apart
+    assert plan["network"]["message_bytes"] == total
+    for phase in plan["network"]["phases"]:
         assert phase["normalization_seconds"] == 0
         for one in phase["strategies"].values():
             assert one["step_seconds"] == pytest.approx(phase["computation_seconds"] + one["communication_seconds"])
@@ -287,10 +287,10 @@ def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys, tmp
     main.main(["plan", *flags, "--json", "--picture", str(picture), "--overwrite"])
     assert picture.stat().st_size > 10_000
     capsys.readouterr()
-    main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronised"])
-    synchronised = json.loads(capsys.readouterr().out)["network"]
-    assert len(synchronised["normalization_messages"]) == 4 * 20  # normalisations of ResNet-18
-    for before, after in zip(told["network"]["phases"], synchronised["phases"], strict=True):
+    main.main(["plan", *(flag for flag in flags if flag != "--wire"), "--json", "--model.norm", "synchronized"])
+    synchronized = json.loads(capsys.readouterr().out)["network"]
+    assert len(synchronized["normalization_messages"]) == 4 * 20  # normalizations of ResNet-18
+    for before, after in zip(plan["network"]["phases"], synchronized["phases"], strict=True):
         for strategy, one in after["strategies"].items():
             assert one["efficiency"] < before["strategies"][strategy]["efficiency"]
     capsys.readouterr()

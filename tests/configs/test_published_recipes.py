@@ -156,7 +156,7 @@ def test_hyperparameters_of_a_recipe_are_those_of_its_source(name):
     for part, expected in ((config.schedule, schedule), (config.optimizer, optimizer)):
         assert {field: getattr(part, field) for field in expected} == expected
     assert (config.model.depth, config.model.classes, config.data.image_size) == (50, 1000, 224)
-    if "goyal" in name:  # section 5.1: normalisation over 32 images a worker, never across workers
+    if "goyal" in name:  # section 5.1: normalization over 32 images a worker, never across workers
         assert (config.model.norm, config.batch[0].per_worker_batch) == ("per_worker", 32)
         assert [phase.global_batch for phase in config.batch] == [{"256": 256, "8k": 8192}[name.split("_")[-1]]]
         assert (config.augment.min_area, config.model.norm_momentum) == (0.08, 0.9)

@@ -48,7 +48,7 @@ def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
     by_column = np.array([np.sin(angle), mirror * np.cos(angle)]) / sx  # (row, column) in the input
     by_row = np.array([np.cos(angle), -mirror * np.sin(angle)]) / sy
     middle = (out - 1) / 2
-    centre = np.array(
+    center = np.array(
         [
             (u["row"] * ((height + 2 * padding) * sy - out) + middle) / sy - padding,
             (u["column"] * ((width + 2 * padding) * sx - out) + middle) / sx - padding,
@@ -61,10 +61,10 @@ def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
             y, x = (i - half) / half, (j - half) / half
             r2 = y**2 + x**2
             y, x = (half * p * (1 + d * r2) / (1 + d) + half for p in (y, x))
-            place = centre + (x - middle) * by_column + (y - middle) * by_row
+            place = center + (x - middle) * by_column + (y - middle) * by_row
             pixel = bilinear(image, *place) / 255 + (2 * u["brightness"] - 1) * ranges.brightness
             contrast = ranges.contrast ** (2 * u["contrast"] - 1)
-            result[i, j] = (pixel - ranges.contrast_centre) * contrast + ranges.contrast_centre
+            result[i, j] = (pixel - ranges.contrast_center) * contrast + ranges.contrast_center
     return 255 * (result + normal * u["noise"] * ranges.noise)
 
 
@@ -172,7 +172,7 @@ def test_pad_and_crop_returns_a_crop_of_the_padded_image():
 
 
 def test_resize_for_evaluation_takes_the_center_of_a_larger_image():
-    """320 to 224 is the centre 280 pixels at 4/5 of their size."""
+    """320 to 224 is the center 280 pixels at 4/5 of their size."""
     config = Config(data=Data(source="synthetic", image_size=224, stored_size=320))
     seen = np.asarray(augment.resize_for_evaluation(config, ramp(320, 320)[None]))[0]
     assert seen.shape == (224, 224, 3)
@@ -301,10 +301,10 @@ def random_images():
 def test_resample_affine_matches_scipy():
     affine = np.array([[0.9, 0.2, 0.05], [-0.1, 1.1, -0.08]])
     image = random_images()[0].astype(np.float64)
-    # scipy maps output pixel to input pixel; ours is relative to the centre and the size of the image
-    size, centre = np.array([16.0, 20.0]), np.array([7.5, 9.5])
+    # scipy maps output pixel to input pixel; ours is relative to the center and the size of the image
+    size, center = np.array([16.0, 20.0]), np.array([7.5, 9.5])
     matrix = np.diag(size) @ affine[:, :2] @ np.diag(1 / size)
-    offset = centre + size * affine[:, 2] - matrix @ centre
+    offset = center + size * affine[:, 2] - matrix @ center
     expected = np.stack(
         [ndimage.affine_transform(image[..., c], matrix, offset, order=1, mode="nearest") for c in range(3)], axis=-1
     )

@@ -23,9 +23,9 @@ def test_decode_jpeg_matches_pillow(options):
 
 def test_decode_gray_cmyk_palette_and_png_returns_three_channels():
     whole = smooth_image()
-    grey = decode.decode(encode(whole, mode="L"))
-    assert grey.shape == (60, 80, 3)
-    np.testing.assert_array_equal(grey[..., 0], grey[..., 2])
+    gray = decode.decode(encode(whole, mode="L"))
+    assert gray.shape == (60, 80, 3)
+    np.testing.assert_array_equal(gray[..., 0], gray[..., 2])
     cmyk = encode(whole, mode="CMYK")
     expected = np.asarray(Image.open(io.BytesIO(cmyk)).convert("RGB")).astype(int)
     assert np.abs(decode.decode(cmyk) - expected).max() <= 2
@@ -53,7 +53,7 @@ def test_decode_16_bit_color_takes_upper_eight_bits(form):
 
 @pytest.mark.parametrize(("form", "options"), [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})])
 def test_decode_animation_or_pages_returns_first_frame(form, options):
-    frames = [Image.fromarray(np.full((20, 30, 3), colour, np.uint8)) for colour in ((200, 10, 10), (10, 200, 10), (0, 0, 99))]
+    frames = [Image.fromarray(np.full((20, 30, 3), color, np.uint8)) for color in ((200, 10, 10), (10, 200, 10), (0, 0, 99))]
     buffer = io.BytesIO()
     frames[0].save(buffer, form, save_all=True, append_images=frames[1:], **options)
     np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(frames[0]))

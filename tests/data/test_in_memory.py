@@ -40,7 +40,7 @@ def test_digits_splits_are_disjoint_and_complete():
 
 
 def test_enlarged_digits_average_to_the_originals():
-    """Each 4x4 block of an enlarged digit averages to the pixel it came from, within a grey level of the 16."""
+    """Each 4x4 block of an enlarged digit averages to the pixel it came from, within a gray level of the 16."""
     from sklearn.datasets import load_digits
 
     data = open_digits()

@@ -11,7 +11,7 @@ from jaxdp.loggers.writers import TIMING, read_log
 
 
 class Interrupted(Exception):
-    """Ends a run like a kill: nothing is saved."""
+    """Ends a run without a save of its last step."""
 
 
 class Recorder(Quiet):

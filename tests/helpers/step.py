@@ -1,6 +1,10 @@
 """A small network and batch for tests of the training step, and comparisons of trees."""
 
+import functools
+import math
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
@@ -10,7 +14,7 @@ from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
 from jaxdp.data import prefetch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.training.step import compute_gradients
+from jaxdp.training.step import compute_gradients, make_train_step
 
 BATCH, PER_WORKER, PIXELS = 32, 2, (100.0, 60.0)
 
@@ -40,9 +44,21 @@ def make_batch():
 
 def initial_params(config):
     """Initial parameters without the zero scales that would hide the blocks, and statistics."""
-    model = models.create(config.model)
-    params, stats = jax.jit(lambda: model.init(jax.random.key(3), (12, 12, 3)))()
-    return jax.tree.map(lambda p: p + 0.05, params), stats
+    return jax.tree.map(jnp.array, _initial_params(config.model))  # copies: the step donates its arguments
+
+
+@functools.cache
+def _initial_params(model):
+    params, stats = jax.jit(lambda: models.create(model).init(jax.random.key(3), (12, 12, 3)))()
+    return jax.tree.map(np.asarray, (jax.tree.map(lambda p: p + 0.05, params), stats))
+
+
+@functools.cache
+def compiled_step(config, mesh_shape):
+    """The training step on a mesh; tests share the program of a config."""
+    mesh, devices = make_mesh(*mesh_shape), math.prod(mesh_shape)
+    model, accumulation = models.create(config.model), BATCH // PER_WORKER // devices
+    return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
 def distributed_gradients(config, mesh_shape, accumulation):

@@ -55,7 +55,7 @@ def test_default_screen_without_a_kernel_is_quiet_and_does_not_import_ipython(mo
     assert type(notebook.default_screen()) is console.Quiet
 
 
-def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, tmp_path, kernel, capsys):
+def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, plots, tmp_path, kernel, capsys):
     result = jaxdp.train(short(tiny, Mesh(2, 2, cpu_devices=4)), tmp_path)
     bar, plot = kernel.displays
     assert bar[-1]["text/plain"].startswith(f"step {result.steps}/{result.steps}  done after ")

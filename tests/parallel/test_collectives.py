@@ -94,13 +94,13 @@ def test_plan_traffic_groups_phases_with_equal_collectives():
 
     config = Config(
         data=Data(source="synthetic", image_size=16),
-        model=Model(depth=6, width=8, stem="small", classes=7, norm="synchronised"),
+        model=Model(depth=6, width=8, stem="small", classes=7, norm="synchronized"),
         batch=(Phase(64, until_epoch=1.0, per_worker_batch=8), Phase(256, until_epoch=2.0, per_worker_batch=8), Phase(64)),
         epochs=3.0,
     )
     config = dataclasses.replace(config, batch=(*config.batch[:2], Phase(64, per_worker_batch=8)))
     traffic = plan_traffic(make_plan(config, examples=4096, devices=8))
-    assert [one.phases for one in traffic] == [(0, 2), (1,)]  # four micro-batches normalise together four times as often
+    assert [one.phases for one in traffic] == [(0, 2), (1,)]  # four micro-batches normalize together four times as often
     assert traffic[1].sent_bytes[0] > traffic[0].sent_bytes[0]
 
 
@@ -185,7 +185,7 @@ def test_step_traffic_smaller_buckets_make_more_messages_of_the_same_bytes():
 def tiny_synchronized(strategy="psum", frozen_stages=0, bucket_bytes=None, **model) -> Config:
     return Config(
         data=Data(source="synthetic", image_size=16),
-        model=Model(depth=6, width=32, stem="small", classes=7, **({"norm": "synchronised"} | model)),
+        model=Model(depth=6, width=32, stem="small", classes=7, **({"norm": "synchronized"} | model)),
         batch=(Phase(global_batch=64, per_worker_batch=8),),
         finetune=Finetune(weights="any", frozen_stages=frozen_stages) if frozen_stages else Finetune(),
         reduce=Reduce(strategy=strategy, bucket_bytes=bucket_bytes),
@@ -203,14 +203,14 @@ def tiny_synchronized(strategy="psum", frozen_stages=0, bucket_bytes=None, **mod
         {"gradients": "autodiff", "remat": True},
         {"frozen_stages": 2},
     ],
-    ids=lambda options: "-".join(map(str, options.values())) or "synchronised",
+    ids=lambda options: "-".join(map(str, options.values())) or "synchronized",
 )
 def test_model_summary_messages_equal_those_of_the_traced_step(options):
     """Gradients, statistics with loss and accuracy, and synchronized batch normalization, forward and backward."""
     config = tiny_synchronized(**options)
     plan = make_plan(config, examples=4096, devices=8)
     between_layers = normalization_messages(plan)
-    assert bool(between_layers) == (config.model.norm == "synchronised")
+    assert bool(between_layers) == (config.model.norm == "synchronized")
     sent = [one.operand_bytes for one in step_traffic(config, plan.phases[0]).collectives for _ in range(one.count)]
     assert sorted(sent) == sorted(model_summary(config)["messages"] + between_layers)
 
@@ -229,7 +229,7 @@ def test_synchronized_normalization_uses_psum_for_every_strategy():
 @pytest.mark.slow
 def test_normalization_messages_resnet50_has_four_per_layer():
     """Mean and squared mean forward, the means of two sums backward: 4 x 53 messages, 2 x 212,480 bytes."""
-    config = load_config("imagenet_sony_exp2", ["--model.norm", "synchronised"])
+    config = load_config("imagenet_sony_exp2", ["--model.norm", "synchronized"])
     messages = normalization_messages(make_plan(config, examples=1_281_167, devices=3456))
     assert (len(messages), sum(messages)) == (212, 424_960)
 

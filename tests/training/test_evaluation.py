@@ -56,7 +56,7 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     np.testing.assert_array_equal(confusion.counts, confusion_matrix(labels, logits.argmax(-1), labels=range(9)))
 
 
-def test_the_matrix_agrees_with_the_accuracy_where_classes_tie(trained):
+def test_confusion_matrix_with_tied_logits_agrees_with_the_accuracy(trained):
     """A tie counts against the model: with logits that are all the same, nothing is right, nor on the diagonal."""
     model, params, stats = trained
     mesh, confusion = make_mesh(1, 2), Confusion(9)
@@ -98,20 +98,20 @@ feeder.close()
 @pytest.mark.parametrize("several", [4])
 def test_evaluation_and_batches_are_the_same_for_any_number_of_processes(over_processes, several):
     """One process and several: each loads rows of its own, together they are the batch, and every example counts once."""
-    told, counts = {}, {}
+    counted, counts = {}, {}
     for processes in (1, several):
         printed = over_processes(EVALUATION_AND_FEED, processes)
         rows = [[line for line in lines if line.startswith("rows")] for lines in printed]
         assert [len(lines) for lines in rows] == [2 * 8 // processes] * processes
         (evaluation,) = {line for lines in printed for line in lines if line.startswith("evaluation")}
-        told[processes] = sorted(line for lines in rows for line in lines)
+        counted[processes] = sorted(line for lines in rows for line in lines)
         counts[processes] = json.loads(evaluation.removeprefix("evaluation"))
-    assert told[1] == told[several]
-    losses = [counted.pop("eval_loss") for counted in counts.values()]
+    assert counted[1] == counted[several]
+    losses = [count.pop("eval_loss") for count in counts.values()]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # sums over devices in another order
     assert counts[1] == counts[several]
     assert counts[1]["eval_examples"] == 53
-    positions = [position for line in told[1] for position in json.loads(line[line.index("[") : line.index("]") + 1])]
+    positions = [position for line in counted[1] for position in json.loads(line[line.index("[") : line.index("]") + 1])]
     assert sorted(positions) == list(range(64))
 
 
@@ -144,7 +144,7 @@ def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(t
     assert len(events) >= 6
 
 
-def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
+def test_evaluate_without_some_examples_raises(trained):
     model, params, stats = trained
 
     class Forgetful(SyntheticSource):
@@ -168,7 +168,7 @@ def test_an_evaluation_that_did_not_count_every_example_once_fails(trained):
         )
 
 
-def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch):
+def test_evaluate_with_an_example_counted_twice_raises(trained, monkeypatch):
     model, params, stats = trained
     original = prefetch.evaluation_batch
 
@@ -191,7 +191,7 @@ def test_an_example_counted_twice_in_place_of_another_fails(trained, monkeypatch
         )
 
 
-def test_another_model_than_the_run_s_is_told_by_its_fields(tmp_path):
+def test_evaluate_with_another_model_than_the_runs_names_the_fields(tmp_path):
     config = Config(data=CONFIG.data, model=Model(depth=18, width=4, stem="small", classes=9))
     model = models.create(config.model)
     save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))())

@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.step import BATCH, PER_WORKER, PIXELS, assert_close, assert_replicated, initial_params, make_batch, step_config
+from helpers.step import (
+    BATCH,
+    PER_WORKER,
+    PIXELS,
+    assert_close,
+    assert_replicated,
+    compiled_step,
+    initial_params,
+    make_batch,
+    step_config,
+)
 
 from jaxdp import TrainingError, models, train
 from jaxdp.config import LossScale, Model, Optimizer
@@ -15,7 +25,6 @@ from jaxdp.errors import ConfigError
 from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState, create_state
-from jaxdp.training.step import make_train_step
 from jaxdp.validation import from_json, to_json
 
 
@@ -28,10 +37,7 @@ def with_parts(config, **parts):
 
 def run(config, steps=1, rate=0.1, change=lambda state: state, mesh_shape=(2, 2)):
     """(state before, state after, last metrics) of some steps on the same batch."""
-    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
-    step = make_train_step(
-        config, model, mesh, pixel_stats=PIXELS, accumulation=BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
-    )
+    mesh, model, step = make_mesh(*mesh_shape), models.create(config.model), compiled_step(config, mesh_shape)
     state = change(create_state(config, model, mesh)._replace(params=initial_params(config)[0]))
     before = jax.tree.map(np.asarray, state)
     for _ in range(steps):

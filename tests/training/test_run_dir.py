@@ -13,8 +13,8 @@ from jaxdp.training.run_dir import class_names
 
 
 def test_prepare_run_dir_with_unreadable_config_raises(tmp_path):
-    (tmp_path / "config.json").write_text('{"seed": 0, "colour": "red"}')
-    with pytest.raises(ConfigError, match=r"its config\.json cannot be read \(colour: unknown field"):
+    (tmp_path / "config.json").write_text('{"seed": 0, "flavor": "red"}')
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read \(flavor: unknown field"):
         run_dir.prepare_run_dir(tmp_path, Config(model=Model(classes=10)))
 
 

@@ -83,9 +83,9 @@ def test_gradient_with_statistics_per_worker_equals_one_device_worker_by_worker(
     ("strategy", "mesh_shape"),
     [case("torus", shape, (2, 4)) for shape in MESHES] + [(name, (2, 4)) for name in STRATEGIES if name != "torus"],
 )
-def test_gradient_with_synchronised_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
-    gradient, report = distributed_gradients(step_config("synchronised", strategy), mesh_shape, 1)
-    expected, loss, moments = reference("synchronised")
+def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_batch(strategy, mesh_shape):
+    gradient, report = distributed_gradients(step_config("synchronized", strategy), mesh_shape, 1)
+    expected, loss, moments = reference("synchronized")
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)

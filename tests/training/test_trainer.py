@@ -26,7 +26,7 @@ def records(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_train_writes_config_metrics_result_and_plot(tiny, tmp_path):
+def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
     result = train(tiny, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {".lock", "checkpoints", "config.json", "metrics.jsonl", "result.json", "training.png"}
@@ -227,7 +227,7 @@ def test_evaluation_interval_is_exact_in_decimal(tiny, tmp_path):
     assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
 
 
-def test_train_with_a_failing_plot_still_writes_the_result(tiny, tmp_path, monkeypatch):
+def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path, monkeypatch):
     from jaxdp.loggers import plot
 
     messages = []
