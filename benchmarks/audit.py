@@ -42,7 +42,7 @@ COMBINATIONS = tuple(
     for row, strategy in enumerate(STRATEGIES)
     for column, wire in enumerate(WIRES)
 )
-TENSORS = 12  # of the gradient, from the head on
+TENSORS = 12  # number of tensors of the gradient that are sent, starting with the head's
 KINDS = ("none", "bit", "lost", "stale")
 SMALL = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "512", "--data.eval-examples", "32"),
@@ -143,10 +143,10 @@ class Audited:
         tensors = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in shapes]
         self.buckets = len(allreduce.leaf_buckets(tensors, allreduce.BUCKET_BYTES, dtype))
         self.devices, self.boundaries, self.bits = mesh.size, len(stages) + 1, 8 * dtype.itemsize
-        self.certain = 2 / (1 - allowed.relative)  # above so many bounds a change moves a sum out of reach of rounding
+        self.certain = 2 / (1 - allowed.relative)  # a larger change, in bounds, cannot be explained by rounding
 
     def __call__(self, now, before, **how) -> tuple[dict, float]:
-        """(what the devices found, by how many bounds the sum was changed). now, before: `gradients` of two steps."""
+        """(findings of the devices, change of the sum in multiples of the bound). now, before: `gradients` of two steps."""
         from jaxdp.training.audit_program import local_findings
 
         how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "bucket", "boundary", "place", "bit")}
@@ -155,7 +155,7 @@ class Audited:
 
 
 def corruptions(make, steps, trials: int, draw) -> dict:
-    """By kind: how many of the certain ones, and of the others, were found, and at the right bucket."""
+    """Number of corruptions, certain and other, and how many of them were found in the right bucket, by kind."""
     results = {}
     for kind in KINDS[1:]:
         counts, bits, least_missed = Counter(), {}, 0.0
@@ -188,7 +188,7 @@ def corruptions(make, steps, trials: int, draw) -> dict:
 
 
 def clean(make, steps, audits: int) -> dict:
-    """Audits of what was not corrupted, every combination equally often: how many reported something."""
+    """Number of audits of uncorrupted buckets, every combination equally often, and of false alarms."""
     done, reported, shares = 0, 0, {}
     for step, combination in itertools.product(range(1, len(steps)), COMBINATIONS):
         if done == audits:
@@ -215,7 +215,7 @@ def run(flags: list[str], epochs: float, processes: int) -> dict:
 
 
 def runs(audits: int) -> list[dict]:
-    """Real runs whose every step is audited, which end only if no audit reports anything."""
+    """Runs that audit every step, and finish only if no audit fails."""
     results = []
     for processes, strategy in ((1, "torus"), (2, "torus"), (2, "psum")):
         mesh = ["--mesh.cpu-devices", str(4 // processes), "--reduce.strategy", strategy, "--guard.audit-every-steps", "1"]

@@ -26,7 +26,7 @@ CHANGES = (
 
 
 def step_of(recipe: str, flags: list[str], batch: int):
-    """(step(count), what was used): the recipe's step on the devices at hand."""
+    """(step(count), environment): the recipe's step on the available devices."""
     import jaxdp
     from jaxdp.distributed import runtime
 
@@ -48,7 +48,7 @@ def step_of(recipe: str, flags: list[str], batch: int):
 
 
 def table(record: dict) -> str:
-    """Markdown, for docs and terminal alike."""
+    """The record as a Markdown table."""
     rows, batch = record["rows"], record["batch"]
     lines = ["| change | step | slowest to fastest round | images/s | speed |", "|---" * 5 + "|"]
     for name, row in rows.items():

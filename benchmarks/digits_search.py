@@ -37,7 +37,7 @@ DECAYS, CURVE = (0.5, 0.7, 0.8, 0.9), "0.7"
 
 
 def of(flags: list[str], seed: int):
-    """A candidate's config; the statistics of each step are kept as they are, to be averaged in several ways."""
+    """A candidate's config; the batch statistics of each step are not averaged, so that one run evaluates several decays."""
     return jaxdp.load_config(
         "digits", [*BEFORE, *flags, *SPLIT, "--model.norm-momentum", "0", "--mesh.cpu-devices", "None", "--seed", str(seed)]
     )
@@ -45,7 +45,7 @@ def of(flags: list[str], seed: int):
 
 @jax.jit
 def averaged(statistics: dict, new) -> dict:
-    """The moving averages of the statistics, by decay, after one more step."""
+    """The moving averages of the batch statistics, by decay, after one more step."""
     return {
         decay: jax.tree.map(lambda old, value, d=float(decay): d * old + (1 - d) * value, statistics[decay], new)
         for decay in statistics
@@ -53,7 +53,7 @@ def averaged(statistics: dict, new) -> dict:
 
 
 def run(flags: list[str], seed: int) -> dict:
-    """One run of a candidate: (accuracy, loss) on the validation images, by the decay of the statistics at the end."""
+    """One run of a candidate: (accuracy, loss) on the validation images, by the decay of the batch statistics."""
     config = of(flags, seed)
     datasets = open_datasets(config)
     model = models.create(config.model)

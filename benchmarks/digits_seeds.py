@@ -31,7 +31,7 @@ from jaxdp.validation import to_json
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks/results/digits_seeds.json"
 ASKED_FOR = dict(os.environ)
-NATIVE = "native"  # code for whatever this processor knows
+NATIVE = "native"  # code for this processor
 # What a run is measured as: the default run; on the mesh of CI's run of two processes; on the split on which it was chosen.
 AS = {
     "default": [],
@@ -48,7 +48,7 @@ BEFORE = shlex.split(
 
 
 def started(flags: list[str], workdir: Path, cache: Path, code: str = NATIVE, cores: set | None = None) -> dict:
-    """What `python train.py` with these flags says at its end. cores: those it may use, or all of this process's."""
+    """The JSON result of `python train.py` with these flags. cores: CPU cores of the run (default: those of this process)."""
     isa_flags = [] if code == NATIVE else [f"--xla_cpu_max_isa={code}"]
     environment = ASKED_FOR | {"XLA_FLAGS": " ".join([ASKED_FOR.get("XLA_FLAGS", ""), *isa_flags]).strip()}
     command = [sys.executable, "train.py", "--json", "--workdir", str(workdir), "--compile.cache", str(cache), *flags]
@@ -104,7 +104,7 @@ def accuracies(seeds: list[int], codes: list[str], kind: str, together: int, fol
 
 
 def times(pairs: int, folder: Path) -> None:
-    """This recipe and the one before in turn: once each with an empty cache of programs, then `pairs` times with a full one."""
+    """Time this recipe and the previous one alternately: once with an empty cache, then `pairs` times with a full one."""
     for turn in range(pairs + 1):
         for name, flags in (("now", []), ("before", BEFORE)):
             cache = folder / f"cache-{name}"
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--pairs", type=int, default=2)
     arguments = parser.parse_args()
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process, which only asks where it is
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only records the environment
     made_with()  # before the record itself changes
     with tempfile.TemporaryDirectory() as directory:
         if arguments.time:

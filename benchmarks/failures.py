@@ -3,7 +3,7 @@
     python benchmarks/failures.py [--times 3] [--processes 2]
 
 Failures: killed (SIGKILL), stopped (SIGSTOP), raising (in its data set), a full disk (mounted at the working directory, needs
-root), and missing (never started). Each is tried in every stage where it is possible, on a random rank. Writes
+root), and missing (never started). Each is tried in every stage in which it is possible, on a random rank. Writes
 benchmarks/results/failures.json and prints a table.
 """
 
@@ -87,7 +87,7 @@ def start(kind: str, victim: int, processes: int, workdir: Path) -> list[subproc
 
 
 def trial(kind: str, chosen: str, *, processes: int, folder: Path, draw: random.Random) -> dict:
-    """Cause one failure in the chosen stage; returns what happened to the other processes."""
+    """Cause one failure in the chosen stage; returns the outcome for the other processes."""
     victim = draw.randrange(1 if kind == "missing" else 0, processes)
     workdir = folder / "run"
     if kind == "full disk":
@@ -147,7 +147,7 @@ def trial(kind: str, chosen: str, *, processes: int, folder: Path, draw: random.
 
 
 def _has_begun(workdir: Path, chosen: str) -> bool:
-    """Whether a run has logged some steps, where the chosen stage comes after them."""
+    """Whether a run has logged some steps, if the chosen stage follows them."""
     log = workdir / "metrics.jsonl"
     return chosen in ("starting", "compiling") or (log.exists() and log.read_bytes().count(b"\n") > 3)
 

@@ -33,7 +33,7 @@ STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--mod
 STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimizer.label-smoothing", "0.1"]
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
 ONE = "224:imagenet:256"
-CHANGES = [f"jaxdp:{name}" for name in VARIANTS if name not in ("given-back", "direct")]  # those are a CPU's
+CHANGES = [f"jaxdp:{name}" for name in VARIANTS if name not in ("given-back", "direct")]  # the others apply to CPUs only
 COMPARED = {
     "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
     "changes": ["--only", "jaxdp", *CHANGES, "--cases", ONE],
@@ -51,7 +51,7 @@ def started(words) -> None:
 
 
 def pytorchs_best(results: Path) -> list[str]:
-    """The two modes of PyTorch that were the fastest in what `pytorch` has measured."""
+    """The two fastest modes of PyTorch, by the results of `pytorch`."""
     path = results / "gpu_pytorch.json"
     if not path.exists():
         sys.exit(f"{path}: not there; first run python benchmarks/gpu.py pytorch")

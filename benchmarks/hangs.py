@@ -301,7 +301,7 @@ def wait_for_all(running, seconds: float) -> list[int | None]:
 
 
 def run_trial(place: str, manner: str, *, processes: int, rank: int) -> dict:
-    """Run until the processes exit or the time limit; returns what was reported."""
+    """Run until the processes exit or the time limit; returns the reports."""
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) / "run"
         running = start(workdir, processes, "victim", place, manner, str(rank))

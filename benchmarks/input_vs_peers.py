@@ -64,7 +64,7 @@ class TorchBytes(Bytes):
 
 
 def usual_pillow(data, position) -> np.ndarray:
-    """Pillow for decoding, crop and resize, as torchvision's transforms have it."""
+    """Decoding, crop and resize by Pillow, as in torchvision's transforms."""
     from jaxdp.data.decode import random_crop_box
 
     random = random_numbers(0, position)

@@ -57,7 +57,7 @@ def main():
         began, steps, blocked = time.perf_counter(), 0, None
         while time.perf_counter() - began < arguments.seconds:
             if checkpoints is not None and steps == 1:
-                jax.block_until_ready(state)  # what a save waits for is the step's time, not its own
+                jax.block_until_ready(state)  # otherwise the save would include the time of the step
                 start = time.perf_counter()
                 checkpoints.save(state, number, {})
                 blocked = time.perf_counter() - start

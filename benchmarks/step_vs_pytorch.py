@@ -9,7 +9,7 @@ pass, SGD with momentum and weight decay. On a CPU in float32; on a GPU in bfloa
 - jaxdp: the step of jaxdp; jaxdp:NAME: with one change, of VARIANTS
 - jaxdp-linen: nn.Conv, nn.BatchNorm and optax.sgd, without jaxdp's options
 - torch: channels_last; torch-compile: torch.compile; on a GPU also torch-reduce and torch-max (reduce-overhead, max-autotune)
-- torch:kept, torch-compile:kept (on a CPU): with malloc trimming disabled, as jaxdp has it; not counted in PyTorch's best
+- torch:kept, torch-compile:kept (on a CPU): with malloc trimming disabled, as in jaxdp; not counted in PyTorch's best
 
 Writes benchmarks/results/step_vs_pytorch.json, and prints a table with the ratio to PyTorch's best.
 """
@@ -51,7 +51,7 @@ VARIANTS = {
 
 
 def ours(size: int, stem: str, batch: int, changes: dict):
-    """(step(count), what was used): jaxdp's own step on one device. changes: fields by group."""
+    """(step(count), environment): jaxdp's step on one device. changes: fields by group."""
     from jaxdp.config import Config, Data, Model, Optimizer, Phase, Reduce
     from jaxdp.config import Mesh as MeshConfig
     from jaxdp.distributed import runtime
@@ -88,7 +88,7 @@ def ours(size: int, stem: str, batch: int, changes: dict):
 
 
 def linen(size: int, stem: str, batch: int):
-    """The same model as most JAX code has it."""
+    """The same model in idiomatic Flax."""
     import flax.linen as nn
     import jax
     import jax.numpy as jnp
@@ -290,10 +290,10 @@ def main():
     gpu = nvidia_gpu_present()
     names, cases = args.only or (GPU_NAMES if gpu else CPU_NAMES), args.cases or (GPU_CASES if gpu else CPU_CASES)
     if unknown := set(names) - set(MAKERS):
-        parser.error(f"--only: {', '.join(sorted(unknown))}: not known; give some of {', '.join(MAKERS)}")
+        parser.error(f"--only: {', '.join(sorted(unknown))}: invalid choice; choose from {', '.join(MAKERS)}")
     if wrong := [case for case in cases if not re.fullmatch(r"\d+:(small|imagenet):\d+", case)]:
-        parser.error(f"--cases: {wrong[0]!r} is not allowed; give SIZE:STEM:BATCH, as 224:imagenet:256")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of this process, which only asks where it is
+        parser.error(f"--cases: {wrong[0]!r} must be SIZE:STEM:BATCH, for example 224:imagenet:256")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only records the environment
     from rich.console import Console
 
     from jaxdp.bench.environment import provenance

@@ -30,7 +30,7 @@ IMAGES, SIZE = 2, 224
 
 
 def of_depth(depth: int, folder: Path) -> dict:
-    """PyTorch's weights read here ("in"), and others of ours written for it ("out"): the largest difference of a logit."""
+    """The largest difference of a logit, for PyTorch's weights in jaxdp ("in") and jaxdp's in PyTorch ("out")."""
     images = np.random.default_rng(depth).normal(size=(IMAGES, SIZE, SIZE, 3)).astype(np.float32)
     peer = torch_layout.torch_network(*DEPTHS[depth]).eval()
     row = {"depth": depth}

@@ -310,7 +310,7 @@ class Evaluation(_Strict):
     """Evaluation during training."""
 
     every_epochs: Positive | None = 1.0
-    """Number of epochs between evaluations (None: only at the end, where there always is one)"""
+    """Number of epochs between evaluations (None: only at the end of the run, which is always evaluated)"""
     batch: Count | None = None
     """Number of images per evaluation step on all devices (default: the number that the devices train on at a time)"""
 

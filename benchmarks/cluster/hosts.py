@@ -21,7 +21,7 @@ from pathlib import Path
 PREFIX = "jaxdp-h"
 SWITCH = f"{PREFIX}-switch"  # a namespace too, so that the machine's routes and firewall have no effect
 HOSTS_FILE = Path("/run/jaxdp-hosts")
-BURST = "256kb"  # that an idle link passes at once: 20 ms at 100mbit, and enough for 10gbit between timer ticks
+BURST = "256kb"  # burst that an idle link passes without delay: 20 ms at 100mbit, enough for 10gbit between timer ticks
 QUEUE = "50ms"
 
 

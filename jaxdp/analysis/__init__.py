@@ -1,1 +1,1 @@
-"""What a step would cost on other hardware: cost models and ahead-of-time compilation. Nothing here runs a step."""
+"""Cost of a step on other hardware: cost models and ahead-of-time compilation. No step is run."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 POINT_TO_POINT = "point to point"
-# A message is covered if kernels beside it move this many times its bytes: on an H200 they then take longer than the message
-# does over NVLink (4,800 and 450 GB/s).
+# A collective is covered if the kernels scheduled beside it move this many times its bytes: on an H200 they then take longer
+# than the transfer over NVLink (4,800 and 450 GB/s).
 COVERED_RATIO = 10
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 

@@ -214,7 +214,7 @@ def draw(record: dict, path: str | Path) -> None:
     panels[0].legend(frameon=False, fontsize="small")
     figure.suptitle(
         f"All-reduce on {record['mesh'][0]}x{record['mesh'][1]} {record['device']}"
-        + (", parts of one CPU: no network" if record["virtual"] else ""),
+        + (", virtual devices of one CPU: no network" if record["virtual"] else ""),
         fontsize="medium",
     )
     figure.savefig(path, dpi=120)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 VIRTUAL_NOTE = (
-    "These devices are parts of one CPU: the figures show that the program runs and what it costs in memory traffic here, "
-    "not how fast a network is."
+    "These devices share one CPU: the figures show that the program runs and how much memory traffic it causes, "
+    "not the speed of a network."
 )
 
 
@@ -36,7 +36,7 @@ def provenance(packages: Sequence[str] = PACKAGES) -> dict:
 
 
 def huge_pages() -> str:
-    """The kernel's setting for transparent huge pages: always, madvise, never, or "" where unknown."""
+    """The kernel's setting for transparent huge pages: always, madvise, never, or "" if unknown."""
     path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     return path.read_text().split("[")[-1].split("]")[0] if path.exists() else ""
 

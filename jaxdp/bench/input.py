@@ -33,7 +33,7 @@ BATCHES = 24  # loaded in a row, as in a run
 
 
 class Stage(NamedTuple):
-    """A part of the pipeline. work: handles `images` of them with `threads` threads."""
+    """A stage of the input pipeline. work: processes `images` images with `threads` threads."""
 
     name: str
     threads: int
@@ -58,7 +58,7 @@ def make_images(folder: Path, count: int = FILES, *, height: int = HEIGHT, width
 
 
 def measure_rate(work: Callable[[], object], images: int, repeats: int) -> dict:
-    """Images per second of a call that handles `images` of them: median, slowest, fastest, after one unrecorded call."""
+    """Images per second of a call that processes `images` images: median, slowest, fastest, after one unrecorded call."""
     work()
     rates = []
     for _ in range(repeats):

@@ -11,7 +11,7 @@ from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import AXES
 
 MATRIX_SIDE = {"cpu": 2048, "gpu": 8192}
-VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # of all devices together; more than any cache holds
+VECTOR_ELEMENTS = {"cpu": 2**25, "gpu": 2**29}  # over all devices; larger than any cache
 
 
 def measure(mesh: Mesh, dtype: str, *, repeats: int = 7) -> dict[str, float]:

@@ -160,7 +160,7 @@ def run(
 
 
 def render(record: dict) -> Iterator[Table | str]:
-    """A table for each mode, and a note where the devices are virtual."""
+    """A table for each mode, and a note if the devices are virtual."""
     for mode in MODES:
         batch = "constant global batch" if mode == "strong" else "constant batch per device"
         table = Table(box=None, padding=(0, 2, 0, 0))
@@ -186,7 +186,7 @@ def render(record: dict) -> Iterator[Table | str]:
 
 
 def draw(record: dict, path: str | Path) -> None:
-    """Plot speed-up with the ideal, and the parts of the step's time, against the number of devices."""
+    """Plot speed-up with the ideal, and the components of the step's time, against the number of devices."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -214,7 +214,7 @@ def draw(record: dict, path: str | Path) -> None:
     panels[0].minorticks_off()
     figure.suptitle(
         f"{record['model']}, {record['strategy']}, {record['device']}"
-        + (", parts of one CPU: no network" if record["virtual"] else ""),
+        + (", virtual devices of one CPU: no network" if record["virtual"] else ""),
         fontsize="medium",
     )
     figure.savefig(path, dpi=120)

@@ -37,7 +37,7 @@ print(len(runtime.start(Mesh(cpu_devices=int(sys.argv[1])))))
 
 
 def default_batch(config: Config, devices: int) -> int:
-    """Images per step: a per-worker batch on each device, or the first phase's global batch where none is given."""
+    """Images per step: a per-worker batch on each device, or the first phase's global batch if no per-worker batch is set."""
     phase = config.batch[0]
     return devices * phase.per_worker_batch if phase.per_worker_batch else phase.global_batch
 

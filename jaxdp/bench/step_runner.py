@@ -53,7 +53,7 @@ def check_strategy(config: Config, devices: int) -> None:
 
 
 def describe(config: Config) -> str:
-    """The model and its image size, for people."""
+    """The display name of the model and its image size."""
     size = config.data.image_size
     return f"{config.model.title}, width {config.model.width}, {size}x{size}, {config.model.dtype}"
 

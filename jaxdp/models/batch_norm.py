@@ -66,7 +66,7 @@ def bn_relu(
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" where XLA compiles for a CPU.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" if XLA compiles for a CPU.
     """
 
     axes: tuple[str, ...] = ()

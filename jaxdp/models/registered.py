@@ -40,7 +40,7 @@ class RegisteredModel:
     def apply(self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool) -> tuple[jax.Array, dict]:
         """(logits [B, classes] float32, moments) of images [B, H, W, 3].
 
-        Raises ConfigError where the model returns logits of another shape, or moments of other layers than batch_stats.
+        Raises ConfigError if the model returns logits of another shape, or moments of other layers than batch_stats.
         """
         logits, moments = self.net.apply(params["net"], batch_stats, images, train)
         expected = len(images), self.classes

@@ -57,7 +57,7 @@ class Weights(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """One line for people: network, classes, naming, conversions."""
+        """One line: network, classes, naming, conversions."""
         model = self.model
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
         stem = "" if model.stem == "imagenet" else ", small stem"
@@ -235,7 +235,7 @@ def network_json(model: ModelConfig) -> str:
 
 
 def check_output_path(output: str | Path, overwrite: bool) -> Path:
-    """The path of a weight file to write. Raises ConfigError where it does not end in .safetensors or cannot be written."""
+    """The path of a weight file to write. Raises ConfigError if it does not end in .safetensors or cannot be written."""
     if Path(output).suffix != ".safetensors":
         raise ConfigError("--output", str(output), reason="must end in .safetensors")
     return check_output(output, overwrite)
@@ -252,7 +252,7 @@ def import_file(path: str | Path, output: str | Path, *, expected: dict | None =
     """Convert a file with torchvision's or timm's names into one with jaxdp's.
 
     expected: required depth, classes or stem; None values are ignored. Returns {"output", "tensors", "bytes", "model",
-    "digest", "notes"}. Raises ConfigError as `read` does, and where the network is not the expected one.
+    "digest", "notes"}. Raises ConfigError as `read` does, and if the network is not the expected one.
     """
     output = check_output_path(output, overwrite)
     weights = read(path)

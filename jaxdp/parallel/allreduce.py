@@ -80,7 +80,7 @@ def all_gather_rows(shard: jax.Array) -> jax.Array:
 
 
 def parameter_server(vector: jax.Array) -> jax.Array:
-    """All devices send their vector to device 0, one after another, and receive the sum in the same way.
+    """The devices send their vectors to device 0 one after another, then receive the sum one after another.
 
     The baseline whose time grows with the number of devices (Li et al., OSDI 2014, with one server).
     """

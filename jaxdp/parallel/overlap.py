@@ -1,10 +1,10 @@
 """All-reduce of gradients that overlaps with the backward pass.
 
-XLA can hide a collective only behind what its schedule places between the collective's start and end. By default it computes
-the gradients of all weights last, and all collectives follow them. Here the backward pass runs segment by segment; the segments
-of a ResNet are its stem, its blocks and its head. An optimization barrier holds the next segment until this segment's gradients
-and the stages started one segment earlier are done. So every stage of every bucket can overlap with the backward pass of one
-whole segment.
+XLA can hide a collective only behind operations that its schedule places between the collective's start and end. By default it
+computes the gradients of all weights last, and all collectives follow them. Here the backward pass runs segment by segment; the
+segments of a ResNet are its stem, its blocks and its head. An optimization barrier holds the next segment until this segment's
+gradients and the stages started one segment earlier are done. So every stage of every bucket can overlap with the backward pass
+of one whole segment.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What refusals, damage and kills at awkward moments must leave as it was."""
+"""Errors, damaged files and kills change or lose no checkpoint and no line of the log."""
 
 import dataclasses
 import errno
@@ -38,7 +38,7 @@ def flip(file):
 
 
 def damage(path):
-    """A checkpoint's largest file, one bit of it changed."""
+    """Flip one bit of a checkpoint's largest file."""
     flip(max((file for file in (path / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size))
 
 
@@ -89,7 +89,7 @@ def test_refused_changes_leave_a_finished_run_as_it_was(tiny_resnet, tmp_path):
 
 
 @pytest.mark.slow
-def test_accepted_changes_of_the_evaluation_are_evaluated(tiny, tmp_path):
+def test_accepted_change_of_the_evaluation_data_evaluates_again(tiny, tmp_path):
     train(tiny, tmp_path)
     other = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, eval_examples=11))
     result = train(other, tmp_path, accept_changes=True)
@@ -103,7 +103,7 @@ def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
     newest = latest_valid(tmp_path / "checkpoints")
     folder, samples = newest.path.parent, newest.samples
     newest.path.rename(folder / f"saving-{samples}")  # complete, not yet renamed
-    (folder / f"saving-{samples}-replaced").mkdir()  # the one of the same samples before it
+    (folder / f"saving-{samples}-replaced").mkdir()  # the previous one of the same samples
     (folder / "saving-9999").mkdir()  # incomplete
     screen = Recorder()
     train(tiny, tmp_path, screen=screen)
@@ -112,31 +112,31 @@ def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_saved_again_takes_the_place_of_the_one_before(tiny, tmp_path, monkeypatch):
-    """And is there at every moment: nothing is removed before the new one has its name."""
+def test_saving_the_same_samples_again_replaces_the_checkpoint_atomically(tiny, tmp_path, monkeypatch):
+    """A checkpoint of these samples exists at every moment: the old one is removed after the new one is renamed."""
     train_until(tiny, tmp_path, step=12)
     newest = latest_valid(tmp_path / "checkpoints")
-    there, remove = [], shutil.rmtree
+    existed, remove = [], shutil.rmtree
 
-    def watched(path, *arguments, **options):
-        sound = newest.path / "manifest.json"
+    def record_and_remove(path, *arguments, **options):
+        manifest_file = newest.path / "manifest.json"
         if newest.path.name in str(path):
-            there.append(sound.exists())
+            existed.append(manifest_file.exists())
         remove(path, *arguments, **options)
 
-    monkeypatch.setattr(shutil, "rmtree", watched)
+    monkeypatch.setattr(shutil, "rmtree", record_and_remove)
     saved = newest.path.with_name(f"saving-{newest.samples}")
     shutil.copytree(newest.path, saved)
-    kept = CheckpointManager(newest.path.parent, tiny.checkpoint, print)
+    manager = CheckpointManager(newest.path.parent, tiny.checkpoint, print)
     (saved / "manifest.json").unlink()
-    assert kept._complete(saved, newest.samples, newest.metadata, arrays=newest.arrays, before_manifest=lambda: None) is None
-    assert there
-    assert all(there[1:])  # the first removes what an earlier kill may have left
+    assert manager._complete(saved, newest.samples, newest.metadata, arrays=newest.arrays, before_manifest=lambda: None) is None
+    assert existed
+    assert all(existed[1:])  # the first removes what an earlier kill may have left
     assert is_valid(latest_valid(newest.path.parent))
 
 
-def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(tiny, tmp_path):
-    """Without per_worker_batch in the config: the groups of batch normalization are those of four devices to the end."""
+def test_resume_on_other_devices_keeps_the_per_worker_batch(tiny, tmp_path):
+    """Without per_worker_batch in the config, the groups of batch normalization stay those of four devices."""
     whole = train(tiny, tmp_path / "whole")
     train_until(tiny, tmp_path / "cut", step=12)
     on_two = dataclasses.replace(tiny, mesh=Mesh(cpu_devices=2))
@@ -150,7 +150,7 @@ def test_other_devices_keep_the_per_worker_batch_with_which_the_run_was_begun(ti
 
 
 @pytest.mark.slow
-def test_the_type_on_the_wire_is_no_harmless_change(tiny, tmp_path):
+def test_resume_with_another_wire_dtype_raises(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     with pytest.raises(ConfigError, match=r"reduce\.wire_dtype: 'float32' -> 'bfloat16'"):
         train(dataclasses.replace(tiny, reduce=Reduce(wire_dtype="bfloat16")), tmp_path)
@@ -168,7 +168,7 @@ class Images:
 
 
 @pytest.mark.slow
-def test_other_data_are_refused_and_shown(tiny, tmp_path):
+def test_resume_with_other_data_raises_unless_accepted(tiny, tmp_path):
     config = dataclasses.replace(tiny, data=Data(image_size=16, augmentation="none"), batch=(Phase(8),))
     train_until(config, tmp_path, step=12, datasets=(Images(50), Images(10)))
     with pytest.raises(ConfigError, match=r"other data \(training data: 50 images, \w+ -> 51 images, \w+\).*--accept-changes"):
@@ -180,7 +180,7 @@ def test_other_data_are_refused_and_shown(tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_lines_of_the_log_are_counted_and_the_others_kept(tiny, tmp_path):
+def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     log = tmp_path / "metrics.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
@@ -194,7 +194,7 @@ def test_damaged_lines_of_the_log_are_counted_and_the_others_kept(tiny, tmp_path
 
 
 @pytest.mark.slow
-def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_sessions(tiny, tmp_path, monkeypatch):
+def test_exploded_loss_retains_a_checkpoint_and_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(health.LossWatch, "WINDOW", 5)
     config = dataclasses.replace(
         tiny, guard=dataclasses.replace(tiny.guard, exploding=1.0001), checkpoint=dataclasses.replace(tiny.checkpoint, keep=1)
@@ -202,8 +202,8 @@ def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_session
     first, second = Recorder(step=13), Recorder()
     with pytest.raises(Interrupted):
         train(config, tmp_path, screen=first)
-    told = [line for line in first.lines if "exploded" in line]
-    assert len(told) == 1
+    warnings = [line for line in first.lines if "exploded" in line]
+    assert len(warnings) == 1
     train(config, tmp_path, screen=second)
     manifest = latest_valid(tmp_path / "checkpoints")
     if "loss_exploded" in manifest.metadata["progress"] and manifest.metadata["progress"]["retained"]:
@@ -211,7 +211,7 @@ def test_an_exploded_loss_keeps_its_checkpoint_and_is_told_once_over_all_session
 
 
 @pytest.mark.slow
-def test_going_on_from_a_finished_run_elsewhere_leaves_a_checkpoint_here(tiny, tmp_path):
+def test_resume_from_a_finished_run_writes_a_checkpoint(tiny, tmp_path):
     train(tiny, tmp_path / "first")
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
     assert latest_valid(tmp_path / "second/checkpoints") is not None
@@ -235,8 +235,8 @@ def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_repor
 
 
 def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
-    said = []
-    log = JsonLines(tmp_path / "metrics.jsonl", buffer_when_full=True, info=said.append)
+    messages = []
+    log = JsonLines(tmp_path / "metrics.jsonl", buffer_when_full=True, info=messages.append)
     log.write({"samples": 1})
     real, full = log.file, True
 
@@ -254,7 +254,7 @@ def test_a_full_disk_keeps_log_lines_until_there_is_space(tmp_path):
     log.file = Disk()
     log.write({"samples": 2})
     log.write({"samples": 3})
-    assert len(said) == 1
+    assert len(messages) == 1
     full = False
     log.write({"samples": 4})
     log.close()
@@ -284,12 +284,12 @@ def test_status_during_a_run_reports_each_activity_in_order(tiny, tmp_path, monk
     assert activities[5:8] == ["load", "step", "load"]
     assert activities[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
     assert {"starting JAX and opening the data", "restoring the newest checkpoint, if there is one"} < {
-        what for _, what in entered
+        detail for _, detail in entered
     }
     assert status.current().activity == status.OUTSIDE
 
 
-def test_lines_written_while_a_save_syncs_the_log_come_once_and_in_order(tmp_path):
+def test_log_written_during_syncs_has_every_line_once_in_order(tmp_path):
     log = JsonLines(tmp_path / "metrics.jsonl")
     real, ended = log.file, threading.Event()
 

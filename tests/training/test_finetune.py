@@ -1,4 +1,4 @@
-"""Runs that begin from a file of weights: what they begin with, what stays frozen, what is sent, and how they go on."""
+"""Fine-tuning: the initial weights, frozen parts, messages, learning rate of the classifier, and resuming."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ def finetuned(config, **changes):
 
 
 def short(config):
-    """One phase of two epochs with everything that keeps something between steps."""
+    """One phase of two epochs, with momentum and averaged weights."""
     optimizer = Optimizer(name="sgd", momentum=0.9, average_decay=0.5)
     schedule = dataclasses.replace(config.schedule, learning_rate=0.1, warmup_epochs=0.5)
     config = dataclasses.replace(config, epochs=2.0, batch=(Phase(global_batch=16),), optimizer=optimizer, schedule=schedule)
@@ -45,9 +45,9 @@ def short(config):
 
 
 @pytest.mark.parametrize(("classes", "new_head"), [(6, False), (9, False), (6, True)])
-def test_the_first_step_begins_from_the_files_weights(tiny_resnet, tmp_path, monkeypatch, classes, new_head):
-    """All of them, or all but the classifier where that is for other classes, or is not wanted: that of the seed then stays."""
-    file, held = write_tiny_weights(tmp_path / "w.safetensors", classes)
+def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, monkeypatch, classes, new_head):
+    """The classifier is initialized from the seed if it has other classes or with new_head."""
+    file, tensors = write_tiny_weights(tmp_path / "w.safetensors", classes)
     states = []
 
     def cut(run, *_):
@@ -57,17 +57,17 @@ def test_the_first_step_begins_from_the_files_weights(tiny_resnet, tmp_path, mon
     monkeypatch.setattr(trainer.Trainer, "_train_phase", cut)
     monkeypatch.setattr(trainer.StepCompiler, "prepare_train", lambda *_: None)
     screen = Recorder()
-    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file, new_head=new_head), "begun")):
+    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file, new_head=new_head), "finetuned")):
         with pytest.raises(Interrupted):
             train(config, tmp_path / name, screen=screen)
-    random, begun = (
+    random, initial = (
         {torch_name(n): to_torch_layout(np.asarray(x)) for n, x in named_tensors(s.params, s.batch_stats).items()}
         for s in states
     )
-    assert begun.keys() == held.keys()
-    for name, value in begun.items():
+    assert initial.keys() == tensors.keys()
+    for name, value in initial.items():
         new = (classes != 6 or new_head) and name.startswith("fc.")
-        np.testing.assert_array_equal(value, random[name] if new else held[name], err_msg=name)
+        np.testing.assert_array_equal(value, random[name] if new else tensors[name], err_msg=name)
     (line,) = [text for text in screen.lines if "starting from" in text]
     assert f"{classes} classes" in line
     assert ("a new classifier for 6 classes" in line) == (classes != 6 or new_head)
@@ -86,8 +86,8 @@ def on_a_folder(config, root):
     return dataclasses.replace(config, data=Data(source="folder", directory=str(root), image_size=16))
 
 
-def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by_bit(tiny_resnet, tmp_path):
-    file, held = write_tiny_weights(tmp_path / "w.safetensors", classes=9)
+def test_finetuned_run_keeps_frozen_parts_and_resumes_exactly(tiny_resnet, tmp_path):
+    file, tensors = write_tiny_weights(tmp_path / "w.safetensors", classes=9)
     config = on_a_folder(short(tiny_resnet), tmp_path / "images")
     config = finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0)
     train(config, tmp_path / "whole")
@@ -96,13 +96,13 @@ def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
     assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == [f"class {label}" for label in range(6)]
-    kept = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]
-    assert (kept["weights"], len(kept["digest"])) == (file, 16)
+    saved = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]
+    assert (saved["weights"], len(saved["digest"])) == (file, 16)
     state = load_run(tmp_path / "whole")[0]
     assert set(state.average.params) == {"layer2_0", "fc_kernel", "fc_bias"}
     for trees in ((state.params, state.batch_stats), state.evaluated):
         for name, value in named_tensors(*trees).items():
-            theirs = held[torch_name(name)]
+            theirs = tensors[torch_name(name)]
             same = np.array_equal(to_torch_layout(np.asarray(value)), theirs)
             frozen = torch_name(name).startswith(("conv1.", "bn1.", "layer1."))
             assert same == frozen, name
@@ -110,13 +110,13 @@ def test_a_finetuned_run_keeps_its_frozen_parts_bit_by_bit_and_is_resumed_bit_by
     write_tiny_weights(file, classes=9, seed=2)
     with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
         train(config, tmp_path / "whole")
-    again = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
-    with pytest.raises(ConfigError, match=f"finetune.digest is '{again}'; use the file of that digest"):
-        train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=again), tmp_path / "whole")
+    digest = json.loads((tmp_path / "whole" / "config.json").read_text())["finetune"]["digest"]
+    with pytest.raises(ConfigError, match=f"finetune.digest is '{digest}'; use the file of that digest"):
+        train(finetuned(config, weights=file, frozen_stages=2, head_multiplier=3.0, digest=digest), tmp_path / "whole")
 
 
-def test_a_run_that_was_begun_does_without_its_file(tiny_resnet, tmp_path):
-    """Going on, finished, and elsewhere by --resume PATH; not a new one, nor with another name for the file."""
+def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
+    """Resumed, finished, and elsewhere by --resume PATH; a new run and a renamed file raise."""
     file, _ = write_tiny_weights(tmp_path / "w.safetensors")
     config, run = finetuned(short(tiny_resnet), weights=file), tmp_path / "run"
     train_until(config, run, step=5)
@@ -129,9 +129,9 @@ def test_a_run_that_was_begun_does_without_its_file(tiny_resnet, tmp_path):
         (line,) = [text for text in screen.lines if "no longer exists" in text]
         assert line == f"{file} no longer exists; the run does not need it to resume, and keeps its digest {digest}"
         assert run_config(workdir).finetune.digest == digest
-    for asked, resume in ((config, "never"), (finetuned(config, weights=file + "x"), "auto")):
+    for changed, resume in ((config, "never"), (finetuned(config, weights=file + "x"), "auto")):
         with pytest.raises(ConfigError, match=r"finetune.weights=.*: No such file"):
-            train(asked, run, resume=resume)
+            train(changed, run, resume=resume)
     assert not (tmp_path / "run-2").exists()
 
     result = (run / "result.json").read_text()
@@ -147,8 +147,8 @@ def test_a_run_that_was_begun_does_without_its_file(tiny_resnet, tmp_path):
 
 
 @pytest.mark.parametrize(("frozen_stages", "accumulation"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
-def test_the_gradient_of_trained_parts_is_that_with_the_frozen_ones_held_constant(frozen_stages, accumulation):
-    """And their batch normalization in evaluation; worker after worker on one device, differentiated as a whole."""
+def test_gradient_with_frozen_parts_equals_the_gradient_of_the_trained_parts(frozen_stages, accumulation):
+    """Reference: one worker at a time on one device, frozen parts constant and in evaluation mode."""
     config = finetuned(step_config(), weights="any", frozen_stages=frozen_stages)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, augmentation="none"))
     model, workers = models.create(config.model), 8 * accumulation
@@ -175,7 +175,7 @@ def test_the_gradient_of_trained_parts_is_that_with_the_frozen_ones_held_constan
     assert set(report["moments"]) == {name for name in gradient if name in stats}
 
 
-def test_a_frozen_network_is_the_one_that_evaluation_sees():
+def test_frozen_network_equals_the_evaluated_network():
     config = finetuned(step_config(), weights="any", frozen_stages=5)
     model = models.create(config.model)
     params, stats = initial_params(config)
@@ -194,30 +194,30 @@ def test_a_frozen_network_is_the_one_that_evaluation_sees():
 
 
 @pytest.mark.parametrize("frozen_stages", [1, 2, 5])
-def test_frozen_parts_cost_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
+def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
     config = finetuned(tiny_resnet, weights="any", frozen_stages=frozen_stages)
     config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, convolution="direct"))
     model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
     summary = model_summary(config)
-    sent = sum(one.operand_bytes * one.count for one in step_traffic(config, phase).collectives)
+    sent = sum(collective.operand_bytes * collective.count for collective in step_traffic(config, phase).collectives)
     assert sent == summary["gradient_bytes"] + summary["statistics_bytes"]
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (16, 16, 3)))
     trained = jax.tree.leaves(model.trainable(params, frozen_stages))
     assert summary["gradient_bytes"] == sum(summary["messages"][:-1]) == 4 * sum(leaf.size for leaf in trained)
     statistics = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(stats, frozen_stages)))
-    assert summary["statistics_bytes"] == 4 * statistics + 8  # loss and share of right answers
+    assert summary["statistics_bytes"] == 4 * statistics + 8  # loss and accuracy
     assert summary["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
     traced = trace_train_step(config, model, phase, mesh=make_mesh(phase.vertical, phase.horizontal))
-    (mapped,) = [one for one in walk(traced.jaxpr.eqns) if one.primitive.name == "shard_map"]
-    count = sum(is_convolution(one) for one in mapped.params["jaxpr"].eqns)
+    (mapped,) = [eqn for eqn in walk(traced.jaxpr.eqns) if eqn.primitive.name == "shard_map"]
+    count = sum(is_convolution(eqn) for eqn in mapped.params["jaxpr"].eqns)
     forward = 7  # the stem; two and two of a block with its projection in the second stage; the classifier
     backward = {1: 2 * 6 - 1, 2: 2 * 4 - 2, 5: 1}[frozen_stages]  # of weights and of images, not of the first parts' images
     assert count == forward + backward
 
 
-def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny_resnet):
+def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet):
     """SGD by its formula: w - k * rate * (momentum * v + g + decay * w)."""
     config = finetuned(dataclasses.replace(tiny_resnet, optimizer=Optimizer(name="sgd", weight_decay=0.1)), head_multiplier=3.0)
     names = ("fc_kernel", "fc_bias", "conv1")
@@ -250,18 +250,18 @@ def test_the_classifiers_rate_is_a_multiple_of_the_others(tiny_resnet):
         ({"weights": "w"}, {"depth": 50}, "it has the depth 18, but model.depth is 50; use --model.depth 18"),
     ],
 )
-def test_what_cannot_be_begun_from_is_one_line(tiny_resnet, tmp_path, changes, model, message):
+def test_train_with_invalid_finetuning_raises_one_line(tiny_resnet, tmp_path, changes, model, message):
     write_tiny_weights(tmp_path / "w")
     if "weights" in changes:
         changes = changes | {"weights": str(tmp_path / changes["weights"])}
     config = dataclasses.replace(finetuned(tiny_resnet, **changes), model=dataclasses.replace(tiny_resnet.model, **model))
-    with pytest.raises(ConfigError, match=message) as raised:
+    with pytest.raises(ConfigError, match=message) as error:
         train(config, tmp_path / "run")
-    assert len(str(raised.value).splitlines()) == 1
+    assert len(str(error.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_tells_what_is_frozen_and_needs_no_file(tiny_resnet):
+def test_plan_without_the_weights_file_describes_finetuning(tiny_resnet):
     config = validate(finetuned(tiny_resnet, weights="not-here.safetensors", frozen_stages=3, head_multiplier=10.0))
     table = summary_table(make_plan(config, examples=50, devices=4), "4", model_summary(config))
     rows = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))

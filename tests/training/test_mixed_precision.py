@@ -1,4 +1,4 @@
-"""16-bit compute with float32 masters, loss scaling, and what else changes a step: clipping, averaging, statistics, memory."""
+"""16-bit compute with float32 parameters, loss scaling, clipping, averaged weights, statistics and rematerialization."""
 
 import dataclasses
 
@@ -65,8 +65,8 @@ def exact():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
-def test_16_bit_compute_gives_the_float32_gradient_to_its_rounding(exact, dtype, bound):
-    """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; masters and statistics stay float32."""
+def test_gradient_in_16_bits_equals_float32_up_to_rounding(exact, dtype, bound):
+    """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
     config = with_parts(step_config(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
     update, metrics = update_of(config)
     whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(exact[0])))
@@ -79,14 +79,14 @@ def test_16_bit_compute_gives_the_float32_gradient_to_its_rounding(exact, dtype,
     }
 
 
-def test_a_power_of_two_on_the_loss_changes_nothing_in_float32(exact):
+def test_loss_scale_in_float32_does_not_change_the_gradient(exact):
     update, metrics = update_of(with_parts(step_config(), loss_scale={"name": "static", "initial": 2.0**12}))
     assert_close(update, exact[0], 1e-6)
     assert metrics["gradient_norm"] == pytest.approx(exact[1]["gradient_norm"], rel=1e-6)
     assert metrics["skipped_steps"] == 0
 
 
-def test_scaling_saves_gradients_that_float16_would_lose_on_the_wire():
+def test_loss_scale_with_a_float16_wire_prevents_underflow():
     """Gradients a million times smaller vanish in float16 unless the loss is scaled."""
     tiny_loss = with_parts(step_config(), reduce={"wire_dtype": "float16"})
 
@@ -98,7 +98,7 @@ def test_scaling_saves_gradients_that_float16_would_lose_on_the_wire():
     assert shrunk(2.0**-26) < 0.5 * shrunk(1.0)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_and_halves_the_scale():
+def test_non_finite_gradient_skips_the_step_and_halves_the_scale():
     config = with_parts(step_config(), model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
     before, after, metrics = run(config)
     assert not np.isfinite(metrics["gradient_norm"])
@@ -120,7 +120,7 @@ def scales(config, outcomes):
     return seen, state
 
 
-def test_the_dynamic_scale_doubles_after_enough_finite_steps_and_keeps_its_bounds():
+def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds():
     config = LossScale("dynamic", initial=4.0, growth_steps=2, minimum=2.0, maximum=8.0)
     seen, state = scales(config, [True, True, True, True, True, True, False, False, False, True, False, True, True])
     assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
@@ -130,7 +130,7 @@ def test_the_dynamic_scale_doubles_after_enough_finite_steps_and_keeps_its_bound
     assert int(state.consecutive_skips) == 2
 
 
-def test_a_run_that_only_skips_stops_with_the_reason(tiny_resnet, tmp_path):
+def test_train_with_consecutive_skipped_steps_raises(tiny_resnet, tmp_path):
     config = with_parts(
         tiny_resnet,
         model={"dtype": "float16"},
@@ -141,7 +141,7 @@ def test_a_run_that_only_skips_stops_with_the_reason(tiny_resnet, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_too_short_to_give_up_that_only_skips_ends_with_the_reason(tiny_resnet, tmp_path):
+def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny_resnet, tmp_path):
     config = with_parts(
         tiny_resnet,
         model={"dtype": "float16"},
@@ -152,7 +152,7 @@ def test_a_run_too_short_to_give_up_that_only_skips_ends_with_the_reason(tiny_re
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_static_scale_that_is_too_large_is_named_as_the_cause(tiny_resnet, tmp_path):
+def test_static_scale_that_overflows_is_named_in_the_error(tiny_resnet, tmp_path):
     config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
     with pytest.raises(
         TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower loss_scale"
@@ -161,7 +161,7 @@ def test_a_static_scale_that_is_too_large_is_named_as_the_cause(tiny_resnet, tmp
 
 
 @pytest.mark.slow
-def test_skipped_steps_are_counted_in_the_log(tiny_resnet, tmp_path):
+def test_log_counts_skipped_steps(tiny_resnet, tmp_path):
     import json
 
     config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
@@ -183,22 +183,22 @@ def test_skipped_steps_are_counted_in_the_log(tiny_resnet, tmp_path):
         ({"loss_scale": {"name": "dynamic", "initial": 0.5}}, r"loss_scale.initial=0.5: must be between"),
     ],
 )
-def test_scaling_that_cannot_work_is_refused(parts, message):
+def test_invalid_loss_scale_raises(parts, message):
     with pytest.raises(ConfigError, match=message):
         from_json(to_json(with_parts(step_config(), model={"depth": 18, **parts.pop("model", {})}, **parts)))
 
 
-def test_clipping_scales_the_whole_gradient_to_the_norm(exact):
+def test_clipping_scales_the_gradient_to_the_norm(exact):
     _, metrics = exact
     bound = metrics["gradient_norm"] / 4
     update, clipped = update_of(with_parts(step_config(), optimizer={"clip_norm": bound}))
     assert_close(update, jax.tree.map(lambda u: u / 4, exact[0]), 1e-5)
-    assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # logged as it was
+    assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # the log has the norm before clipping
     loose, _ = update_of(with_parts(step_config(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
     assert_close(loose, exact[0], 1e-6)
 
 
-def test_the_average_is_that_of_all_steps_without_the_start():
+def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
     config = with_parts(step_config(), optimizer={"average_decay": decay})
@@ -211,14 +211,14 @@ def test_the_average_is_that_of_all_steps_without_the_start():
         assert_close(states[-1].evaluated[place], expected, 1e-5)
 
 
-def test_what_is_evaluated_without_an_average_or_before_the_first_step():
+def test_evaluated_without_average_or_before_the_first_step_is_the_current_state():
     assert TrainState({"a": 1}, {"b": 2}, (), (), ()).evaluated == ({"a": 1}, {"b": 2})
     config = with_parts(step_config(), optimizer={"average_decay": 0.9})
     state = create_state(config, models.create(config.model), make_mesh(1, 1))
     jax.tree.map(np.testing.assert_array_equal, state.evaluated, (state.params, state.batch_stats))
 
 
-def test_a_run_evaluates_the_average_and_not_the_last_parameters(tiny_resnet, tmp_path, monkeypatch):
+def test_evaluation_with_average_decay_uses_the_average(tiny_resnet, tmp_path, monkeypatch):
     from jaxdp.training import evaluator, trainer
 
     seen = []
@@ -234,24 +234,24 @@ def test_a_run_evaluates_the_average_and_not_the_last_parameters(tiny_resnet, tm
 
 
 def spy(function, calls):
-    def called(*arguments, **options):
+    def wrapper(*arguments, **options):
         calls.append(arguments)
         return function(*arguments, **options)
 
-    return called
+    return wrapper
 
 
 def spy_on_state(method, states):
-    def called(self, phase):
+    def wrapper(self, phase):
         states.append(self.state)
         return method(self, phase)
 
-    return called
+    return wrapper
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_statistics_of_16_bit_compute_are_averaged_in_float32(dtype):
-    """Mean over workers of what each worker alone gives: to float32's rounding, far below 16 bits'."""
+def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
+    """Equal to the mean over single workers up to float32 rounding, far below that of 16 bits."""
     from helpers.step import distributed_gradients
 
     config = with_parts(step_config(), model={"dtype": dtype})
@@ -270,7 +270,7 @@ def test_statistics_of_16_bit_compute_are_averaged_in_float32(dtype):
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_without_moving_averages_evaluation_uses_the_last_batch_of_all_workers():
+def test_last_batch_statistics_are_those_of_all_workers():
     config = with_parts(step_config(), model={"statistics": "last_batch"})
     _, state, _ = run(config, steps=1)
     moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
@@ -281,7 +281,7 @@ def test_without_moving_averages_evaluation_uses_the_last_batch_of_all_workers()
     np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * last["var"], rtol=1e-4)
 
 
-def test_rematerialisation_gives_the_same_gradient_and_keeps_less_for_the_backward_pass():
+def test_rematerialization_gives_the_same_gradient_with_fewer_residuals():
     images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32, 32, 3)), jnp.float32)
     results = []
     for remat in (False, True):
@@ -292,14 +292,14 @@ def test_rematerialisation_gives_the_same_gradient_and_keeps_less_for_the_backwa
         def loss(params, model=model, stats=stats):
             return (model.apply(params, stats, images, train=True)[0] ** 2).sum()
 
-        kept = jax.tree.leaves(jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p)[1], params))
-        results.append((jax.jit(jax.grad(loss))(params), sum(k.size * k.dtype.itemsize for k in kept)))
+        residuals = jax.tree.leaves(jax.eval_shape(lambda p, loss=loss: jax.vjp(loss, p)[1], params))
+        results.append((jax.jit(jax.grad(loss))(params), sum(k.size * k.dtype.itemsize for k in residuals)))
     (plain, plain_bytes), (again, again_bytes) = results
     assert_close(again, jax.tree.map(lambda g: np.asarray(g, np.float64), plain), 1e-5)
     assert again_bytes < 0.5 * plain_bytes
 
 
-def test_defaults_leave_no_trace_in_the_state():
+def test_state_with_defaults_has_no_average_and_scale_one():
     config = step_config()
     state = create_state(config, models.create(config.model), make_mesh(1, 1))
     assert state.average == ()

@@ -1,4 +1,4 @@
-"""Runs that are cut off and go on: bit by bit what they would have been."""
+"""Resuming: an interrupted run equals an uninterrupted one bit by bit; what cannot be resumed is refused."""
 
 import dataclasses
 import shutil
@@ -40,7 +40,7 @@ def uninterrupted(tiny, tmp_path):
         [{"step": 3}, {"step": 5}, {"step": 12}, {"step": 15}],
     ],
 )
-def test_a_run_that_is_cut_off_goes_on_bit_by_bit(tiny, tmp_path, uninterrupted, cuts):
+def test_resume_after_a_kill_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted, cuts):
     """50 images an epoch, steps of 8 then 16: checkpoints at 56, 80 (a change of phase), 112 and 160 samples."""
     for cut in cuts:
         train_until(tiny, tmp_path / "cut", **cut)
@@ -49,7 +49,7 @@ def test_a_run_that_is_cut_off_goes_on_bit_by_bit(tiny, tmp_path, uninterrupted,
     assert outcome(tmp_path / "cut") == uninterrupted
 
 
-def test_a_run_goes_on_at_its_newest_checkpoint_and_says_so(tiny, tmp_path):
+def test_resume_starts_at_the_newest_checkpoint_and_reports_it(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     screen = Recorder()
     assert train(tiny, tmp_path, screen=screen).sessions == 2
@@ -58,27 +58,27 @@ def test_a_run_goes_on_at_its_newest_checkpoint_and_says_so(tiny, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("moment", ["compiling", "evaluating", 3, 10, 15])
-def test_a_run_that_is_asked_to_stop_saves_and_goes_on_bit_by_bit(tiny, tmp_path, uninterrupted, moment):
-    class Ask(Quiet):
-        def status(self, what):
-            if what == moment:
+@pytest.mark.parametrize("when", ["compiling", "evaluating", 3, 10, 15])
+def test_resume_after_a_stop_request_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted, when):
+    class StopWhen(Quiet):
+        def status(self, text):
+            if text == when:
                 signals.request_stop("SIGTERM")
 
         def step(self, record):
-            if record["step"] == moment:
+            if record["step"] == when:
                 signals.request_stop("SIGTERM")
 
     signals = SignalHandler()
     with pytest.raises(Stopped) as stopped:
-        train(tiny, tmp_path / "run", screen=Ask(), signals=signals)
-    if moment == "compiling":
+        train(tiny, tmp_path / "run", screen=StopWhen(), signals=signals)
+    if when == "compiling":
         assert str(stopped.value) == "stopped by SIGTERM before the first step; the same command starts over"
     else:
         assert "the same command continues from it" in str(stopped.value)
         saved = latest_valid(tmp_path / "run/checkpoints")
-        assert saved.metadata["progress"]["evaluation_due"] == (moment in ("evaluating", 15))
-        assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[moment]  # between steps, one is ahead of the log
+        assert saved.metadata["progress"]["evaluation_due"] == (when in ("evaluating", 15))
+        assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[when]  # between steps, one is ahead of the log
     train(tiny, tmp_path / "run")
     assert outcome(tmp_path / "run") == uninterrupted
 
@@ -113,7 +113,7 @@ def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_averages_loss_scale_and_counts_go_on_too(tiny_resnet, tmp_path):
+def test_resume_restores_averages_loss_scale_and_counts(tiny_resnet, tmp_path):
     config = dataclasses.replace(
         tiny_resnet,
         optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),
@@ -139,8 +139,8 @@ SLOW = pytest.mark.slow
         pytest.param(Mesh(4, 1, cpu_devices=8), marks=SLOW),
     ],
 )
-def test_on_another_mesh_order_rate_and_phases_are_exact_and_parameters_agree(tiny, tmp_path, mesh):
-    """Batch normalization per worker of 2 images; 20 steps after the resume in float32."""
+def test_resume_on_another_mesh_keeps_the_schedule_and_agrees_in_parameters(tiny, tmp_path, mesh):
+    """Batch normalization over workers of 2 images; at least 20 steps after the resume, in float32."""
     config = dataclasses.replace(
         tiny, epochs=8.0, batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
     )  # fmt: skip
@@ -150,15 +150,15 @@ def test_on_another_mesh_order_rate_and_phases_are_exact_and_parameters_agree(ti
     train(dataclasses.replace(config, mesh=mesh), tmp_path / "there")
     exact = ("step", "samples", "epoch", "phase", "learning_rate", "momentum", "global_batch")
 
-    def followed(name):
+    def schedule_of(name):
         lines = read_log(tmp_path / name / "metrics.jsonl")
         return [{field: line[field] for field in exact} for line in lines if "loss" in line]
 
-    here, there = followed("here"), followed("there")
+    here, there = schedule_of("here"), schedule_of("there")
     assert here == there
     assert len(here) - 10 >= 20
-    one, other = (parameters(tmp_path / d, config) for d in ("here", "there"))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    expected, resumed = (parameters(tmp_path / d, config) for d in ("here", "there"))
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(resumed), strict=True):
         np.testing.assert_allclose(np.linalg.norm(a - b), 0, atol=1e-4 * max(np.linalg.norm(a), 1e-3))
 
 
@@ -168,7 +168,7 @@ def parameters(workdir, config):
     return jax.tree.map(np.asarray, load_run(workdir, config=config)[0].params)
 
 
-def test_a_changed_configuration_is_shown_and_refused_unless_accepted(tiny, tmp_path):
+def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     changed = dataclasses.replace(tiny, schedule=dataclasses.replace(tiny.schedule, learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2.0 -> 1.0\).*--accept-changes"):
@@ -181,7 +181,7 @@ def test_a_changed_configuration_is_shown_and_refused_unless_accepted(tiny, tmp_
     assert rates == [whole[n >= 10].learning_rate(8 * n if n < 10 else 80 + 16 * (n - 10)) for n in range(15)]
 
 
-def test_what_does_not_change_the_run_may_be_changed(tiny, tmp_path):
+def test_resume_accepts_changed_checkpoint_and_logging_settings(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     config = dataclasses.replace(
         tiny, checkpoint=Checkpoint(every_samples=32, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
@@ -190,21 +190,21 @@ def test_what_does_not_change_the_run_may_be_changed(tiny, tmp_path):
     assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:3] == [160, 128, 112]
 
 
-def test_another_model_cannot_go_on_from_a_checkpoint(tiny_resnet, tmp_path):
+def test_resume_with_another_model_raises(tiny_resnet, tmp_path):
     train_until(tiny_resnet, tmp_path, step=12)
     wider = dataclasses.replace(tiny_resnet, model=dataclasses.replace(tiny_resnet.model, width=8))
     with pytest.raises(ConfigError, match=r"holds float32 of shape .* for .*, but the run expects float32 of shape"):
         train(wider, tmp_path, accept_changes=True)
 
 
-def test_a_finished_run_can_be_made_longer(tiny, tmp_path):
+def test_train_with_more_epochs_extends_a_finished_run(tiny, tmp_path):
     train(tiny, tmp_path)
     longer = dataclasses.replace(tiny, epochs=4.0)
     result = train(longer, tmp_path, accept_changes=True)
     assert (result.steps, result.samples) == (18, 208)  # three more of 16, to 4 epochs of 50
 
 
-def test_a_run_goes_on_from_another_ones_checkpoint_in_a_directory_of_its_own(tiny, tmp_path, uninterrupted):
+def test_resume_from_another_run_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted):
     train_until(tiny, tmp_path / "first", step=12)
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"))
     assert outcome(tmp_path / "second") == uninterrupted
@@ -226,11 +226,11 @@ def test_a_run_goes_on_from_another_ones_checkpoint_in_a_directory_of_its_own(ti
         ("new/checkpoints/80", {}, "it belongs to the directory of this run"),
     ],
 )
-def test_what_cannot_be_gone_on_from_is_one_line(tiny, tmp_path, origin, change, message):
+def test_resume_from_an_invalid_origin_raises_one_line(tiny, tmp_path, origin, change, message):
     train_until(tiny, tmp_path / "first", step=9)
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as error:
         train(dataclasses.replace(tiny, **change), tmp_path / "new", resume=str(tmp_path / origin))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 # damage
@@ -254,9 +254,9 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", ["flipped", *(pytest.param(one, marks=SLOW) for one in ("truncated", "deleted"))])
-def test_every_file_of_a_checkpoint_damaged_in_turn_is_named_and_the_one_before_taken(tiny, tmp_path, damage):
-    """Nothing is silently wrong: the file and the step are named, and the state is that of the checkpoint before."""
+@pytest.mark.parametrize("damage", ["flipped", *(pytest.param(name, marks=SLOW) for name in ("truncated", "deleted"))])
+def test_restore_with_any_file_damaged_names_it_and_uses_the_previous_checkpoint(tiny, tmp_path, damage):
+    """The message names the file and the samples; the state is that of the previous checkpoint."""
     train_until(tiny, tmp_path / "run", step=13)
     folder = tmp_path / "run/checkpoints"
     names = files_of(tmp_path / "run", 112 if (folder / "112").exists() else 80)
@@ -271,11 +271,11 @@ def test_every_file_of_a_checkpoint_damaged_in_turn_is_named_and_the_one_before_
         if victim.stat().st_size == 0 and damage != "deleted":
             continue
         DAMAGES[damage](victim)
-        said = []
-        kept = CheckpointManager(tmp_path / "copy/checkpoints", tiny.checkpoint, said.append)
-        _, manifest = kept.restore(lambda samples: abstract)
+        messages = []
+        manager = CheckpointManager(tmp_path / "copy/checkpoints", tiny.checkpoint, messages.append)
+        _, manifest = manager.restore(lambda samples: abstract)
         assert manifest.samples == older, name
-        assert f"skipped the checkpoint of samples {newest}: {victim}" in said[0], said
+        assert f"skipped the checkpoint of samples {newest}: {victim}" in messages[0], messages
         assert (tmp_path / f"copy/checkpoints/{newest}.corrupt").is_dir()
 
 
@@ -288,7 +288,7 @@ def abstract_of(config):
     return mesh, abstract_state(config, models.create(config.model), mesh)
 
 
-def test_a_run_with_a_damaged_checkpoint_still_ends_bit_by_bit(tiny, tmp_path, uninterrupted):
+def test_resume_with_a_damaged_checkpoint_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted):
     train_until(tiny, tmp_path / "run", step=13)
     newest = checkpoint_paths(tmp_path / "run/checkpoints")[0]
     flip(max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size))
@@ -298,7 +298,7 @@ def test_a_run_with_a_damaged_checkpoint_still_ends_bit_by_bit(tiny, tmp_path, u
     assert outcome(tmp_path / "run") == uninterrupted
 
 
-def test_an_array_that_was_changed_with_its_checksums_is_still_found(tiny, tmp_path):
+def test_load_state_of_changed_arrays_with_matching_files_raises(tiny, tmp_path):
     """Array checksums are independent of file checksums: these files belong to another run, with matching file checksums."""
     for seed in (0, 1):
         train_until(dataclasses.replace(tiny, seed=seed), tmp_path / str(seed), step=12)
@@ -308,7 +308,7 @@ def test_an_array_that_was_changed_with_its_checksums_is_still_found(tiny, tmp_p
         load_state(forged, abstract_of(tiny)[1])
 
 
-def test_where_every_checkpoint_is_damaged_the_run_stops_and_does_not_begin_anew(tiny, tmp_path):
+def test_resume_with_all_checkpoints_damaged_raises_and_changes_nothing(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     log = (tmp_path / "metrics.jsonl").read_bytes()
     for path in checkpoint_paths(tmp_path / "checkpoints"):
@@ -318,8 +318,8 @@ def test_where_every_checkpoint_is_damaged_the_run_stops_and_does_not_begin_anew
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
-def test_a_run_that_a_bad_image_stops_is_saved_where_it_stood(tiny, tmp_path):
-    class Breaks:
+def test_resume_after_a_bad_image_equals_an_uninterrupted_run(tiny, tmp_path):
+    class Source:
         broken = True
 
         def __len__(self):
@@ -331,7 +331,7 @@ def test_a_run_that_a_bad_image_stops_is_saved_where_it_stood(tiny, tmp_path):
             return np.full((20, 24), 30 * (index % 6), np.uint8), index % 6
 
     config = dataclasses.replace(tiny, batch=(Phase(8),), data=Data(image_size=80, augmentation="none"))
-    source = Breaks()
+    source = Source()
     with pytest.raises(
         DataError, match=r"training image 7 cannot be used: .*; (the last valid checkpoint|there is no checkpoint)"
     ):
@@ -342,8 +342,8 @@ def test_a_run_that_a_bad_image_stops_is_saved_where_it_stood(tiny, tmp_path):
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_small_images_and_folders_resume_with_the_list_of_bad_images(tiny, tmp_path):
-    class Own:
+def test_resume_with_skipped_images_keeps_their_list(tiny, tmp_path):
+    class Source:
         def __len__(self):
             return 40
 
@@ -355,8 +355,8 @@ def test_small_images_and_folders_resume_with_the_list_of_bad_images(tiny, tmp_p
     data = Data(image_size=80, augmentation="none", on_bad_image="skip")
     config = dataclasses.replace(tiny, epochs=2.0, batch=(Phase(8),), data=data)
     config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
-    train_until(config, tmp_path / "cut", datasets=(Own(), Own()), step=7)
-    train(config, tmp_path / "cut", datasets=(Own(), Own()))
-    train(config, tmp_path / "whole", datasets=(Own(), Own()))
+    train_until(config, tmp_path / "cut", datasets=(Source(), Source()), step=7)
+    train(config, tmp_path / "cut", datasets=(Source(), Source()))
+    train(config, tmp_path / "whole", datasets=(Source(), Source()))
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert list(outcome(tmp_path / "cut")[1]["bad_images"]) == ["training image 7", "evaluation image 7"]

@@ -1,4 +1,4 @@
-"""Runs from their first step to their result, on four virtual devices."""
+"""Complete runs on four virtual devices: log, schedule, result and errors."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def records(workdir):
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, plots, tmp_path):
+def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
     result = train(tiny, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {".lock", "checkpoints", "config.json", "metrics.jsonl", "result.json", "training.png"}
@@ -39,7 +39,7 @@ def test_a_run_leaves_its_config_metrics_result_and_picture(tiny, plots, tmp_pat
     assert (tmp_path / "run/training.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_log_follows_the_plan_through_the_change_of_batch_size(tiny, tmp_path):
+def test_log_across_a_batch_size_change_follows_the_plan(tiny, tmp_path):
     train(tiny, tmp_path)
     steps = [r for r in records(tmp_path) if "loss" in r]
     # 50 images an epoch: 10 steps of 8 reach 80 >= 75, the phase's end in mid-epoch; 5 steps of 16 reach 160 >= 150
@@ -55,11 +55,11 @@ def test_the_log_follows_the_plan_through_the_change_of_batch_size(tiny, tmp_pat
     assert evaluations == [56, 112, 160]  # the first steps at or past 50, 100 and 150 images
 
 
-def test_the_order_of_data_is_right_across_the_change_of_batch_size(tiny, tmp_path, monkeypatch):
-    fed, to_global = [], prefetch.to_global
-    monkeypatch.setattr(prefetch, "to_global", lambda batch, mesh: fed.append(batch) or to_global(batch, mesh))
+def test_data_order_across_a_batch_size_change_is_that_of_the_sampler(tiny, tmp_path, monkeypatch):
+    batches, to_global = [], prefetch.to_global
+    monkeypatch.setattr(prefetch, "to_global", lambda batch, mesh: batches.append(batch) or to_global(batch, mesh))
     train(tiny, tmp_path)
-    training = [batch for batch in fed if "weights" not in batch]
+    training = [batch for batch in batches if "weights" not in batch]
     positions = np.concatenate([batch["positions"] for batch in training])
     np.testing.assert_array_equal(positions, np.arange(160))
     images, labels = open_datasets(tiny).train.batch(sample_ids(tiny.seed, np.arange(160), 50))
@@ -67,7 +67,7 @@ def test_the_order_of_data_is_right_across_the_change_of_batch_size(tiny, tmp_pa
     np.testing.assert_array_equal(np.concatenate([batch["labels"] for batch in training]), labels)
 
 
-def test_a_net_learns_the_synthetic_classes(tiny, tmp_path):
+def test_train_on_synthetic_classes_reaches_90_percent(tiny, tmp_path):
     config = dataclasses.replace(
         tiny,
         epochs=8.0,
@@ -80,12 +80,12 @@ def test_a_net_learns_the_synthetic_classes(tiny, tmp_path):
     assert result.accuracy > 0.9
 
 
-def test_the_next_phase_is_compiled_in_the_background_while_the_one_before_runs(tiny, tmp_path, monkeypatch):
-    """Compilation is held back until the first phase has stepped: a loop that waited for it would never end."""
+def test_next_phase_compiles_in_the_background_while_the_current_one_runs(tiny, tmp_path, monkeypatch):
+    """Compilation of the second phase waits for a step of the first: a loop that waited for it would never end."""
     stepped, compile_train = threading.Event(), step_compiler.StepCompiler._compile_train
     threads = []
 
-    def held(self, mesh, phase):
+    def wait_and_compile(self, mesh, phase):
         threads.append(threading.current_thread().name)
         if phase.global_batch == 16:
             assert stepped.wait(60)
@@ -96,18 +96,18 @@ def test_the_next_phase_is_compiled_in_the_background_while_the_one_before_runs(
             if record["step"] == 3:
                 stepped.set()
 
-    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", held)
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", wait_and_compile)
     train(tiny, tmp_path, screen=Watch())
     assert len(threads) == 2
     assert all(name.startswith("compile") for name in threads)
 
 
-def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path, monkeypatch):
+def test_metrics_of_a_step_are_fetched_after_the_next_dispatch(tiny, tmp_path, monkeypatch):
     events = []
     compile_train = step_compiler.StepCompiler._compile_train
     fetch = jax.device_get
 
-    def watched(self, mesh, phase):
+    def compile_recording_dispatches(self, mesh, phase):
         step = compile_train(self, mesh, phase)
 
         def call(*arguments):
@@ -121,7 +121,7 @@ def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path
             events.append("fetch")
         return fetch(tree)
 
-    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", watched)
+    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", compile_recording_dispatches)
     monkeypatch.setattr(step_metrics.jax, "device_get", get)
     config = dataclasses.replace(tiny, batch=(Phase(8),), evaluation=dataclasses.replace(tiny.evaluation, every_epochs=None))
     config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=None))
@@ -129,7 +129,7 @@ def test_metrics_are_read_after_the_next_step_has_been_dispatched(tiny, tmp_path
     assert events == ["dispatch", *["dispatch", "fetch"] * 18, "fetch"]
 
 
-def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
+def test_train_with_a_finished_run_returns_its_result(tiny, tmp_path):
     first = train(tiny, tmp_path / "run")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     again = train(tiny, tmp_path / "run")
@@ -141,7 +141,7 @@ def test_a_finished_run_is_shown_and_not_repeated(tiny, tmp_path):
     assert fresh.accuracy == first.accuracy
 
 
-def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_path):
+def test_log_with_the_same_seed_is_equal_and_with_another_differs(tiny, tmp_path):
     def log(config, name):
         train(config, tmp_path / name)
         return [{k: v for k, v in r.items() if k not in TIMING} for r in records(tmp_path / name)]
@@ -150,7 +150,7 @@ def test_the_same_seed_gives_the_same_log_and_another_seed_another(tiny, tmp_pat
     assert log(dataclasses.replace(tiny, seed=1), "c") != log(tiny, "b")
 
 
-def test_a_directory_with_a_different_run_is_refused_and_left_as_it_was(tiny, tmp_path):
+def test_train_in_the_directory_of_a_different_run_raises_and_changes_nothing(tiny, tmp_path):
     train(tiny, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"it holds a different run \(seed: 0 -> 5\)"):
@@ -158,21 +158,21 @@ def test_a_directory_with_a_different_run_is_refused_and_left_as_it_was(tiny, tm
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_a_second_run_in_a_directory_in_use_is_refused(tiny, tmp_path):
+def test_train_in_a_locked_directory_raises(tiny, tmp_path):
     refused = []
 
     class Intrude(Quiet):
         def step(self, record):
             if record["step"] == 2:
-                with pytest.raises(ConfigError, match="another process is training in it") as caught:
+                with pytest.raises(ConfigError, match="another process is training in it") as error:
                     train(tiny, tmp_path)
-                refused.append(caught)
+                refused.append(error)
 
     train(tiny, tmp_path, screen=Intrude())
     assert refused
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_rate(tiny_resnet, tmp_path):
+def test_non_finite_loss_raises_with_step_samples_and_learning_rate(tiny_resnet, tmp_path):
     config = dataclasses.replace(
         tiny_resnet,
         optimizer=dataclasses.replace(tiny_resnet.optimizer, name="sgd"),
@@ -185,8 +185,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_rate(tiny
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_last_step_that_breaks_the_parameters_is_no_success(tiny_resnet, tmp_path):
-    """One step of a huge rate: its own loss was finite, what it left behind is not."""
+def test_non_finite_parameters_after_the_last_step_raise(tiny_resnet, tmp_path):
+    """One step with a huge learning rate: its loss is finite, its updated parameters are not."""
     config = dataclasses.replace(
         tiny_resnet,
         epochs=0.1,
@@ -199,20 +199,20 @@ def test_a_last_step_that_breaks_the_parameters_is_no_success(tiny_resnet, tmp_p
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_phase_without_a_step_is_passed_over(tiny, tmp_path):
+def test_phase_without_steps_is_skipped(tiny, tmp_path):
     config = dataclasses.replace(tiny, batch=(Phase(40, 1.0), Phase(8, 1.2), Phase(32)))
     train(config, tmp_path)
     steps = [r for r in records(tmp_path) if "loss" in r]
     assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 40), (0, 40), (2, 32), (2, 32), (2, 32)]
 
 
-def test_the_first_step_of_a_phase_and_the_last_are_logged_whatever_the_cadence(tiny, tmp_path):
+def test_log_with_a_long_interval_includes_first_steps_of_phases_and_the_last_step(tiny, tmp_path):
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=4))
     train(config, tmp_path)
     assert [r["step"] for r in records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
 
 
-def test_the_end_is_evaluated_even_between_two_evaluations(tiny, tmp_path):
+def test_end_between_two_evaluations_is_evaluated(tiny, tmp_path):
     config = dataclasses.replace(
         tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
     )
@@ -220,21 +220,21 @@ def test_the_end_is_evaluated_even_between_two_evaluations(tiny, tmp_path):
     assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
 
 
-def test_evaluations_fall_due_by_the_decimals_that_were_written(tiny, tmp_path):
+def test_evaluation_interval_is_exact_in_decimal(tiny, tmp_path):
     """0.7 epochs of 50 images are 35 images; in binary floating point 0.7 * 50 * 2 lies above 70."""
     every = dataclasses.replace(tiny.evaluation, every_epochs=0.7)
     train(dataclasses.replace(tiny, batch=(Phase(5),), epochs=1.5, evaluation=every), tmp_path)
     assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
 
 
-def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, plots, tmp_path, monkeypatch):
+def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path, monkeypatch):
     from jaxdp.loggers import plot
 
-    said = []
+    messages = []
 
     class Listen(Quiet):
         def info(self, text):
-            said.append(text)
+            messages.append(text)
 
     def full(records, path):
         raise OSError(28, "No space left on device", str(path))
@@ -242,11 +242,11 @@ def test_a_picture_that_cannot_be_drawn_does_not_cost_the_result(tiny, plots, tm
     monkeypatch.setattr(plot, "plot_training", full)
     result = train(tiny, tmp_path, screen=Listen())
     assert json.loads((tmp_path / "result.json").read_text())["accuracy"] == result.accuracy
-    assert any("PlotWriter could not be closed" in line and "No space left" in line for line in said)
+    assert any("PlotWriter could not be closed" in line and "No space left" in line for line in messages)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"accuracy": 1}', "\xff"])
-def test_a_damaged_result_is_said_to_be_damaged(tiny, tmp_path, text):
+def test_train_with_a_damaged_result_raises(tiny, tmp_path, text):
     train(tiny, tmp_path)
     (tmp_path / "result.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"its result\.json is damaged; delete that file to resume"):
@@ -254,7 +254,7 @@ def test_a_damaged_result_is_said_to_be_damaged(tiny, tmp_path, text):
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "tensorboard"])
-def test_files_of_a_run_without_its_config_are_refused_and_left(tiny, tmp_path, name):
+def test_train_in_a_directory_without_config_raises_and_changes_nothing(tiny, tmp_path, name):
     (tmp_path / name).write_text("{}")
     with pytest.raises(ConfigError, match=f"it holds {name} of a run, but no config.json"):
         train(tiny, tmp_path)
@@ -262,8 +262,8 @@ def test_files_of_a_run_without_its_config_are_refused_and_left(tiny, tmp_path, 
     assert train(tiny, tmp_path, resume="never").workdir == f"{tmp_path}-2"
 
 
-def test_a_run_that_logged_nothing_leaves_its_directory_to_the_next(tiny, tmp_path, monkeypatch):
-    """As after running out of memory: the advice of the error is followed in the same directory."""
+def test_train_after_an_attempt_without_steps_accepts_another_config(tiny, tmp_path, monkeypatch):
+    """After an out-of-memory error, the user follows its advice in the same directory."""
 
     def exhausted(self, mesh, phase):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
@@ -276,45 +276,45 @@ def test_a_run_that_logged_nothing_leaves_its_directory_to_the_next(tiny, tmp_pa
     assert train(other, tmp_path).steps == 15
 
 
-def test_a_change_that_has_no_effect_on_a_finished_run_is_said_to_have_none(tiny, tmp_path):
-    said = []
+def test_train_with_a_finished_run_reports_changes_without_effect(tiny, tmp_path):
+    messages = []
 
     class Listen(Quiet):
         def info(self, text):
-            said.append(text)
+            messages.append(text)
 
     train(tiny, tmp_path)
     train(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
-    assert "these changes have no effect on the finished run: reduce.strategy: 'torus' -> 'psum'" in said
+    assert "these changes have no effect on the finished run: reduce.strategy: 'torus' -> 'psum'" in messages
 
 
-def test_devices_out_of_memory_end_with_the_batch_that_would_fit(tiny, tmp_path, monkeypatch):
+def test_out_of_memory_raises_and_suggests_a_smaller_batch(tiny, tmp_path, monkeypatch):
     def exhausted(self, mesh, phase):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.\nmore")
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", exhausted)
     config = dataclasses.replace(tiny, batch=(Phase(48),))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as error:
         train(config, tmp_path)
-    message = str(caught.value)
+    message = str(error.value)
     assert message.startswith("batch.0.per_worker_batch=12: out of memory (RESOURCE_EXHAUSTED")
     assert "try --batch.0.per-worker-batch 6, which keeps the global batch 48 by accumulating 2 micro-batches" in message
     assert "\n" not in message
 
 
-def test_a_phase_on_fewer_devices_goes_on_from_the_same_state(tiny, tmp_path):
+def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path):
     """Three workers of four images use three of the four devices in the second phase; the losses are those of one device."""
     batch = (Phase(8, 1.0, per_worker_batch=4), Phase(12, None, per_worker_batch=4))
-    one = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
+    single_device = dataclasses.replace(tiny.mesh, vertical=1, horizontal=1)
     plan = make_plan(dataclasses.replace(tiny, batch=batch), examples=50, devices=4)
     assert [phase.devices for phase in plan.phases] == [2, 3]
     train(dataclasses.replace(tiny, batch=batch), tmp_path / "many")
-    train(dataclasses.replace(tiny, batch=batch, mesh=one), tmp_path / "one")
-    many, single = ([r["loss"] for r in records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
-    np.testing.assert_allclose(many[:6], single[:6], rtol=1e-3)
+    train(dataclasses.replace(tiny, batch=batch, mesh=single_device), tmp_path / "one")
+    losses, expected = ([r["loss"] for r in records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
+    np.testing.assert_allclose(losses[:6], expected[:6], rtol=1e-3)
 
 
-def test_tensorboard_events_hold_the_log(tiny, tmp_path):
+def test_tensorboard_events_equal_the_log(tiny, tmp_path):
     from tensorboardX.proto import event_pb2
 
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
@@ -333,7 +333,7 @@ def test_tensorboard_events_hold_the_log(tiny, tmp_path):
     assert len(scalars["evaluation/accuracy"]) == 3
 
 
-def test_train_takes_a_config_and_nothing_else(tmp_path):
+def test_train_with_invalid_arguments_raises(tmp_path):
     with pytest.raises(ConfigError, match=r"must be a jaxdp.Config"):
         train("digits", tmp_path)
     with pytest.raises(ConfigError, match="--resume='maybe': it holds no valid checkpoint"):
@@ -341,8 +341,8 @@ def test_train_takes_a_config_and_nothing_else(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_rate_and_momentum_of_every_phase_reach_the_step(tiny):
-    """By the noise scale with 0.5 at a batch of 8: 1 - 0.5 * 8 / 16 in the phase of 16."""
+def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
+    """The noise-scale rule with momentum 0.5 at a batch of 8 gives 1 - 0.5 * 8 / 16 at a batch of 16."""
     from jaxdp.planning import make_plan
     from jaxdp.training.step_compiler import StepCompiler
 
@@ -350,7 +350,7 @@ def test_rate_and_momentum_of_every_phase_reach_the_step(tiny):
     plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), examples=50, devices=4)
     programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
     for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
-        given = programs.hyperparameters(phase, phase.first_sample)
-        assert float(given["momentum"]) == pytest.approx(momentum)
-        assert float(given["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
+        hyperparameters = programs.hyperparameters(phase, phase.first_sample)
+        assert float(hyperparameters["momentum"]) == pytest.approx(momentum)
+        assert float(hyperparameters["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
     programs.close()
