@@ -64,6 +64,8 @@ class SyncPoints:
             return None
         agreement = self._agreed[1]
         self._agreed, self._held = None, False
+        if agreement.action == "stop":
+            self._deferred = None  # the trainer saves after a stop
         self._requested.discard(agreement.action)
         self._send({"done": agreement.action})
         return agreement
