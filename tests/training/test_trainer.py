@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import math
+import os
+import signal
 import threading
 
 import jax
 import numpy as np
 import pytest
 
-from jaxdp import TrainingError, TrainResult, train
+from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
 from jaxdp.data import prefetch
 from jaxdp.data.sampler import sample_ids
@@ -354,3 +356,14 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
         assert float(hyperparameters["momentum"]) == pytest.approx(momentum)
         assert float(hyperparameters["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
     programs.close()
+
+
+def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns_the_result_when_repeated(tiny, tmp_path):
+    class StopAtTheEnd(Quiet):
+        def info(self, text):
+            if text.startswith("accuracy"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM, after the end of the run in {tmp_path}; the same command"):
+        train(tiny, tmp_path, screen=StopAtTheEnd())
+    assert train(tiny, tmp_path, screen=False).steps == 15
