@@ -297,7 +297,7 @@ class Reduce(_Strict):
 
     strategy: StrategyName = "torus"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of transferred gradients"""
+    """Dtype in which gradients are communicated and summed"""
     bucket_bytes: Bytes | None = None
     """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (default: one bucket for all). On
     CPUs 65536 is faster"""
@@ -346,8 +346,8 @@ class Guard(_Strict):
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
     """Heartbeat timeout in seconds; the run ends when a process exceeds it"""
     audit_every_steps: Count | None = 500
-    """Number of steps between audits, which repeat all reductions of a step by another route and end the run on a difference
-    larger than rounding (None: no audits)"""
+    """Number of steps between audits, which compare all reductions of a step with a reference reduction and end the run on a
+    difference larger than rounding (None: no audits)"""
     start_minutes: Annotated[float, Field(gt=0, le=10_080, allow_inf_nan=False)] = 5.0
     """Timeout in minutes for all processes to start"""
 

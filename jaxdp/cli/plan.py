@@ -24,7 +24,7 @@ class Plan:
       jaxdp plan
       jaxdp plan --config imagenet_sony_exp2 --devices 8 --json
       jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
-      jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 256 --gpus-per-host 8
+      jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 272 --gpus-per-host 8
     """
 
     run: ConfigFields = dataclasses.field(default_factory=Config)
