@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
@@ -104,7 +104,7 @@ def _number_of_devices(options: Plan) -> int | None:
     if options.hosts > 1 and devices is None:
         raise ConfigError("--hosts", options.hosts, reason="requires --gpus-per-host or --devices")
     if devices is not None and devices % options.hosts:
-        raise ConfigError("--hosts", options.hosts, reason=f"must divide the {devices} devices")
+        raise ConfigError("--hosts", options.hosts, reason=f"must divide the {plural(devices, 'device')}")
     return devices
 
 

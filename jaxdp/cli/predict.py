@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.errors import EXIT_FAILURE, ConfigError, printable, printable_lines
+from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
 
@@ -69,9 +69,9 @@ def run(arguments: list[str], program: str) -> None:
         if table is None:
             _print(results)
         destination = "" if table is None else f", written to {table}"
-        _log(f"{len(results)} image{'s' * (len(results) != 1)} predicted with {about['checkpoint']}{destination}")
+        _log(f"{plural(len(results), 'image')} predicted with {about['checkpoint']}{destination}")
         if skipped:
-            _log(f"{len(skipped)} files skipped that have no image suffix, first {printable(skipped[0], LONGEST_PATH)}")
+            _log(f"skipped {plural(len(skipped), 'file')} without an image suffix, first {printable(skipped[0], LONGEST_PATH)}")
     for file, reason in bad.items():
         _log(f"cannot read {printable(file, LONGEST_PATH)}: {reason}")
     if bad:

@@ -14,7 +14,7 @@ from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
 from jaxdp.data.in_memory import ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from jaxdp.data.tfds import TfdsSource
@@ -211,7 +211,7 @@ def _decoded(config: Config, train: ItemSource, evaluation: ItemSource, *, name:
         classes = getattr(source, "classes", None)
         count = classes if isinstance(classes, int) else len(classes or ())
         if count > config.model.classes:
-            reason, hint = f"{name} has {count} classes", f"give at least {count}"
+            reason, hint = f"{name} has {plural(count, 'class')}", f"give at least {count}"
             raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
     on_bad_image = config.data.on_bad_image
     training = _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")

@@ -59,7 +59,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
     code, _, err = fail_predict(capsys, *arguments, "--csv", tmp_path / "predictions.csv")
     assert (code, "file exists; use another file, or --overwrite" in err) == (2, True)
     code, out, err = fail_predict(capsys, *arguments)
-    assert (code, len(out.splitlines()), "1 files skipped that have no image suffix" in err) == (1, 2, True)
+    assert (code, len(out.splitlines()), "skipped 1 file without an image suffix" in err) == (1, 2, True)
     assert f"jaxdp: 2 images predicted with {flowers / 'run' / 'checkpoints' / '160'}" in err.splitlines()
 
 
