@@ -52,7 +52,7 @@ def connect(
 ) -> Connection:
     """An authenticated connection to rank 0 at `address`, (host, port).
 
-    read_key: returns the run's key, or raises SecretUnavailable while it is not there. host: name of this host. member: the
+    read_key: returns the run's key, or raises SecretUnavailable while it does not exist. host: name of this host. member: the
     record of this process. while_waiting: called about every half second; may raise. Raises TimeoutError if nothing answers in
     time, and ConfigError if rank 0 refuses this rank or the other end has another secret.
     """

@@ -89,7 +89,7 @@ class ControlClient:
 
         start_seconds: timeout for the slowest process. silence_seconds: time without a heartbeat after which a process counts
         as lost. gpus: those this process can see. while_waiting: called about every half second; may raise to give up. secret:
-        with which the processes authenticate; None: JAXDP_SECRET. limits: time without progress that is allowed. on_heartbeat:
+        authenticates the processes; None: JAXDP_SECRET. limits: time without progress that is allowed. on_heartbeat:
         called with every heartbeat.
 
         Raises ConfigError if the port is taken, the secret is missing or differs, or rank 0 refuses this process, and OSError

@@ -25,7 +25,7 @@ def silence_reason(seconds: float) -> str:
 
 
 def exit_reason(silent_seconds: float, silence_seconds: float) -> str:
-    """The reason of a failure: a process closed its connection after so many seconds of silence."""
+    """The reason of a failure: a process closed its connection after `silent_seconds` without a message."""
     if silent_seconds >= silence_seconds - MISSED_BEATS * HEARTBEAT_SECONDS:  # JAX may have aborted it
         return f"sent no heartbeat for {silent_seconds:.0f} s and then exited ({SILENT_CAUSES})"
     return "exited without a message (killed or crashed)"
@@ -101,7 +101,7 @@ class FailureHandler:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until a failure is known. Returns whether one is."""
+        """Wait at most `seconds` for a failure. Returns whether there is one."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self.failure, seconds))
 

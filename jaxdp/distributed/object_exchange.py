@@ -1,6 +1,6 @@
 """All-gather and broadcast of small objects between the processes of a run, through rank 0.
 
-The n-th operation of a name on one process meets the n-th of that name on the others.
+The n-th operation of a name on one process belongs to the n-th operation of that name on the others.
 """
 
 import threading

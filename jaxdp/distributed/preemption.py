@@ -6,10 +6,11 @@
 3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
    `jaxdp.distributed.sync_points`). A single process stops at once.
 4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
-5. `jaxdp.training.trainer.Trainer` catches it, saves the last step, and raises `Stopped`. Before the first step there is
-   nothing to save: `stopped_before_training` makes the exception.
-6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. In a program that calls
-   `jaxdp.train` and does not catch `Stopped`, `jaxdp.distributed.runtime` does so in a run of several processes.
+5. `Trainer._saving_before_exit` (`jaxdp.training.trainer`) catches it, saves the last step in `_save_last_step`, and raises
+   `Stopped`, made by `RunCheckpoints.stop_error`. Before the trainer starts, `jaxdp.train` catches it and raises
+   `stopped_before_training`.
+6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program of several processes
+   calls `jaxdp.train` and does not catch `Stopped`, `jaxdp.distributed.runtime._leave_at_exit` exits with that code.
 
 Until the processes have joined, there is no group to agree with: `SignalHandler.check_received` replaces steps 2 to 4.
 """

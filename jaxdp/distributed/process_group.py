@@ -1,4 +1,4 @@
-"""The processes of a run as the rest of jaxdp sees them: one protocol, and its implementation for a single process."""
+"""The interface of the process group of a run, and its implementation for a single process."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

@@ -1,4 +1,4 @@
-"""The shared secret of a run, with which its processes authenticate at rank 0's control port.
+"""The shared secret of a run: its processes authenticate with it at rank 0's control port.
 
 The key is derived from the launcher's job id and either JAXDP_SECRET, which `jaxdp launch` sets for its processes, or a file of
 random bytes that rank 0 writes into the working directory before it accepts a connection.

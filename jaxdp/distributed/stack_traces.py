@@ -1,4 +1,4 @@
-"""Stack traces of this process's threads, taken without reading a file: the disk may be what is stuck."""
+"""Stack traces of this process's threads, taken without reading a file, because the disk may be stuck."""
 
 import re
 import sys
@@ -25,7 +25,13 @@ CONTROL = tuple(
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
-WAIT_PRIMITIVES = ("threading.py", "concurrent/", "selectors.py", "queue.py", "asyncio/")  # do not show what is waited for
+WAIT_PRIMITIVES = (
+    "threading.py",
+    "concurrent/",
+    "selectors.py",
+    "queue.py",
+    "asyncio/",
+)  # do not show what the thread waits for
 THREAD_BASE = ("_bootstrap", "_bootstrap_inner", "run", "_worker")  # the outermost functions of every thread
 
 

@@ -39,7 +39,7 @@ class Stragglers:
 
     A process dispatches a step while the previous one still runs. It is ready once it has dispatched the step and the previous
     one has completed, which happens at the same time on all processes, because they exchange gradients. The devices wait until
-    the last process is ready. A device that computes slowly is not seen, because all then wait inside the step.
+    the last process is ready. A slow device is not detected, because all devices then wait inside the step.
     """
 
     def __init__(self, num_processes: int) -> None:

@@ -1,8 +1,8 @@
-"""Agreement of all processes to act, that is to stop or to save, at the same sync point of the program.
+"""Agreement of all processes to stop or to save at the same sync point of the program.
 
 A request from any process makes rank 0 send `hold`. Each process answers with the number of sync points that it has passed, and
 passes no further one until rank 0 sends `agreed` with the largest of these numbers. Every process then continues to that point
-and acts there. Each reports `done`, and rank 0 turns to the next request.
+and acts there. Each reports `done`, and rank 0 serves the next request.
 """
 
 import threading
@@ -64,6 +64,8 @@ class SyncPoints:
             return None
         agreement = self._agreed[1]
         self._agreed, self._held = None, False
+        if agreement.action == "stop":
+            self._deferred = None  # the trainer saves after a stop
         self._requested.discard(agreement.action)
         self._send({"done": agreement.action})
         return agreement

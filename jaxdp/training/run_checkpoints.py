@@ -74,7 +74,7 @@ class RunCheckpoints:
         `config.checkpoint` elapsed.
         """
         config, plan = self.setup.config.checkpoint, self.setup.plan
-        agreed = self.signals.pop_save_agreement()  # before a new request: this save is the answer to the last one
+        agreed = self.signals.pop_save_agreement()  # before a new request: this save serves the previous one
         if after >= phase.end:
             return phase is not plan.phases[-1]
         overdue = config.every_minutes is not None and time.monotonic() - self.last_save >= 60 * config.every_minutes

@@ -101,7 +101,8 @@ class StepMetrics:
             return
         retained = self.checkpoints.retain_latest(samples)
         self.progress.record_explosion(self.checkpoints.retention.retained)
-        kept = f"the last checkpoint before is {retained.path}, which is kept" if retained else "there is no checkpoint before"
+        path = retained and retained.path
+        kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
         self.screen.info(self.loss_watch.warning(record, kept))
 
     def _straggler_record(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class RecordedMonitor:
         self.monitor.update(dict(enumerate(heartbeats)))
 
 
-def test_update_of_a_hang_reports_rank_host_phase_step_and_stack_once():
+def test_update_of_a_hang_reports_rank_host_activity_step_and_stack_once():
     recorded = RecordedMonitor({1: WORKING})
     for idle in range(25, 60):
         recorded.update(beat(12, idle), beat(10, idle, "load", 8, detail="waiting for images"))

@@ -75,7 +75,7 @@ def test_ranks_at_fault_of_ranks_at_the_same_position_are_those_that_do_not_wait
     assert ranks_at_fault(hang, {0: WAITING_FOR_DEVICES, 1: COMPILING}) == (1,)
 
 
-def test_ranks_at_fault_where_the_rank_behind_waits_for_its_devices_includes_a_working_rank_ahead():
+def test_ranks_at_fault_when_the_rank_behind_waits_for_its_devices_includes_a_working_rank_ahead():
     hang = find_hang({0: beat(10, 31.0), 1: beat(12, 31.0), 2: beat(12, 31.0)}, LIMITS)
     assert ranks_at_fault(hang, {0: WAITING_FOR_DEVICES, 1: WAITING_FOR_DEVICES, 2: IN_CALLBACK}) == (2,)
     assert ranks_at_fault(hang, dict.fromkeys(range(3), WAITING_FOR_DEVICES)) == (0,)

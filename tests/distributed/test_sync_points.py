@@ -79,6 +79,7 @@ def test_a_stop_request_behind_a_save_request_stops_processes_that_wait(clients)
         return agreement.action
 
     assert on_all(members, run) == ["stop", "stop"]
+    assert [client.sync_point(None) for client in members] == [None, None]  # the save is dropped: a stop saves too
 
 
 def test_a_save_agreed_while_one_process_waits_saves_on_all_processes_at_the_same_sync_point(clients):

@@ -1,4 +1,4 @@
-"""Audits of reductions: what rounding explains is let pass, what was corrupted on the way is found and named."""
+"""Audits of reductions: rounding passes, corrupted buckets are detected and named, and the run stops."""
 
 import dataclasses
 import errno
@@ -35,7 +35,7 @@ FLIP, LOSS, STALE, ONE_COPY = 1, 2, 3, 4
 
 
 def corrupted(vector, how):
-    """A device's contribution with a bit flipped, replaced by zeros, or by another one's; `how`: traced numbers."""
+    """A device's contribution with a bit flipped, zeroed, or reversed. how: traced numbers."""
     bits = jnp.uint16 if vector.dtype.itemsize == 2 else jnp.uint32
     value = lax.bitcast_convert_type(vector[how["place"]], bits) ^ (jnp.ones((), bits) << how["bit"].astype(bits))
     flipped = vector.at[how["place"]].set(lax.bitcast_convert_type(value, vector.dtype))
@@ -49,7 +49,7 @@ class Audited:
     """A reduction of one vector and its audit, compiled once for any contributions and corruptions."""
 
     def __init__(self, mesh_shape, strategy, wire="float32", after=False):
-        """after: what is corrupted is the sum that a device got, and not what it gave."""
+        """after: corrupt the sum that a device receives instead of its contribution."""
         mesh, self.shape, self.strategy = make_mesh(*mesh_shape), mesh_shape, strategy
         stages, self.wire = allreduce.stages_of(strategy), jnp.dtype(wire)
         self.route = second_route(strategy, *mesh_shape)
@@ -75,7 +75,7 @@ class Audited:
         self.call = jax.jit(jax.shard_map(per_device, mesh=mesh, **specs))
 
     def __call__(self, values, **how):
-        """What the devices find of a vector, of which each has a row of `values`."""
+        """The findings of the devices for `values`: one row for each device."""
         how = {name: np.uint32(value) for name, value in (NO_CORRUPTION | how).items()}
         return local_findings(self.call({"tensor": values}, how))
 
@@ -90,7 +90,7 @@ def draw(devices, size=1001, seed=0):
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_the_second_route_shares_no_collective_with_the_strategy(strategy, mesh_shape):
+def test_second_route_shares_no_collective_with_the_strategy(strategy, mesh_shape):
     route, mesh = second_route(strategy, *mesh_shape), abstract_mesh(*mesh_shape)
     ours, theirs = _collectives(allreduce.stages_of(strategy), mesh), _collectives(ROUTES[route], mesh)
     assert ours
@@ -98,7 +98,7 @@ def test_the_second_route_shares_no_collective_with_the_strategy(strategy, mesh_
     assert not ours & theirs
 
 
-def test_the_second_route_of_a_registered_strategy_depends_on_what_it_exchanges(monkeypatch):
+def test_second_route_of_a_registered_strategy_depends_on_its_collectives(monkeypatch):
     set_stages(monkeypatch, "columns_first", allreduce.all_reduce_columns, allreduce.all_reduce_rows)
     assert second_route("columns_first", 2, 4) == "all-reduce over both axes"
     set_stages(monkeypatch, "both", lambda x: allreduce.psum(allreduce.all_reduce_rows(x)) / lax.axis_size(AXES[1]))
@@ -106,7 +106,7 @@ def test_the_second_route_of_a_registered_strategy_depends_on_what_it_exchanges(
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
-def test_sums_in_any_order_differ_by_no_more_than_is_allowed(wire):
+def test_rounding_bound_covers_sums_in_any_order_closely(wire):
     random, dtype, nearest_to_it = np.random.default_rng(0), jnp.dtype(wire), 0.0
     for devices in (2, 3, 8, 64):
         allowed = rounding_bound("ring", dtype, vertical=1, horizontal=devices)
@@ -118,7 +118,7 @@ def test_sums_in_any_order_differ_by_no_more_than_is_allowed(wire):
         share = np.abs(total.astype(np.float64) - exact) / (magnitude * allowed.relative)
         assert share.max() <= 1
         nearest_to_it = max(nearest_to_it, share.max())
-    assert nearest_to_it > 0.2  # not so wide that it would allow anything
+    assert nearest_to_it > 0.2  # the bound is not much too wide
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_sums_in_any_order_differ_by_no_more_than_is_allowed(wire):
         ("parameter_server", (2, 4), "float32"),
     ],
 )
-def test_what_was_not_corrupted_passes_and_what_was_is_found(strategy, mesh_shape, wire):
+def test_audit_passes_intact_buckets_and_detects_corrupted_ones(strategy, mesh_shape, wire):
     audited = Audited(mesh_shape, strategy, wire)
     for seed in range(5):
         clean = audited(draw(8, seed=seed))
@@ -150,27 +150,27 @@ def test_what_was_not_corrupted_passes_and_what_was_is_found(strategy, mesh_shap
 
 
 @pytest.mark.parametrize("strategy", ["torus", "ring"])
-def test_a_device_whose_copy_of_the_sum_is_another_is_named(strategy):
+def test_audit_of_one_wrong_copy_of_the_sum_names_its_device(strategy):
     audited = Audited((2, 4), strategy, after=True)
     found = audited(draw(8), kind=FLIP, device=6, place=7, bit=30)
     assert found["buckets"]["0"]["devices"] == [6]
     assert "1 value differs, on the device in row 1, column 2 of the mesh" in audited.in_words(found)
 
 
-def test_a_change_that_rounding_may_make_is_no_corruption():
+def test_audit_of_a_change_within_rounding_passes():
     assert not Audited((2, 4), "psum")(draw(8), kind=FLIP, device=3, place=5, bit=0)["buckets"]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_contribution_that_is_not_finite_is_no_corruption(value):
+def test_audit_of_a_non_finite_contribution_passes(value):
     values = draw(8)
     values[3, 17] = value
     assert not Audited((2, 4), "torus")(values)["buckets"]
 
 
-def test_a_sum_that_overflows_is_no_corruption_and_an_infinity_from_nowhere_is():
+def test_audit_of_an_overflow_passes_and_of_an_unexplained_infinity_fails():
     audited, values = Audited((2, 4), "torus", "float16", after=True), draw(8)
-    values[:, 9] = [60000, 60000, -60000, -60000, 100, 200, 300, 400]  # 1000, or infinite, as the order may be
+    values[:, 9] = [60000, 60000, -60000, -60000, 100, 200, 300, 400]  # 1000 or infinite, depending on the order
     assert not audited(values)["buckets"]
     found = audited(values, kind=FLIP, device=2, place=10, bit=14)["buckets"]["0"]
     assert found["devices"] == [2]
@@ -179,7 +179,7 @@ def test_a_sum_that_overflows_is_no_corruption_and_an_infinity_from_nowhere_is()
     assert found["index"] == 10
 
 
-def test_zeros_agree():
+def test_audit_of_zeros_passes():
     assert Audited((1, 2), "torus")(np.zeros((2, 5), np.float32)) == {"share": 0.0, "buckets": {}}
 
 
@@ -194,7 +194,7 @@ FACTS = (
 )
 
 
-def test_the_worst_message_is_named_with_tensor_strategy_devices_and_the_rank_whose_contribution_is_missing():
+def test_describe_names_the_worst_bucket_its_tensor_devices_and_the_missing_rank():
     program = AuditProgram(None, FACTS, "torus", "all-reduce over both axes", (2, 2))
     everywhere = [
         {"share": 0.1, "buckets": {"1": found([0, 1], place=999), "0": found([0], excess=2.0)}},
@@ -209,7 +209,7 @@ def test_the_worst_message_is_named_with_tensor_strategy_devices_and_the_rank_wh
     assert describe([{"share": 0.1, "buckets": {}}] * 2, program, ["one", "two"]) is None
 
 
-def test_the_error_says_how_to_continue():
+def test_failure_message_says_how_to_continue():
     def failure(error, step, last_passed, rollback):
         return failure_message(error, step, last_passed=last_passed, rollback=rollback, resume_command="the same command")
 
@@ -228,7 +228,7 @@ def test_the_error_says_how_to_continue():
     assert "; remove runs/a/checkpoints/128 (Permission denied) before you continue: it could not be renamed; the same" in stays
 
 
-def test_a_checkpoint_that_cannot_be_renamed_is_reported(tmp_path, monkeypatch):
+def test_quarantine_unaudited_reports_a_checkpoint_that_cannot_be_renamed(tmp_path, monkeypatch):
     for samples in (64, 128):
         (tmp_path / str(samples)).mkdir()
     quarantine = manager.quarantine
@@ -268,7 +268,7 @@ def frozen(config, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [lambda config, _: config, accumulating, frozen], ids=["tiny", "accumulating", "frozen"])
-def test_a_run_with_audits_is_bit_for_bit_the_run_without(tiny_resnet, tmp_path, changed):
+def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed):
     config = changed(tiny_resnet, tmp_path)
     plain = train(with_audits(config, None), tmp_path / "plain")
     result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases
@@ -285,8 +285,8 @@ def test_a_run_with_audits_is_bit_for_bit_the_run_without(tiny_resnet, tmp_path,
     assert first == second
 
 
-def test_a_corrupted_reduction_stops_the_run_and_keeps_the_last_checkpoint_before(tiny, tmp_path, monkeypatch):
-    """In the audits of the second phase a device's part of large buckets is lost: that of step 12 fails."""
+def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it(tiny, tmp_path, monkeypatch):
+    """In audits of the second phase, one device contributes zeros to large buckets: the audit of step 12 fails."""
     breaking, compile_audit = threading.Event(), step_compiler.StepCompiler._compile_audit
 
     def losing(vector):
@@ -311,8 +311,8 @@ def test_a_corrupted_reduction_stops_the_run_and_keeps_the_last_checkpoint_befor
     assert "steps after 8, whose audit passed, may have used a wrong gradient" in message
     path = Path(re.search(r"the same command continues from (\S+), the last checkpoint before$", message)[1])
     assert int(path.name) in (32, 48)  # the newest one before step 8, at 56 samples, or still being written then
-    held = {one.name for one in (tmp_path / "run/checkpoints").iterdir()}
-    assert held == {path.name, "96.suspect"}
+    names = {checkpoint.name for checkpoint in (tmp_path / "run/checkpoints").iterdir()}
+    assert names == {path.name, "96.suspect"}
     assert str(path.with_name("96.suspect")) in message
 
     breaking.clear()
