@@ -55,7 +55,7 @@ def train(
     (training, evaluation) in place of the config's source; objects with `__len__` and `__getitem__` -> (uint8 pixels or encoded
     bytes, label). writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
     docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
-    notebook, else nowhere); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
+    notebook, else on stdout); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
     or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
     times. signals: a `SignalHandler` that is already entered.
 

@@ -354,3 +354,13 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
         assert float(hyperparameters["momentum"]) == pytest.approx(momentum)
         assert float(hyperparameters["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
     programs.close()
+
+
+def test_train_in_a_script_prints_progress_lines_unless_screen_is_false(tiny, tmp_path, capsys):
+    result = train(tiny, tmp_path / "shown")
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step 1/15  epoch 0.2  loss ") for line in out), out
+    assert sum(line.startswith("epoch ") and "held-out accuracy" in line for line in out) == 3
+    assert f"results in {result.workdir}" in out[-1]
+    train(tiny, tmp_path / "quiet", screen=False)
+    assert capsys.readouterr().out == ""
