@@ -12,7 +12,7 @@ from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory
 from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
-from jaxdp.data.in_memory import ArraySource, SyntheticSource
+from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
 from jaxdp.errors import ConfigError, plural
 
@@ -252,8 +252,30 @@ def _class_names(source: ItemSource) -> tuple[str, ...]:
     return ()
 
 
-def _check_pair(pair: Sequence[ItemSource]) -> tuple[ItemSource, ItemSource]:
+def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
-        raise ConfigError("datasets", reason="must be a pair (training, evaluation) of objects with __len__ and __getitem__")
-    return items
+        reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
+        raise ConfigError("datasets", reason=reason)
+    training, evaluation = (_as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    return training, evaluation
+
+
+def _as_source(item: Any, name: str) -> ItemSource:
+    """A source of a pair of arrays (images, labels); any other object unchanged."""
+    if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
+        return item
+    images, labels = np.asarray(item[0]), np.asarray(item[1])
+    if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} images are {images.dtype} of shape {images.shape}",
+            hint="give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]",
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} labels are {labels.dtype} of shape {labels.shape}",
+            hint=f"give integers of shape {images.shape[:1]}, one for each image",
+        )
+    return ArrayItems(images, labels)
