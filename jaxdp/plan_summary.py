@@ -81,17 +81,21 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
         f"up to {memory['host'] / 1e6:,.0f} MB per host, {memory['device'] / 1e6:,.0f} MB per device for {resident}",
     )
     table.add_row("devices", devices)
-    table.add_row(
-        "gradient",
-        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
-        f"{model_summary['statistics_bytes']:,} bytes of batch statistics, loss and accuracy in float32",
-    )
+    statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+    if max(phase.devices for phase in plan.phases) > 1:
+        gradient = (
+            f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, "
+            f"and {model_summary['statistics_bytes']:,} bytes of {statistics} in float32"
+        )
+    else:
+        gradient = f"{model_summary['gradient_bytes']:,} bytes; one device needs no all-reduce"
+    table.add_row("gradient", gradient)
     table.add_row(
         "optimizer",
         f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with "
         f"{plural(schedule.warmup_epochs, 'epoch', 'g')} of warm-up",
     )
-    table.add_row("settings", _describe_settings(config))
+    table.add_row("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"])))
     if config.finetune != Finetune():
         table.add_row("fine-tuning", _describe_finetuning(config))
     adapted, skipped = model_summary["adapted"], model_summary["skipped"]
@@ -150,10 +154,12 @@ def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value).replace("_", " ")
 
 
-def _describe_settings(config: Config) -> str:
+def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     """Batch normalization, loss scaling and augmentation."""
     model, data, scale = config.model, config.data, config.loss_scale
-    words = [f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}"]
+    words = []
+    if has_batch_norm:
+        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")

@@ -52,7 +52,9 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
     from jaxdp.inference.predict import ImageFiles, predict_source
+    from jaxdp.training.run_dir import run_config
 
+    run_config(options.workdir)  # raises for a missing run before anything is said about images
     if not options.images:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")

@@ -188,7 +188,8 @@ def table(traffic: StepTraffic) -> "Table":
     phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
     table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
-        table.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
+        is_text = name in ("collective", "axis", "dtype")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text)
     for (operation, axes, group, dtype, all_send), members in kinds.items():
         sizes = sorted({collective.operand_bytes for collective in members})
         total = sum(collective.operand_bytes * collective.count for collective in members)
