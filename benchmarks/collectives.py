@@ -36,14 +36,14 @@ def forms():
 
     def ring(vector):
         devices, here = lax.axis_size(HORIZONTAL), lax.axis_index(HORIZONTAL)
-        parts = vector.reshape(devices, -1)
+        shards = vector.reshape(devices, -1)
         onward = [(device, (device + 1) % devices) for device in range(devices)]
 
         def add(total, step):
-            own = lax.dynamic_index_in_dim(parts, (here - step) % devices, keepdims=False)
+            own = lax.dynamic_index_in_dim(shards, (here - step) % devices, keepdims=False)
             return lax.ppermute(total, HORIZONTAL, onward) + own, None
 
-        first = lax.dynamic_index_in_dim(parts, (here - 1) % devices, keepdims=False)
+        first = lax.dynamic_index_in_dim(shards, (here - 1) % devices, keepdims=False)
         return lax.scan(add, first, jnp.arange(2, devices + 1))[0]
 
     def sliced(vector):
@@ -52,8 +52,8 @@ def forms():
 
     def scattered(scatter):
         def reduce(vector):
-            part = scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
-            whole = lax.all_gather(lax.psum(part, VERTICAL), HORIZONTAL, tiled=True, to="invarying")
+            shard = scatter(jnp.pad(vector, (0, -vector.size % lax.axis_size(HORIZONTAL))))
+            whole = lax.all_gather(lax.psum(shard, VERTICAL), HORIZONTAL, tiled=True, to="invarying")
             return whole[: vector.size]
 
         return reduce

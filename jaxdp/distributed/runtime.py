@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import sys
 from collections import Counter
@@ -52,6 +53,7 @@ def join(
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
+            _exit_with_code_of_stopped()
             return SingleProcess()
         guard = guard or Guard()
         _group = ControlClient.connect(
@@ -69,9 +71,27 @@ def join(
     return _group
 
 
+@functools.cache
+def _exit_with_code_of_stopped() -> None:
+    """Let a program that does not catch `Stopped` exit with its code, once the interpreter has printed it."""
+
+    def exit_if_stopped() -> None:
+        error = _uncaught_error()
+        if isinstance(error, Stopped):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(error.exit_code)  # without waiting for compilations in threads
+
+    atexit.register(exit_if_stopped)
+
+
+def _uncaught_error() -> BaseException | None:
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 def _leave_at_exit(group: ControlClient) -> None:
     """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _uncaught_error()
     if isinstance(error, Stopped) and not group.failed:  # raised on every process
         sys.stdout.flush()
         sys.stderr.flush()

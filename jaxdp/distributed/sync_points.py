@@ -43,13 +43,15 @@ class SyncPoints:
             if agreement is None or agreement.action != "stop":
                 agreement, self._deferred = agreement or self._deferred, None
                 self._passed += 1
+            if agreement is not None:
+                self._requested.discard(agreement.action)
             return agreement
 
     def check_stop(self) -> Agreement | None:
         """The agreement to stop at the next sync point, if there is one, while this process waits between two of them.
 
         A save on which the processes have agreed there is left to `pass_next`, but reported as done: a request to stop that
-        waits for it could otherwise not be served before the wait ends.
+        waits for it could otherwise not be served before the wait ends. Until then, this process requests no other save.
         """
         with self._changed:
             agreement = self._finish_agreement()
@@ -66,7 +68,6 @@ class SyncPoints:
         self._agreed, self._held = None, False
         if agreement.action == "stop":
             self._deferred = None  # the trainer saves after a stop
-        self._requested.discard(agreement.action)
         self._send({"done": agreement.action})
         return agreement
 

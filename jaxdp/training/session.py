@@ -63,8 +63,8 @@ def train(
     Error messages name flags of the command line; here they are arguments: `--resume never` is resume="never".
 
     Raises ConfigError if the run cannot start or does not fit into memory, TrainingError if it cannot continue, and Stopped
-    after a stop signal (SIGTERM, SIGINT, SIGUSR1), when the run is saved. If another process of the run fails, this process
-    prints which one and exits.
+    after a stop signal (SIGTERM, SIGINT, SIGUSR1), when the run is saved; a program that does not catch it exits with code 75.
+    If another process of the run fails, this process prints which one and exits.
     """
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
@@ -75,6 +75,7 @@ def train(
     check_local(workdir, "--workdir")
     check_local(resume, "--resume")
     path = run_dir.resolve_workdir(workdir, config)
+    is_command = signals is not None  # it handles a signal that arrives after the run
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_command))
     with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
         group = runtime.join(cluster, guard=config.guard, while_waiting=signals.check_received, secret_dir=path)
@@ -96,7 +97,11 @@ def train(
             signals=signals,
         )
         try:
-            return session.run()
+            result = session.run()
+            if signals.stop_reason and not is_command and group.num_processes == 1:
+                message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
+                raise Stopped(f"{message}; {screen.resume_command} continues after this run")
+            return result
         except Stopped:
             raise
         except StopTraining:

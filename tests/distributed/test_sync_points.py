@@ -164,3 +164,24 @@ def test_coordinator_drops_a_second_request_to_stop():
     for rank in (0, 1):
         coordinator.add_done(rank, "stop")
     assert sent.count({"hold": "stop"}) == 1
+
+
+def test_a_save_deferred_while_waiting_is_not_requested_again():
+    sent = []
+    points = sync_points.SyncPoints(threading.Condition(), sent.append)
+    points.request("save", "")
+    points.on_hold()
+    points.on_agreed(0, sync_points.Agreement("save", ""))
+    assert points.check_stop() is None  # between two sync points: the next one acts on it
+    points.request("save", "")
+    assert points.pass_next().action == "save"
+    assert [message for message in sent if "request" in message] == [{"request": "save", "reason": ""}]
+    points.request("save", "")
+    assert sent[-1] == {"request": "save", "reason": ""}
+
+
+def test_wait_until_the_condition_holds_calls_nothing_afterwards():
+    changed, calls, states = threading.Condition(), [], iter([False, False, True, True])
+    threading.Timer(0.05, lambda: changed.acquire() and (changed.notify_all(), changed.release())).start()
+    sync_points.wait_until(changed, lambda: next(states), lambda: calls.append(1))
+    assert len(calls) == 1
