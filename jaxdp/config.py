@@ -317,7 +317,7 @@ class Evaluation(_Strict):
 
 @dataclass(frozen=True)
 class Checkpoint(_Strict):
-    """Checkpoints in addition to those at the end of a phase, of the run, and on a signal."""
+    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal."""
 
     every_epochs: Positive | None = 1.0
     """Number of epochs between checkpoints (None: not by epochs)"""

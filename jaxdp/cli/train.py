@@ -93,7 +93,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     group = runtime.join(
         options.cluster,
         guard=config.guard,
-        while_waiting=signals.check_received,
+        while_waiting=signals.raise_if_signaled,
         secret_dir=run_dir.resolve_workdir(options.workdir, config),
         coordinator=options.coordinator,
         processes=options.processes,

@@ -405,7 +405,7 @@ class ControlServer:
                     self._add_waiting(client.rank, operation)
             case {"request": action, "reason": reason}:
                 self._sync_points.add_request(action, reason)
-            case {"held": passed}:
+            case {"paused_at": passed}:
                 self._sync_points.add_count(client.rank, passed)
             case {"done": action}:
                 self._sync_points.add_done(client.rank, action)

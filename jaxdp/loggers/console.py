@@ -53,10 +53,10 @@ def _is_interactive(stream: TextIO) -> bool:
 class Quiet:
     """Shows nothing: the counterpart of `Screen` for tests and programs.
 
-    resume_command: how the user resumes a run that was stopped, as the subject of a sentence.
+    resume_action: what resumes a run that was stopped, as the subject of a sentence.
     """
 
-    resume_command = "the same command"
+    resume_action = "the same command"
 
     def info(self, text: str) -> None:
         """Print a message."""

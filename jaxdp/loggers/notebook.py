@@ -26,7 +26,7 @@ def default_screen() -> Screen:
 class Notebook(Screen):
     """Shows a run in the output of a cell. A saved notebook contains the final state of the progress bar."""
 
-    resume_command = "running this cell again"
+    resume_action = "running this cell again"
 
     def __init__(self) -> None:
         super().__init__()

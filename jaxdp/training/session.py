@@ -76,15 +76,15 @@ def train(
     check_local(resume, "--resume")
     path = run_dir.resolve_workdir(workdir, config)
     is_command = signals is not None  # it handles a signal that arrives after the run
-    handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_command))
+    handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
-        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.check_received, secret_dir=path)
+        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
         watch.attach(group)
-        group.attach(before_exit=screen.end, while_waiting=signals.check_while_waiting)
-        group.set_resume_hint(f"{screen.resume_command} continues from the last checkpoint, if there is one")
+        group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)
+        group.set_resume_hint(f"{screen.resume_action} continues from the last checkpoint, if there is one")
         session = _Session(
             config,
             path,
@@ -100,12 +100,12 @@ def train(
             result = session.run()
             if signals.stop_reason and not is_command and group.num_processes == 1:
                 message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
-                raise Stopped(f"{message}; {screen.resume_command} continues after this run")
+                raise Stopped(f"{message}; {screen.resume_action} continues after this run")
             return result
         except Stopped:
             raise
         except StopTraining:
-            raise stopped_before_training(signals.stop_reason, screen.resume_command) from None
+            raise stopped_before_training(signals.stop_reason, screen.resume_action) from None
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
             group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
@@ -140,7 +140,7 @@ class _Session:
         origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
-        consistency.check(group, lambda: consistency.facts(config, self.resume, accept_changes))
+        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
         if origin is not None and not accept_changes:
             _check_same_config(origin, config)
         path = self.workdir
@@ -153,7 +153,7 @@ class _Session:
         setup = RunSetup.create(
             config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
         )
-        consistency.check(group, lambda: setup.data_facts)
+        consistency.check(group, lambda: setup.data_fingerprint)
 
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
@@ -182,7 +182,9 @@ class _Session:
             )
             result = trainer.fit()
             group.set_activity("finish")
-            group.all_gather_object("the end of the run", None, while_waiting=lambda: None)  # saved: do not stop here
+            group.all_gather_object(
+                "the end of the run", None, while_waiting=lambda: None
+            )  # everything is saved: ignore stop requests
             return _show_and_check(screen, result)
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
