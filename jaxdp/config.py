@@ -317,7 +317,7 @@ class Evaluation(_Strict):
 
 @dataclass(frozen=True)
 class Checkpoint(_Strict):
-    """Checkpoints in addition to those at the end of a phase, of the run, and on a signal."""
+    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal."""
 
     every_epochs: Positive | None = 1.0
     """Number of epochs between checkpoints (None: not by epochs)"""
@@ -387,6 +387,8 @@ class Config(_Strict):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
+    scale_schedule: bool = True
+    """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
@@ -411,6 +413,7 @@ IN_MEMORY = tuple(name for name, source in choices.SOURCES.entries.items() if so
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
     "name",
+    "scale_schedule",
     "mesh",
     "reduce.strategy",
     "reduce.bucket_bytes",

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxdp.errors import plural
+
 if TYPE_CHECKING:
     import jax
 
@@ -60,7 +62,7 @@ class Strategy:
     def unsupported_reason(self, devices: int) -> str | None:
         """Why the strategy cannot run on this number of devices, or None."""
         if self.max_devices is not None and devices > self.max_devices:
-            return f"{self.name} supports at most {self.max_devices} devices"
+            return f"{self.name} supports at most {plural(self.max_devices, 'device')}"
         return None
 
     def max_additions(self, vertical: int, horizontal: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args, get_type_hints
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -171,24 +172,44 @@ def test_extending_names_files_and_tables_that_exist():
         assert hasattr(module, name)
 
 
-def test_extending_shows_an_optimizer_constructor_that_equals_optax_adamw():
+@pytest.fixture
+def adamw_of_the_guide():
+    """(constructor, config with a weight decay of 0.1), executed from docs/extending.md; arrays are float64."""
     section = EXTENDING_PAGE.partition("### Add an optimizer")[2]
     fields, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL))
     (entry,) = re.findall(r'`("adamw": Choice.*?)`', section)
     names, defaults = vars(optimizer) | {"BelowOne": float, "NonNegative": float}, {}
     exec(fields, names, defaults)
     exec(constructor, names)
-    config = SimpleNamespace(**defaults | {"weight_decay": 0.1})
     choice = eval(f"{{{entry}}}", {"Choice": Choice})["adamw"]
     assert choice.uses.split() == ["weight_decay", *defaults["__annotations__"]]
-    ours, peer = names["_adamw"](config, 0.1, 0.9), optax.adamw(0.1, weight_decay=0.1)
+    with jax.enable_x64(True):
+        yield names["_adamw"], SimpleNamespace(**defaults | {"weight_decay": 0.1})
+
+
+def test_adamw_of_the_guide_with_constant_momentum_equals_optax(adamw_of_the_guide):
+    constructor, config = adamw_of_the_guide
+    ours, peer = constructor(config, 0.1, 0.9), optax.adamw(0.1, weight_decay=0.1)
     weights = jnp.array([[1.0, -2.0]])
     our_state, peer_state = ours.init(weights), peer.init(weights)
-    for _ in range(3):
-        gradient = jnp.array([[0.3, 0.5]])
-        updates, our_state = ours.update(gradient, our_state, weights)
-        expected, peer_state = peer.update(gradient, peer_state, weights)
-        np.testing.assert_allclose(updates, expected, rtol=1e-6)
+    for gradient in ([0.3, 0.5], [-1.0, 0.2], [0.1, 4.0]):
+        updates, our_state = ours.update(jnp.array([gradient]), our_state, weights)
+        expected, peer_state = peer.update(jnp.array([gradient]), peer_state, weights)
+        np.testing.assert_allclose(updates, expected, rtol=1e-12)
+
+
+def test_adamw_of_the_guide_with_changing_momentum_equals_weighted_averages_in_float64(adamw_of_the_guide):
+    """The first moment is the average of all gradients, in which a later step's momentum multiplies the earlier weights."""
+    constructor, config = adamw_of_the_guide
+    momenta, gradients = [0.9] * 20 + [0.99] * 3 + [0.5], np.random.default_rng(1).normal(1.0, 0.5, size=24)
+    weights = jnp.array([[2.0]])
+    state, shares, squares = constructor(config, 0.0, 0.0).init(weights), np.zeros(0), np.zeros(0)
+    for step, momentum in enumerate(momenta):
+        updates, state = constructor(config, 0.1, momentum).update(jnp.array([[gradients[step]]]), state, weights)
+        shares, squares = (np.append(old * b, 1 - b) for old, b in ((shares, momentum), (squares, 0.999)))
+        mean = np.average(gradients[: step + 1], weights=shares)
+        root = np.sqrt(np.average(gradients[: step + 1] ** 2, weights=squares))
+        np.testing.assert_allclose(updates[0, 0], -0.1 * (mean / (root + 1e-8) + 0.1 * 2.0), rtol=1e-12)
 
 
 def test_choices_module_imports_no_third_party_package():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from jaxdp.analysis import cost_model
+from jaxdp.errors import plural
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.strategies import STRATEGIES, plot_style, unsupported_reason
@@ -118,7 +119,7 @@ def tables(prediction: dict) -> Iterator["Table"]:
     for phase in prediction["phases"]:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.title = (
-            f"phase {phase['index']} on a network of {network}: {phase['workers']} workers "
+            f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
             f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
             f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
         )

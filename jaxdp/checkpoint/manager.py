@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,10 @@ class Rollback(NamedTuple):
     failures: list[str]
 
 
+# The last save in each folder by this process, which may outlive its run if a second signal ended that.
+_last_saves: dict[Path, Future] = {}
+
+
 class CheckpointManager:
     """Saves, restores and removes the checkpoints of one run in `folder`.
 
@@ -78,6 +82,8 @@ class CheckpointManager:
         self._pending: Future | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=SAVING_THREAD)
         silence_orbax()
+        if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
+            wait([unfinished])
         self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes, all_processes=True)
 
     def save(self, state: Any, samples: int, metadata: dict, *, before_manifest: Callable[[], None] = lambda: None) -> None:
@@ -92,6 +98,7 @@ class CheckpointManager:
         self._pending = self._thread.submit(
             self._save, self._host_state, samples, metadata, diverged=diverged, before_manifest=before_manifest
         )
+        _last_saves[self.folder.absolute()] = self._pending
 
     def wait(self) -> None:
         """Wait for the save in progress, if any."""

@@ -135,7 +135,7 @@ def run(arguments: list[str], program: str) -> None:
     name, flags = arguments[0], arguments[1:]
     kind, bench = COMMANDS[name]
     recipe = load_recipe(flags, default=kind.config)
-    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe)), flags)
+    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config)), flags)
 
 
 def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:

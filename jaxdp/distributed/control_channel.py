@@ -18,11 +18,12 @@ Message = dict[str, Any]
 def wait_until(
     changed: threading.Condition, ready: Callable[[], object], while_waiting: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait for a condition to hold. while_waiting: called after every change and every half second; may raise."""
+    """Wait for a condition to hold. while_waiting: called after every change and every half second before that; may raise."""
     with changed:
         while not ready():
             changed.wait(WAIT_SECONDS)
-            while_waiting()
+            if not ready():
+                while_waiting()
 
 
 def in_main_thread() -> bool:

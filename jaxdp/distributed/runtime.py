@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ from jaxdp.distributed.control_client import ControlClient
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.distributed.secret import Secret
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
 from jaxdp.xla import options
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def join(
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
+            _exit_with_code_of_stopped()
             return SingleProcess()
         guard = guard or Guard()
         _group = ControlClient.connect(
@@ -69,9 +71,27 @@ def join(
     return _group
 
 
+@functools.cache
+def _exit_with_code_of_stopped() -> None:
+    """Let a program that does not catch `Stopped` exit with its code, once the interpreter has printed it."""
+
+    def exit_if_stopped() -> None:
+        error = _uncaught_error()
+        if isinstance(error, Stopped):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(error.exit_code)  # without waiting for compilations in threads
+
+    atexit.register(exit_if_stopped)
+
+
+def _uncaught_error() -> BaseException | None:
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 def _leave_at_exit(group: ControlClient) -> None:
     """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _uncaught_error()
     if isinstance(error, Stopped) and not group.failed:  # raised on every process
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,7 +168,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
             "jax.distributed",
-            reason=f"is already initialized in this process, with {jax.process_count()} processes",
+            reason=f"is already initialized in this process, with {plural(jax.process_count(), 'process')}",
             hint="remove jax.distributed.initialize: jaxdp reads the launcher's variables",
         )
     available, by_process = _jax_devices(), dict[int, list[jax.Device]]()

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -188,8 +188,8 @@ def table(traffic: StepTraffic) -> "Table":
     phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
     table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
-        justify: Literal["left", "right"] = "left" if name in ("collective", "axis", "dtype") else "right"
-        table.add_column(name, justify=justify, no_wrap=name not in ("operand bytes", "sent per device"))
+        is_text, is_bytes = name in ("collective", "axis", "dtype"), name in ("operand bytes", "sent per device")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_bytes)
     for (operation, axes, group, dtype, all_send), members in kinds.items():
         sizes = sorted({collective.operand_bytes for collective in members})
         total = sum(collective.operand_bytes * collective.count for collective in members)

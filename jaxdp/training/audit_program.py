@@ -183,11 +183,11 @@ def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[
     )
 
 
-def failure_message(error: str, step: int, *, last_passed: int | None, rollback: Rollback, resume_command: str) -> str:
+def failure_message(error: str, step: int, *, last_passed: int | None, rollback: Rollback, resume_action: str) -> str:
     """The message of a failed audit before a step.
 
     error: see `describe`. last_passed: step of the last audit that passed, if any. rollback: the checkpoint to continue from
-    and the ones that were renamed. resume_command: how a user names the command that resumes the run.
+    and the ones that were renamed. resume_action: what resumes the run, as the subject of a sentence.
     """
     trusted, suspects, failures = rollback
     cause = "the hardware or a library returned a wrong sum; `jaxdp doctor --verify` tests the devices"
@@ -195,5 +195,5 @@ def failure_message(error: str, step: int, *, last_passed: int | None, rollback:
     renamed = f"the checkpoints after that are now {', '.join(map(str, suspects))}; " if suspects else ""
     renamed += f"remove {', '.join(failures)} before you continue: it could not be renamed; " if failures else ""
     way = f"continues from {trusted}, the last checkpoint before" if trusted is not None else "starts over"
-    resume = f"{renamed}{resume_command} {way}"
+    resume = f"{renamed}{resume_action} {way}"
     return f"the audit of step {step} failed: {error}; {cause}; {doubt} have used a wrong gradient; {resume}"

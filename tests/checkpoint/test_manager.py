@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import threading
 import time
 from contextlib import nullcontext
 
@@ -202,3 +203,23 @@ def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch
     fill_disk_from(monkeypatch, 0)
     with pytest.raises(TrainingError, match=r"could not be saved \(No space left on device\); there is no checkpoint yet"):
         jaxdp.train(tiny, tmp_path, screen=StopAt())
+
+
+def test_manager_waits_for_the_last_save_of_an_earlier_run_in_the_same_folder(tmp_path, monkeypatch):
+    """As after a second signal, which does not wait for the save."""
+    entered, proceed = threading.Event(), threading.Event()
+    earlier = CheckpointManager(tmp_path, Checkpoint(), print)
+    complete = earlier._complete
+
+    def slow(*arguments, **options):
+        entered.set()
+        assert proceed.wait(60)
+        return complete(*arguments, **options)
+
+    monkeypatch.setattr(earlier, "_complete", slow)
+    earlier.save(replicate(make_mesh(1, 2), x=np.ones(3)), 10, metadata(10))
+    assert entered.wait(60)
+    threading.Timer(0.5, proceed.set).start()
+    later = CheckpointManager(tmp_path, Checkpoint(), print)
+    assert proceed.is_set()
+    assert [path.name for path in checkpoint_paths(later.folder)] == ["10"]

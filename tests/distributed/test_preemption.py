@@ -54,7 +54,7 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number
     process.send_signal(number)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
-    assert err == f"jaxdp: stopped by {number.name} before the first step; the same command starts over\n"
+    assert err == f"jaxdp: stopped by {number.name} before the first step of this session; the same command starts over\n"
 
 
 @pytest.mark.slow
@@ -169,3 +169,27 @@ def test_a_run_that_cannot_write_checkpoints_finishes_and_exits_with_1(tmp_path)
     assert "could not be saved (File too large); training continues, and there is no other checkpoint yet" in shown[0]
     assert json.loads((tmp_path / "result.json").read_text())["epochs"] == 4
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+STOPS_ITSELF = """
+import os, signal
+import jaxdp
+from jaxdp.loggers.console import Quiet
+
+class Stop(Quiet):
+    def step(self, record):
+        if record["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+jaxdp.train(jaxdp.load_config("digits", {flags}), {workdir!r}, screen=Stop())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_catch_stopped_exits_with_75(tmp_path):
+    script = STOPS_ITSELF.format(flags=TINY, workdir=str(tmp_path / "run"))
+    completed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT, env=os.environ
+    )
+    assert completed.returncode == 75, completed.stderr
+    assert "Stopped: stopped by SIGTERM after step" in completed.stderr

@@ -211,7 +211,7 @@ def test_describe_names_the_worst_bucket_its_tensor_devices_and_the_missing_rank
 
 def test_failure_message_says_how_to_continue():
     def failure(error, step, last_passed, rollback):
-        return failure_message(error, step, last_passed=last_passed, rollback=rollback, resume_command="the same command")
+        return failure_message(error, step, last_passed=last_passed, rollback=rollback, resume_action="the same command")
 
     suspect = ["runs/a/checkpoints/128.suspect"]
     assert failure("it differs", 1000, 500, Rollback("runs/a/checkpoints/64", suspect, [])) == (
