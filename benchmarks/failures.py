@@ -2,7 +2,7 @@
 
     python benchmarks/failures.py [--times 3] [--processes 2]
 
-Failures: killed (SIGKILL), stopped (SIGSTOP), raising (in its data set), a full disk (mounted at the working directory, needs
+Failures: killed (SIGKILL), suspended (SIGSTOP), raising (in its data set), a full disk (mounted at the working directory, needs
 root), and missing (never started). Each is tried in every stage in which it is possible, on a random rank. Writes
 benchmarks/results/failures.json and prints a table.
 """
@@ -27,7 +27,7 @@ from chaos import ROOT, TRAINING, stage
 
 LIMIT_SECONDS = 30
 STAGES = ("starting", "compiling", "stepping", "evaluating", "saving")
-CASES = [(kind, place) for kind in ("killed", "stopped") for place in STAGES]
+CASES = [(kind, place) for kind in ("killed", "suspended") for place in STAGES]
 CASES += [("raising", "stepping"), ("full disk", "stepping"), ("missing", "starting")]
 GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200")
 
@@ -58,7 +58,7 @@ def raising_process(workdir: str, ends_at: float) -> None:
 
     config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
     config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be decoded at the start
-    jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
+    jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))), screen=False)
 
 
 def environment(rank: int, processes: int, port: int) -> dict:
@@ -104,7 +104,7 @@ def trial(kind: str, chosen: str, *, processes: int, folder: Path, draw: random.
         failed_in = stage(workdir)
         if kind == "killed":
             running[victim].send_signal(signal.SIGKILL)
-        elif kind == "stopped":
+        elif kind == "suspended":
             running[victim].send_signal(signal.SIGSTOP)
         elif kind == "full disk":
             _fill(workdir)

@@ -55,7 +55,7 @@ PLACES = {
 }
 # place -> module:function that is patched
 PATCHED = {
-    "configuration": "jaxdp.training.consistency:facts",
+    "configuration": "jaxdp.training.consistency:fingerprint",
     "opening the data": "jaxdp.training.run_setup:open_datasets",
     "compilation": "jaxdp.training.step_compiler:trace_train_step",
     "decoder thread": "jaxdp.data.loader:decode",
@@ -361,7 +361,9 @@ def run_slow_trial(processes: int, seed: int, *, seconds: float = 0.5, every: in
         codes = wait_for_all(running, LIMIT_SECONDS)
         log = Path(folder) / "run/metrics.jsonl"
         steps = sum("learning_rate" in line for line in log.read_text().splitlines()) if log.exists() else 0
-    alarms = [line for lines in output for _, line in lines if re.search("no progress for .*(during (load|step), step)", line)]
+    alarms = [
+        line for lines in output for _, line in lines if re.search("no progress for .*(while loading, step|in step)", line)
+    ]
     row = {"processes": processes, "seed": seed, "codes": codes, "steps": steps, "slow": steps // every, "alarms": alarms}
     failed = [[line for _, line in lines[-3:]] for lines, code in zip(output, codes, strict=True) if code]
     return row | ({"last": failed} if failed else {})

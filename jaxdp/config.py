@@ -297,7 +297,7 @@ class Reduce(_Strict):
 
     strategy: StrategyName = "torus"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of transferred gradients"""
+    """Dtype in which gradients are communicated and summed"""
     bucket_bytes: Bytes | None = None
     """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (default: one bucket for all). On
     CPUs 65536 is faster"""
@@ -317,7 +317,7 @@ class Evaluation(_Strict):
 
 @dataclass(frozen=True)
 class Checkpoint(_Strict):
-    """Checkpoints in addition to those at the end of a phase, of the run, and on a signal."""
+    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal."""
 
     every_epochs: Positive | None = 1.0
     """Number of epochs between checkpoints (None: not by epochs)"""
@@ -346,8 +346,8 @@ class Guard(_Strict):
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
     """Heartbeat timeout in seconds; the run ends when a process exceeds it"""
     audit_every_steps: Count | None = 500
-    """Number of steps between audits, which repeat all reductions of a step by another route and end the run on a difference
-    larger than rounding (None: no audits)"""
+    """Number of steps between audits, which compare all reductions of a step with a reference reduction and end the run on a
+    difference larger than rounding (None: no audits)"""
     start_minutes: Annotated[float, Field(gt=0, le=10_080, allow_inf_nan=False)] = 5.0
     """Timeout in minutes for all processes to start"""
 
@@ -387,6 +387,8 @@ class Config(_Strict):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
+    scale_schedule: bool = True
+    """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
@@ -414,6 +416,7 @@ IN_MEMORY = tuple(name for name, source in choices.SOURCES.entries.items() if so
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
     "name",
+    "scale_schedule",
     "mesh",
     "reduce.strategy",
     "reduce.bucket_bytes",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Finetune, Optimizer
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
+from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan, PlannedPhase
 
@@ -91,14 +92,16 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
 
     config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("run", f"{config.name}, seed {config.seed}, {config.epochs:g} epochs, {plan.total_steps} steps")
+    table.add_row(
+        "run", f"{config.name}, seed {config.seed}, {plural(config.epochs, 'epoch', 'g')}, {plural(plan.total_steps, 'step')}"
+    )
     table.add_row(
         "model",
         f"{config.model.title}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
         f"{model_summary['macs']:,} multiply-adds an image",
     )
     size = config.data.image_size
-    table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
+    table.add_row("data", f"{config.data.source}: {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch")
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
     table.add_row(
         "input",
@@ -108,16 +111,21 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     table.add_row("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}; activations are not included")
     table.add_row("devices", devices)
-    table.add_row(
-        "gradient",
-        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
-        f"{model_summary['statistics_bytes']:,} bytes of batch statistics, loss and accuracy in float32",
-    )
+    statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+    if max(phase.devices for phase in plan.phases) > 1:
+        gradient = (
+            f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, "
+            f"and {model_summary['statistics_bytes']:,} bytes of {statistics} in float32"
+        )
+    else:
+        gradient = f"{model_summary['gradient_bytes']:,} bytes; one device needs no all-reduce"
+    table.add_row("gradient", gradient)
     table.add_row(
         "optimizer",
-        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with "
+        f"{plural(schedule.warmup_epochs, 'epoch', 'g')} of warm-up",
     )
-    table.add_row("settings", _describe_settings(config))
+    table.add_row("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"])))
     if config.finetune != Finetune():
         table.add_row("fine-tuning", _describe_finetuning(config))
     decayed, not_decayed = model_summary["decayed"], model_summary["not_decayed"]
@@ -131,8 +139,8 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
         table.add_row(
             f"phase {phase.index}",
-            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
-            f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
+            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step')}: "
+            f"global batch {phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
             f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
         )
     return table
@@ -180,10 +188,12 @@ def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value).replace("_", " ")
 
 
-def _describe_settings(config: Config) -> str:
+def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     """Batch normalization, loss scaling and augmentation."""
     model, data, scale = config.model, config.data, config.loss_scale
-    words = [f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}"]
+    words = []
+    if has_batch_norm:
+        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")

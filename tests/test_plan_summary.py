@@ -1,9 +1,11 @@
 """Summary of a plan as a table and as JSON."""
 
 import dataclasses
+import io
 
 import jax
 import pytest
+from rich.console import Console
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
@@ -71,3 +73,25 @@ def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     total = sum(summary["state_bytes"].values())
     assert rows["state"].startswith(f"{total / 1e6:,.0f} MB per device: parameters ")
     assert rows["state"].endswith("; activations are not included")
+
+
+def table_text(config, summary, devices):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(summary_table(make_plan(config, examples=1437, devices=devices), "given", summary))
+    return console.export_text()
+
+
+def test_summary_table_on_one_device_names_no_all_reduce():
+    config = load_config("digits", ["--model.depth", "18"])
+    summary = model_summary(config)
+    assert "one device needs no all-reduce" in table_text(config, summary, 1)
+    assert f"torus all-reduce of {summary['gradient_bytes']:,} bytes in float32" in table_text(config, summary, 4)
+
+
+def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm():
+    config = load_config("digits", ["--model.depth", "18"])
+    summary = model_summary(config)
+    assert "batch norm per worker" in table_text(config, summary, 4)
+    text = table_text(config, summary | {"statistics": 0}, 4)
+    assert "batch norm" not in text
+    assert "bytes of loss and accuracy in float32" in text

@@ -151,7 +151,7 @@ class ControlClient:
         try:
             wait_until(self._changed, lambda: self.members, while_waiting)
         except BaseException as error:
-            self.failures.leave()  # the caller reports the error
+            self.failures.set_exiting()  # the caller reports the error
             self._send_failure(first_line(error), EXIT_STOPPED)
             self._wait_for_others()
             self.channel.close()
@@ -245,10 +245,10 @@ class ControlClient:
                     self.members = [Member(**member) for member in members]
                 case {"result": operation, "value": value}:
                     self.exchange.on_result(operation, value)
-                case {"hold": _}:
-                    self.sync_points.on_hold()
+                case {"pause": _}:
+                    self.sync_points.handle_pause()
                 case {"agreed": sync_point, "action": action, "reason": reason}:
-                    self.sync_points.on_agreed(sync_point, Agreement(action, reason))
+                    self.sync_points.handle_agreed(sync_point, Agreement(action, reason))
                 case {"send_stacks": _}:
                     self.channel.send({"stacks": stack_traces.capture(self._status.training_thread)})
                 case {"report": lines}:
@@ -318,7 +318,7 @@ class ControlClient:
         # Rank 0 may notice the failure that broke a collective only after `silence_seconds`.
         if collective_failed and self.failures.wait(self.silence_seconds + failure.EXIT_SECONDS):
             failure.wait_for_exit()
-        self.failures.leave(failed=True)
+        self.failures.set_exiting(failed=True)
         self._send_failure(reason, code)
         self.failures.wait(failure.EXIT_SECONDS)
         self._wait_for_others()
@@ -333,10 +333,10 @@ class ControlClient:
         self.channel.send({"fail": reason, "code": messages.failure_code(code), "location": location})
 
     def close(self, exiting: bool = False) -> None:
-        if self.failures.leaving:
+        if self.failures.exiting:
             return
-        self.all_gather_object("the end of all processes", None, while_waiting=lambda: None)
-        self.failures.leave()
+        self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
+        self.failures.set_exiting()
         self.channel.send({"goodbye": self.rank})
         self._wait_for_others(lambda server: server.all_gone if exiting else server.all_said_goodbye)
 

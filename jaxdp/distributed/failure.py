@@ -73,7 +73,7 @@ class FailureHandler:
         self, changed: threading.Condition, *, wait_for_others: Callable[[], None], clean_up: Callable[[], None]
     ) -> None:
         self.failure: Failure | None = None
-        self.leaving = False  # this process exits by itself: the failure of another one no longer ends it
+        self.exiting = False  # this process exits on its own: the failure of another one no longer ends it
         self.reported = False  # this process has reported its own failure
         self.resume_hint = ""
         self.before_exit: Callable[[], None] = lambda: None
@@ -85,18 +85,18 @@ class FailureHandler:
     def set_resume_hint(self, hint: str) -> None:
         self.resume_hint = hint
 
-    def leave(self, failed: bool = False) -> None:
-        """Record that this process exits by itself. failed: because of a failure that it has reported."""
+    def set_exiting(self, failed: bool = False) -> None:
+        """Record that this process exits on its own. failed: because of a failure that it has reported."""
         with self._changed:
-            self.leaving = True
+            self.exiting = True
             self.reported = self.reported or failed
 
     def on_failure(self, failure: Failure) -> None:
-        """Record the first failure, and exit unless this process exits by itself."""
+        """Record the first failure, and exit unless this process exits on its own."""
         with self._changed:
             if self.failure is None:
                 self.failure = failure
-                if not self.leaving:
+                if not self.exiting:
                     threading.Thread(target=self.exit, daemon=True).start()
             self._changed.notify_all()
 

@@ -2,17 +2,17 @@
 
 1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A second signal ends the process at once.
 2. The main thread passes `stop_reason` to the process group: before each step and each batch of an evaluation in
-   `SignalHandler.pass_sync_point`, and while it waits in `SignalHandler.check_while_waiting`.
+   `SignalHandler.pass_sync_point`, and while it waits in `SignalHandler.raise_if_stop_agreed`.
 3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
    `jaxdp.distributed.sync_points`). A single process stops at once.
 4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
 5. `Trainer._saving_before_exit` (`jaxdp.training.trainer`) catches it, saves the last step in `_save_last_step`, and raises
-   `Stopped`, made by `RunCheckpoints.stop_error`. Before the trainer starts, `jaxdp.train` catches it and raises
+   `Stopped`, made by `RunCheckpoints.stop_exception`. Before the trainer starts, `jaxdp.train` catches it and raises
    `stopped_before_training`.
 6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program of several processes
    calls `jaxdp.train` and does not catch `Stopped`, `jaxdp.distributed.runtime._leave_at_exit` exits with that code.
 
-Until the processes have joined, there is no group to agree with: `SignalHandler.check_received` replaces steps 2 to 4.
+Until the processes have joined, there is no group to agree with: `SignalHandler.raise_if_signaled` replaces steps 2 to 4.
 """
 
 import os
@@ -44,9 +44,9 @@ class SignalHandler:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = SingleProcess()
         self._on_second_signal = on_second_signal or _exit_at_once
-        self._received = False
+        self._signal_received = False
         self._previous_handlers: dict[int, Any] = {}
-        self._save_agreed = False
+        self._agreed_save = False
 
     def __enter__(self) -> "SignalHandler":
         if threading.current_thread() is threading.main_thread():
@@ -65,16 +65,16 @@ class SignalHandler:
         self._on_second_signal = action
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
+        if self._signal_received:
             self._on_second_signal()
-        self._received = True
+        self._signal_received = True
         self.request_stop(signal.Signals(number).name)
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to stop at its next sync point, as a signal does; a reason that is already set stays."""
         self.stop_reason = self.stop_reason or reason
 
-    def check_received(self) -> None:
+    def raise_if_signaled(self) -> None:
         """Raise StopTraining if this process was asked to stop, whatever the other processes do."""
         if self.stop_reason:
             raise StopTraining(self.stop_reason)
@@ -83,14 +83,14 @@ class SignalHandler:
         """Raise StopTraining if the processes stop at this sync point. All processes call this in the same order."""
         self._act_on(self.group.sync_point(self.stop_reason))
 
-    def check_while_waiting(self) -> None:
+    def raise_if_stop_agreed(self) -> None:
         """Raise StopTraining if the processes stop here, between two sync points."""
         self._act_on(self.group.check_stop(self.stop_reason))
 
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
         while not wait([future], CHECK_SECONDS).done:
-            self.check_while_waiting()
+            self.raise_if_stop_agreed()
         return future.result()
 
     def run_in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
@@ -107,16 +107,16 @@ class SignalHandler:
         if agreement.action == "stop":
             self.request_stop(agreement.reason)
             raise StopTraining(self.stop_reason)
-        self._save_agreed = True
+        self._agreed_save = True
 
-    def pop_save_agreement(self) -> bool:
+    def take_agreed_save(self) -> bool:
         """Whether the processes have agreed to save a checkpoint since the last call."""
-        agreed, self._save_agreed = self._save_agreed, False
+        agreed, self._agreed_save = self._agreed_save, False
         return agreed
 
 
 class StopTraining(Exception):
-    """Leaves the training loop at the sync point on which the processes agreed; the trainer then saves and raises `Stopped`."""
+    """Unwinds to the point that saves or reports; raised at a sync point or while waiting."""
 
 
 class Stopped(OneLine, Exception):
@@ -125,14 +125,14 @@ class Stopped(OneLine, Exception):
     exit_code = EXIT_STOPPED
 
 
-def stopped_before_training(reason: str | None, resume_command: str = "the same command") -> Stopped:
+def stopped_before_training(reason: str | None, resume_action: str = "the same command") -> Stopped:
     """The exception for a run that was asked to stop before it looked for a checkpoint to resume from."""
-    resume = f"{resume_command} continues from the last checkpoint, if there is one"
-    return Stopped(f"stopped by {reason} before the first step; {resume}")
+    resume = f"{resume_action} continues from the last checkpoint, if there is one"
+    return Stopped(f"stopped by {reason} before the first step of this session; {resume}")
 
 
 class ForcedStop(OneLine, KeyboardInterrupt):
-    """A second signal arrived while the run was being saved after the first."""
+    """A second signal arrived before the run had stopped."""
 
 
 def _exit_at_once() -> None:

@@ -86,7 +86,7 @@ class ProcessGroup(Protocol):
         """
 
     def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        """The agreement to stop here, if there is one, while this process waits between two sync points. Passes none."""
+        """Returns the agreed stop if this process has reached its sync point, else None. Does not count as a sync point."""
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
         """Set what this process does now; all processes begin the same activities in the same order.
@@ -178,7 +178,7 @@ class SingleProcess:
 def barrier(group: ProcessGroup, name: str) -> None:
     """Wait until all processes are ready for what `name` says.
 
-    Before the first collective of a program this is needed: a collective fails if another process is still compiling.
+    Needed before a program's first collective, which fails if another process is still compiling.
     """
     if group.num_processes > 1:
         group.all_gather_object(f"all processes to be ready for {name}", None)

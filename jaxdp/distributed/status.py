@@ -15,6 +15,17 @@ from typing import Any
 JOINING, JOINED = "joining", "joined"  # membership in a process group; once joined, rank 0 compares the heartbeats
 HEARTBEAT_SECONDS = 1.0
 OUTSIDE = "outside"  # the activity before, between and after runs
+PHRASES = {  # activity -> where a process is, in a message
+    "start": "during start-up",
+    "load": "while loading",
+    "compile": "during compilation",
+    "step": "during a step",
+    "audit": "during an audit",
+    "evaluate": "during evaluation",
+    "save": "while saving",
+    "finish": "while finishing",
+    OUTSIDE: "outside of a run",
+}
 KEPT_DURATIONS, MIN_DURATIONS = 20, 5  # iterations whose duration is kept, and how many define a typical one
 ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evaluate": "evaluate"}
 
@@ -28,9 +39,12 @@ class Location:
     background_save: str = ""
 
     def __str__(self) -> str:
-        step = "" if self.step is None else f", step {self.step}"
-        where = "outside of a run" if self.activity == OUTSIDE else f"during {self.activity}"
-        return f"{where}{step}" + (f", saving {self.background_save}" if self.background_save else "")
+        if self.activity == "step" and self.step is not None:
+            where = f"in step {self.step}"
+        else:
+            where = PHRASES.get(self.activity, f"during {self.activity}")
+            where += "" if self.step is None else f", step {self.step}"
+        return where + (f", saving {self.background_save}" if self.background_save else "")
 
 
 @dataclass(frozen=True)
@@ -65,10 +79,9 @@ class Heartbeat:
 class ProcessStatus:
     """Activity, step and progress of one process.
 
-    activity: what the process does now: "start", "load", "compile", "step", "audit", "evaluate", "save", "finish" or OUTSIDE.
-    detail: what it does within the activity. position: (stops, barriers since the last stop, activities since the last
-    barrier). All processes of a run count it alike, because they execute the same program: the process with the lower position
-    is behind.
+    activity: what the process does now, a key of `PHRASES`. detail: what it does within the activity. position: (stops,
+    barriers since the last stop, activities since the last barrier). All processes of a run count it alike, because they
+    execute the same program: the process with the lower position is behind.
     Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
     """
 

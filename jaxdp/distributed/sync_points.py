@@ -1,8 +1,8 @@
 """Agreement of all processes to stop or to save at the same sync point of the program.
 
-A request from any process makes rank 0 send `hold`. Each process answers with the number of sync points that it has passed, and
-passes no further one until rank 0 sends `agreed` with the largest of these numbers. Every process then continues to that point
-and acts there. Each reports `done`, and rank 0 serves the next request.
+A request from any process makes rank 0 send `pause`. Each process answers `paused_at` with the number of sync points that it
+has passed, and passes no further one until rank 0 sends `agreed` with the largest of these numbers. Every process then
+continues to that point and acts there. Each reports `done`, and rank 0 serves the next request.
 """
 
 import threading
@@ -22,7 +22,7 @@ class SyncPoints:
     def __init__(self, changed: threading.Condition, send: Callable[[Message], None]) -> None:
         self._changed, self._send = changed, send
         self._passed = 0
-        self._held = False
+        self._paused = False
         self._agreed: tuple[int, Agreement] | None = None  # the sync point, and what to do there
         self._deferred: Agreement | None = None  # a save at the next sync point, reached while this process waits
         self._requested: set[str] = set()
@@ -36,9 +36,9 @@ class SyncPoints:
 
     def pass_next(self) -> Agreement | None:
         """Pass a sync point and return what to do there, if anything. Waits while the processes agree."""
-        # The lock spans the wait and the count: a `hold` between them would be answered with the previous count.
+        # The lock spans the wait and the count: a `pause` between them would be answered with the previous count.
         with self._changed:
-            wait_until(self._changed, lambda: not self._held or self._agreed)
+            wait_until(self._changed, lambda: not self._paused or self._agreed)
             agreement = self._finish_agreement()
             if agreement is None or agreement.action != "stop":
                 agreement, self._deferred = agreement or self._deferred, None
@@ -65,18 +65,18 @@ class SyncPoints:
         if self._agreed is None or self._passed < self._agreed[0]:
             return None
         agreement = self._agreed[1]
-        self._agreed, self._held = None, False
+        self._agreed, self._paused = None, False
         if agreement.action == "stop":
             self._deferred = None  # the trainer saves after a stop
         self._send({"done": agreement.action})
         return agreement
 
-    def on_hold(self) -> None:
+    def handle_pause(self) -> None:
         with self._changed:
-            self._held = True
-            self._send({"held": self._passed})
+            self._paused = True
+            self._send({"paused_at": self._passed})
 
-    def on_agreed(self, sync_point: int, agreement: Agreement) -> None:
+    def handle_agreed(self, sync_point: int, agreement: Agreement) -> None:
         with self._changed:
             self._agreed = sync_point, agreement
 
@@ -106,12 +106,12 @@ class SyncPointCoordinator:
     def _serve_next(self) -> None:
         if self._requests and self._counts is None:
             self._counts = {}
-            self._send_all({"hold": self._requests[0].action})
+            self._send_all({"pause": self._requests[0].action})
 
     def add_count(self, rank: int, passed: int) -> None:
         """The sync points that a process has passed. Raises InvalidMessage if it was not asked."""
         if self._counts is None or rank in self._counts:
-            raise InvalidMessage("unexpected message 'held'")
+            raise InvalidMessage("unexpected message 'paused_at'")
         self._counts[rank] = passed
         if len(self._counts) == self.num_processes:
             self._done = set()

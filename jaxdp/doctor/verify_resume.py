@@ -86,7 +86,7 @@ def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) ->
     """Largest difference of the final states; infinity if logs or results differ."""
     with _temporary_directory(shared_dir, group) as folder:
         uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
-        jaxdp.train(config, uninterrupted, signals=SignalHandler(), cluster="none")  # no handlers: Ctrl-C interrupts the proofs
+        jaxdp.train(config, uninterrupted, screen=False, signals=SignalHandler(), cluster="none")  # no handlers for Ctrl-C
         signals = SignalHandler()
         try:
             jaxdp.train(config, resumed, screen=StopAfterStep(signals), signals=signals, cluster="none")
@@ -94,7 +94,7 @@ def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) ->
             pass
         else:
             raise RuntimeError(f"the run did not stop after step {STOP_AFTER}")
-        result = jaxdp.train(config, resumed, signals=SignalHandler(), cluster="none")
+        result = jaxdp.train(config, resumed, screen=False, signals=SignalHandler(), cluster="none")
         if (result.sessions, result.steps) != (2, STEPS):
             raise RuntimeError(f"{result.steps} steps in {result.sessions} sessions instead of {STEPS} in 2")
         (expected_arrays, expected_records), (arrays, records) = _outcome(uninterrupted, config), _outcome(resumed, config)

@@ -16,7 +16,7 @@ from jaxdp.training.step_timer import StepTimer
 class Auditor:
     """Decides which steps are audited and runs the audit (see `jaxdp.training.audit_program`).
 
-    resume_command: how a user names the command that resumes the run.
+    resume_action: what resumes the run, as the subject of a sentence.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class Auditor:
         timer: StepTimer,
         checkpoints: CheckpointManager,
         signals: SignalHandler,
-        resume_command: str,
+        resume_action: str,
     ) -> None:
         self.compiler, self.timer, self.progress, self.checkpoints = compiler, timer, timer.progress, checkpoints
-        self.signals, self.group, self.resume_command = signals, signals.group, resume_command
+        self.signals, self.group, self.resume_action = signals, signals.group, resume_action
         self.every_steps = setup.config.guard.audit_every_steps
 
     def is_due(self, phase: PlannedPhase) -> bool:
@@ -59,7 +59,7 @@ class Auditor:
     ) -> dict[str, float]:
         """Audit the next step and return its fields of the log.
 
-        Raises AuditFailed if a reduction differs from its second route; later checkpoints than the last audit are then renamed.
+        Raises AuditFailed if a reduction differs from its reference; checkpoints later than the last audit are then renamed.
         """
         progress, step = self.progress, self.progress.steps + 1
         with self.timer.paused("audit"):
@@ -70,7 +70,7 @@ class Auditor:
                 self.checkpoints.wait()
                 rollback = self.checkpoints.quarantine_unaudited() if self.group.is_rank0 else Rollback(None, [], [])
                 message = audit_program.failure_message(
-                    error, step, last_passed=progress.audited_step, rollback=rollback, resume_command=self.resume_command
+                    error, step, last_passed=progress.audited_step, rollback=rollback, resume_action=self.resume_action
                 )
                 messages = self.group.all_gather_object("the audit's failure", message, while_waiting=lambda: None)
                 raise audit_program.AuditFailed(messages[0])

@@ -26,17 +26,17 @@ DIGEST_SAMPLES = 8
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 
 
-def check(group: ProcessGroup, facts_of_process: Callable[[], dict[str, str]]) -> None:
-    """Raise ConfigError, naming the differences, if the facts (name -> value) of a process differ from those of rank 0."""
+def check(group: ProcessGroup, fingerprint_of_process: Callable[[], dict[str, str]]) -> None:
+    """Raise ConfigError, naming the differences, if a process's fingerprint (name -> value) differs from rank 0's."""
     if group.num_processes == 1:
         return
-    local = facts_of_process()
+    local = fingerprint_of_process()
     digest = hashlib.sha256(json.dumps(local, sort_keys=True).encode()).hexdigest()
-    digests = group.all_gather_object("a digest of the run", digest)
+    digests = group.all_gather_object("the configuration digests", digest)
     if len(set(digests)) == 1:
         return
-    by_rank = group.all_gather_object("all of the run", local)
-    rank = next(rank for rank, facts in enumerate(by_rank) if facts != by_rank[0])
+    by_rank = group.all_gather_object("the configurations of all processes", local)
+    rank = next(rank for rank, other in enumerate(by_rank) if other != by_rank[0])
     expected, other = by_rank[0], by_rank[rank]
     differences = [
         f"{printable(name)}: {printable(expected.get(name), 1000)} on rank 0, {printable(other.get(name), 1000)} on rank {rank}"
@@ -50,7 +50,7 @@ def check(group: ProcessGroup, facts_of_process: Callable[[], dict[str, str]]) -
     )
 
 
-def facts(config: Config, resume: object = "auto", accept_changes: bool = False) -> dict[str, str]:
+def fingerprint(config: Config, resume: object = "auto", accept_changes: bool = False) -> dict[str, str]:
     """Name -> value, as text, of everything but the data that must be equal on all processes of a run."""
     fields = {name: repr(value) for name, value in flatten(dataclasses.asdict(config)).items() if name not in MAY_DIFFER}
     code = {"code of jaxdp": code_digest(), "version of python": platform.python_version()}
@@ -58,7 +58,7 @@ def facts(config: Config, resume: object = "auto", accept_changes: bool = False)
     return fields | code | versions | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
 
 
-def data_facts(datasets: Datasets) -> dict[str, str]:
+def data_fingerprint(datasets: Datasets) -> dict[str, str]:
     """Digests that identify the training and the held-out set."""
     return {"training data": data_digest(datasets.train), "held-out data": data_digest(datasets.evaluation)}
 

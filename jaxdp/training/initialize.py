@@ -61,11 +61,11 @@ def restore_or_initialize(
         timer = StepTimer(Progress(), command_start)
         state = _initial_state(setup, start.weights, compiler=compiler, timer=timer, signals=signals, screen=screen)
         source = workdir
-        group.set_resume_hint(f"{screen.resume_command} starts over")
+        group.set_resume_hint(f"{screen.resume_action} starts over")
     else:
         timer, state = StepTimer(restored.progress, command_start), restored.state
         source = restored.manifest.path.parent.parent
-        group.set_resume_hint(f"{screen.resume_command} continues from {restored.manifest.path}")
+        group.set_resume_hint(f"{screen.resume_action} continues from {restored.manifest.path}")
         setup.datasets.add_bad_images(restored.progress.bad_images)
     progress = timer.progress
     if group.is_rank0:

@@ -75,7 +75,7 @@ class RunCheckpoints:
         `config.checkpoint` elapsed.
         """
         config, plan = self.setup.config.checkpoint, self.setup.plan
-        agreed = self.signals.pop_save_agreement()  # before a new request: this save serves the previous one
+        agreed = self.signals.take_agreed_save()  # before a new request: this save serves the previous one
         if after >= phase.end:
             return phase is not plan.phases[-1]
         overdue = config.every_minutes is not None and time.monotonic() - self.last_save >= 60 * config.every_minutes
@@ -99,7 +99,7 @@ class RunCheckpoints:
             "epoch": progress.samples / self.setup.plan.examples,
             "config": dataclasses.asdict(self.setup.config),
             "versions": versions(),
-            "data": self.setup.data_facts,
+            "data": self.setup.data_fingerprint,
             "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in self.setup.plan.phases},
         }
         self.manager.save(state, progress.samples, metadata, before_manifest=sync_log)
@@ -118,12 +118,13 @@ class RunCheckpoints:
         folder = self.manager.folder
         return latest_valid(folder) if self.group.is_rank0 else next(read_manifests(folder), None)
 
-    def stop_error(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
-        """The exception that ends a run after a stop signal. progress: of the saved last step; None if there was none."""
+    def stop_exception(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
+        """The exception that ends a run after a stop signal. progress: at the last step, which is saved; None before
+        the first step."""
         if progress is None:
             latest = self.latest()
             resume = f"continues from {latest.path}" if latest else "starts over"
-            return Stopped(f"stopped by {reason} before the first step; {self.screen.resume_command} {resume}")
+            return Stopped(f"stopped by {reason} before the first step of this session; {self.screen.resume_action} {resume}")
         epoch = progress.samples / self.setup.plan.examples
         message = f"stopped by {reason} after step {progress.steps} (epoch {epoch:.2f})"
         if save_error := self.manager.last_error:
@@ -137,6 +138,6 @@ class RunCheckpoints:
             return "there is no checkpoint yet"
         accuracy = "" if latest.accuracy is None else f", accuracy {100 * latest.accuracy:.2f} %"
         epoch = latest.samples / self.setup.plan.examples
-        advice = advice.format(path=latest.path, again=self.screen.resume_command)
+        advice = advice.format(path=latest.path, again=self.screen.resume_action)
         verified = "valid " if self.group.is_rank0 else ""
         return f"the last {verified}checkpoint is {latest.path} (epoch {epoch:.2f}{accuracy}); {advice}"

@@ -15,10 +15,10 @@ from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.data.sources import Datasets, is_resident, open_datasets
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import Plan, PlannedPhase, make_plan
-from jaxdp.training.consistency import data_facts
+from jaxdp.training.consistency import data_fingerprint
 from jaxdp.validation import profiled_steps
 
 
@@ -26,13 +26,14 @@ from jaxdp.validation import profiled_steps
 class RunSetup:
     """A validated config with its devices, data sets and plan.
 
-    data_facts: digests of the data. keeps_per_worker_batch: whether the per-worker batches are those of the start of the run.
+    data_fingerprint: digests of the data. keeps_per_worker_batch: whether the per-worker batches are those with which the run
+    began.
     """
 
     config: Config
     devices: list[jax.Device]
     datasets: Datasets
-    data_facts: dict[str, str]
+    data_fingerprint: dict[str, str]
     plan: Plan
     model_summary: dict[str, Any]
     keeps_per_worker_batch: bool = True
@@ -57,9 +58,9 @@ class RunSetup:
 
         def open_data() -> tuple[Datasets, dict[str, str]]:
             opened = open_datasets(config, datasets)
-            return opened, data_facts(opened)
+            return opened, data_fingerprint(opened)
 
-        opened, facts = run(open_data)
+        opened, fingerprint = run(open_data)
         is_resident(config.data, opened.train, devices[0].platform)  # raises ConfigError if they do not fit
         sizes = {
             "examples": len(opened.train),
@@ -73,7 +74,7 @@ class RunSetup:
             plan, keeps_batch = make_plan(config, **sizes), False
         _check_profile(config, plan)
         plan = dataclasses.replace(plan, config=config)
-        return cls(config, devices, opened, facts, plan, model_summary(config), keeps_batch)
+        return cls(config, devices, opened, fingerprint, plan, model_summary(config), keeps_batch)
 
     @property
     def images_on_device(self) -> bool:
@@ -103,7 +104,7 @@ class RunSetup:
 
     def check_fits(self, manifest: Manifest, accept_changes: bool) -> None:
         """Raise ConfigError if a checkpoint is of other data, unless accepted, or of a position after the end of the run."""
-        saved, current = manifest.metadata.get("data"), self.data_facts
+        saved, current = manifest.metadata.get("data"), self.data_fingerprint
         if saved not in (None, current) and not accept_changes:
             different = "; ".join(
                 f"{name}: {saved.get(name)} -> {current[name]}" for name in current if saved.get(name) != current[name]
@@ -129,7 +130,7 @@ def _check_profile(config: Config, plan: Plan) -> None:
         raise ConfigError(
             "logging.profile",
             config.logging.profile,
-            reason=f"steps {steps[0]} to {steps[-1]} are not all among the {plan.total_steps} steps of the run",
+            reason=f"steps {steps[0]} to {steps[-1]} are not all among the {plural(plan.total_steps, 'step')} of the run",
             hint="use FIRST,COUNT within them",
         )
 

@@ -29,7 +29,7 @@ from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
-from jaxdp.validation import changes, from_dict, validate
+from jaxdp.validation import changes, from_dict, reset_ignored_fields, validate
 
 
 def train(
@@ -52,10 +52,11 @@ def train(
     config: what to train. workdir: the run directory (default: runs/NAME). resume: "auto"; "never", to start a new run in
     NAME-2, NAME-3, ... if the directory holds one; or the path of a checkpoint or directory of another run, to continue from in
     this directory. accept_changes: resume although the configuration or the data differ from those of the checkpoint. datasets:
-    (training, evaluation) in place of the config's source; objects with `__len__` and `__getitem__` -> (uint8 pixels or encoded
-    bytes, label). writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
+    (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3],
+    labels [N]) or an object with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label); fields that only the
+    config's source uses are reset. writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
     docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
-    notebook, else nowhere); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
+    notebook, else on stdout); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
     or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
     times. signals: a `SignalHandler` that is already entered.
 
@@ -68,21 +69,22 @@ def train(
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
     if datasets is not None:
+        config = reset_ignored_fields(config, ["--data.source", "given"])
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config, guarded_writers = validate(config), wrap_writers(writers)
     check_local(workdir, "--workdir")
     check_local(resume, "--resume")
     path = run_dir.resolve_workdir(workdir, config)
     is_command = signals is not None  # it handles a signal that arrives after the run
-    handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_command))
+    handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
-        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.check_received, secret_dir=path)
+        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
         watch.attach(group)
-        group.attach(before_exit=screen.end, while_waiting=signals.check_while_waiting)
-        group.set_resume_hint(f"{screen.resume_command} continues from the last checkpoint, if there is one")
+        group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)
+        group.set_resume_hint(f"{screen.resume_action} continues from the last checkpoint, if there is one")
         session = _Session(
             config,
             path,
@@ -98,12 +100,12 @@ def train(
             result = session.run()
             if signals.stop_reason and not is_command and group.num_processes == 1:
                 message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
-                raise Stopped(f"{message}; {screen.resume_command} continues after this run")
+                raise Stopped(f"{message}; {screen.resume_action} continues after this run")
             return result
         except Stopped:
             raise
         except StopTraining:
-            raise stopped_before_training(signals.stop_reason, screen.resume_command) from None
+            raise stopped_before_training(signals.stop_reason, screen.resume_action) from None
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
             group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
@@ -138,7 +140,7 @@ class _Session:
         origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
-        consistency.check(group, lambda: consistency.facts(config, self.resume, accept_changes))
+        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
         if origin is not None and not accept_changes:
             _check_same_config(origin, config)
         path = self.workdir
@@ -151,7 +153,7 @@ class _Session:
         setup = RunSetup.create(
             config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
         )
-        consistency.check(group, lambda: setup.data_facts)
+        consistency.check(group, lambda: setup.data_fingerprint)
 
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
@@ -180,7 +182,9 @@ class _Session:
             )
             result = trainer.fit()
             group.set_activity("finish")
-            group.all_gather_object("the end of the run", None, while_waiting=lambda: None)  # saved: do not stop here
+            group.all_gather_object(
+                "the end of the run", None, while_waiting=lambda: None
+            )  # everything is saved: ignore stop requests
             return _show_and_check(screen, result)
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:

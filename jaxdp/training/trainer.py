@@ -118,22 +118,22 @@ class Trainer:
         """Open the log, the profile and the progress bar, and create the objects that use them."""
         group, screen, timer, signals, log = self.group, self.screen, self.timer, self.signals, self.log
         stack.callback(log.close, screen.info)
-        stack.push(self._finish_save)
+        stack.push(self._wait_for_save_after_error)
         samples, steps, checkpoints = self.progress.samples, self.progress.steps, self.checkpoints.manager
         writers = open_writers(self.setup, self.workdir, compiler=self.compiler, samples=samples, group=group, screen=screen)
         self.profile = open_profile(self.setup, self.workdir, steps=steps, group=group, screen=screen)
         log.open([*writers, *self.writers] if group.is_rank0 else [], self.progress.wall_seconds)
         stack.callback(self.profile.close)
-        setup, compiler, again = self.setup, self.compiler, screen.resume_command
+        setup, compiler, again = self.setup, self.compiler, screen.resume_action
         self.metrics = StepMetrics(setup, timer=timer, log=log, checkpoints=checkpoints, signals=signals, screen=screen)
         self.evaluator = Evaluator(setup, compiler, timer=timer, log=log, signals=signals, screen=screen)
-        self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_command=again)
+        self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_action=again)
         screen.begin(steps + self.plan.steps_after(samples), steps)
         stack.callback(screen.end)
 
-    def _finish_save(self, error_type: type[BaseException] | None, *_: object) -> None:
-        """After an error in a run of one process, wait for the save in progress, which needs the log. A save of several
-        processes may need one that has failed."""
+    def _wait_for_save_after_error(self, error_type: type[BaseException] | None, *_: object) -> None:
+        """After an error in a run of one process, wait for the save in progress, which needs the log. With several
+        processes the save may wait for a process that has failed."""
         if error_type and not issubclass(error_type, ForcedStop) and self.group.num_processes == 1:
             self.checkpoints.manager.wait()
 
@@ -212,6 +212,8 @@ class Trainer:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self.state, phase)
         health.check_evaluation(evaluation)
+        if warning := health.guessing_warning(evaluation, self.config.model.classes):
+            self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()
 
@@ -231,7 +233,7 @@ class Trainer:
                 yield
         except StopTraining:
             saved = self.progress if self._save_last_step() else None
-            raise self.checkpoints.stop_error(self.signals.stop_reason, saved) from None
+            raise self.checkpoints.stop_exception(self.signals.stop_reason, saved) from None
         except DataError as error:
             if self.group.num_processes == 1:  # other processes are already in a step that this one cannot take
                 self._save_last_step()

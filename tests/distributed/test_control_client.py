@@ -64,7 +64,7 @@ def test_processes_waiting_for_different_operations_fail_and_name_both(exits, cl
     assert exits[0].rank == 1
     assert f"waits for {operation!r} while rank 0 waits for 'apples'" in exits[0].reason
     for client in members:
-        client.failures.leave()
+        client.failures.set_exiting()
 
 
 def test_a_waiting_process_stops_with_a_process_that_was_asked_to_at_the_same_position(clients, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_process_stopped_before_all_have_joined_stops_the_others(free_port):
             join(free_port, 1, 3, while_waiting=check)
         failure = receive_failure(other)
     assert failure.code == 75
-    assert str(failure) == f"rank 1 on {HOST} was stopped during start: SIGTERM"
+    assert str(failure) == f"rank 1 on {HOST} was stopped during start-up: SIGTERM"
 
 
 def test_connect_to_a_server_of_another_protocol_raises(free_port):
@@ -213,5 +213,5 @@ def test_rank_0_waits_at_exit_for_the_processes_that_are_still_connected(exits, 
     first._wait_for_others()
     assert 0.4 < time.monotonic() - began < 4
     assert first.server.only_silent_left
-    first.failures.leave()
-    other.failures.leave()
+    first.failures.set_exiting()
+    other.failures.set_exiting()

@@ -191,7 +191,7 @@ def test_a_process_that_does_not_fit_into_the_run_is_refused_and_listed_at_the_s
         ({"all_gather": "apples\x1b[2J 1", "value": 1, "main_thread": True}, "expected a name"),
         ({"all_gather": "apples 1", "value": 1, "main_thread": "yes"}, "expected true or false"),
         ({"request": "format", "reason": ""}, "expected one of"),
-        ({"held": 5}, "unexpected message 'held'"),
+        ({"paused_at": 5}, "unexpected message 'paused_at'"),
         ({"done": "stop"}, "unexpected message 'done'"),
         ({"failure": {}}, "unknown message"),
         ({}, "unknown message"),

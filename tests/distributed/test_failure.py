@@ -8,7 +8,7 @@ from jaxdp.distributed.status import Location
 def test_failure_text_names_rank_host_activity_step_and_background_save():
     location = Location("step", 9, "the checkpoint of 64 samples")
     failure = Failure("killed", 1, rank=1, host="h", location=location)
-    assert str(failure) == "rank 1 on h failed during step, step 9, saving the checkpoint of 64 samples: killed"
+    assert str(failure) == "rank 1 on h failed in step 9, saving the checkpoint of 64 samples: killed"
     fields = messages.validate(failure.to_message() | {}, messages.FROM_RANK_0)["failure"]
     assert Failure.from_message(fields) == failure
 

@@ -32,7 +32,7 @@ def test_update_of_a_hang_reports_rank_host_activity_step_and_stack_once():
         recorded.update(beat(12, idle), beat(10, idle, "load", 8, detail="waiting for images"))
     assert recorded.requests == [1]
     ((text, *stack),) = recorded.reports
-    location = "rank 1 on node1 during load, step 8, waiting for images"
+    location = "rank 1 on node1 while loading, step 8, waiting for images"
     assert text.startswith(f"no progress for 30 s: {location}; 1 rank is waiting. The run ends after 30 minutes")
     assert "    train.py:7 in __getitem__" in stack
     assert recorded.ends == []
@@ -41,7 +41,7 @@ def test_update_of_a_hang_reports_rank_host_activity_step_and_stack_once():
 def test_update_of_a_rank_ahead_in_a_callback_reports_that_rank():
     recorded = RecordedMonitor({0: WAITING_FOR_DEVICES, 1: IN_CALLBACK})
     recorded.update(beat(10, 31.0), beat(12, 31.0))
-    assert recorded.reports[0][0].startswith("no progress for 31 s: rank 1 on node1 during step, step 7; 1 rank is waiting.")
+    assert recorded.reports[0][0].startswith("no progress for 31 s: rank 1 on node1 in step 7; 1 rank is waiting.")
 
 
 def test_update_after_end_seconds_ends_the_run_with_the_rank_at_fault_and_its_frames():
@@ -85,7 +85,7 @@ def test_update_of_a_stuck_collective_blames_no_rank_and_ends_the_run():
     recorded = RecordedMonitor({0: WAITING_FOR_DEVICES, 1: WAITING_FOR_DEVICES})
     for idle in (40.0, 1800.0):
         recorded.update(beat(10, idle), beat(10, idle))
-    text = "all ranks are waiting for each other or for their devices during step, step 7"
+    text = "all ranks are waiting for each other or for their devices in step 7"
     assert text in recorded.reports[0][0]
     ((rank, reason),) = recorded.ends
     assert (rank, text in reason) == (None, True)
@@ -95,11 +95,11 @@ def test_update_of_a_compilation_reports_one_line():
     recorded = RecordedMonitor({1: COMPILING})
     recorded.update(beat(12, 60.0, "compile"), beat(10, 60.0, "compile"))
     (line,) = recorded.reports[0]
-    assert line.startswith("XLA has been compiling for 60 s; this can take minutes: rank 1 on node1 during compile")
+    assert line.startswith("XLA has been compiling for 60 s; this can take minutes: rank 1 on node1 during compilation")
 
 
 def test_update_of_a_single_process_reports_without_a_rank():
     recorded = RecordedMonitor({0: WORKING}, hosts={0: "this host"})
     recorded.update(beat(10, 40.0))
-    assert recorded.reports[0][0].startswith("no progress for 40 s: during step, step 7.")
+    assert recorded.reports[0][0].startswith("no progress for 40 s: in step 7.")
     assert "rank" not in recorded.reports[0][0]

@@ -34,7 +34,7 @@ def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_pat
         "    print('I am done', flush=True)\n"
         "    os._exit(0)\n"
         "time.sleep(0.3)\n"
-        "sys.exit('jaxdp: rank 1 on host failed during step, step 3: exited without a message (killed or crashed)')\n"
+        "sys.exit('jaxdp: rank 1 on host failed in step 3: exited without a message (killed or crashed)')\n"
     )
     command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--", str(script)]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -102,9 +102,9 @@ def process(*last_lines, rank=0, code=1, killed=False):
     ("lines", "rank"),
     [
         ([], 0),
-        (["jaxdp: rank 3 on node7 failed during load: stuck: no progress for 60 s", "  a stack"], 3),
-        (["jaxdp: rank 2 on node7 was stopped during start: SIGTERM"], 2),
-        (["jaxdp: no progress for 31 s: rank 3 on node7 during load", "jaxdp: rank 2 on n failed during step: x"], 2),
+        (["jaxdp: rank 3 on node7 failed while loading: stuck: no progress for 60 s", "  a stack"], 3),
+        (["jaxdp: rank 2 on node7 was stopped during start-up: SIGTERM"], 2),
+        (["jaxdp: no progress for 31 s: rank 3 on node7 while loading", "jaxdp: rank 2 on n failed during a step: x"], 2),
         (["jaxdp: rank 99 on node7 failed: x"], 0),  # there is none
         (["jaxdp: rank 3 on node7: ConfigError"], 0),
     ],

@@ -54,7 +54,7 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number
     process.send_signal(number)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
-    assert err == f"jaxdp: stopped by {number.name} before the first step; the same command starts over\n"
+    assert err == f"jaxdp: stopped by {number.name} before the first step of this session; the same command starts over\n"
 
 
 @pytest.mark.slow

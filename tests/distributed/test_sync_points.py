@@ -53,15 +53,15 @@ def test_a_hold_during_pass_next_is_answered_with_the_point_being_passed(monkeyp
 
     def wait_then_hold(*arguments):
         wait_until(*arguments)
-        hold = threading.Thread(target=points.on_hold)
-        hold.start()
-        hold.join(0.5)
+        pausing = threading.Thread(target=points.handle_pause)
+        pausing.start()
+        pausing.join(0.5)
 
     monkeypatch.setattr(sync_points, "wait_until", wait_then_hold)
     points.pass_next()
     deadline = time.monotonic() + SECONDS
-    while {"held": 1} not in sent:
-        assert {"held": 0} not in sent
+    while {"paused_at": 1} not in sent:
+        assert {"paused_at": 0} not in sent
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -150,7 +150,7 @@ def test_coordinator_serves_a_save_that_is_requested_again_before_all_have_acted
     coordinator.add_done(0, "save")
     coordinator.add_request("save", "")
     coordinator.add_done(1, "save")
-    assert sent.count({"hold": "save"}) == 2
+    assert sent.count({"pause": "save"}) == 2
 
 
 def test_coordinator_drops_a_second_request_to_stop():
@@ -163,15 +163,15 @@ def test_coordinator_drops_a_second_request_to_stop():
     coordinator.add_request("stop", "SIGINT to rank 1")
     for rank in (0, 1):
         coordinator.add_done(rank, "stop")
-    assert sent.count({"hold": "stop"}) == 1
+    assert sent.count({"pause": "stop"}) == 1
 
 
 def test_a_save_deferred_while_waiting_is_not_requested_again():
     sent = []
     points = sync_points.SyncPoints(threading.Condition(), sent.append)
     points.request("save", "")
-    points.on_hold()
-    points.on_agreed(0, sync_points.Agreement("save", ""))
+    points.handle_pause()
+    points.handle_agreed(0, sync_points.Agreement("save", ""))
     assert points.check_stop() is None  # between two sync points: the next one acts on it
     points.request("save", "")
     assert points.pass_next().action == "save"
@@ -180,7 +180,7 @@ def test_a_save_deferred_while_waiting_is_not_requested_again():
     assert sent[-1] == {"request": "save", "reason": ""}
 
 
-def test_wait_until_the_condition_holds_calls_nothing_afterwards():
+def test_wait_until_the_conditihandle_pauses_calls_nothing_afterwards():
     changed, calls, states = threading.Condition(), [], iter([False, False, True, True])
     threading.Timer(0.05, lambda: changed.acquire() and (changed.notify_all(), changed.release())).start()
     sync_points.wait_until(changed, lambda: next(states), lambda: calls.append(1))

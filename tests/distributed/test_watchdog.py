@@ -39,10 +39,10 @@ def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_thre
     assert completed.returncode == 1
     assert completed.stdout == "outside\n"
     first, *_, last = completed.stderr.splitlines()
-    assert first.startswith("jaxdp: no progress for 0 s: during load, step 9, reading. The run ends after 0.02 minutes")
+    assert first.startswith("jaxdp: no progress for 0 s: while loading, step 9, reading. The run ends after 0.02 minutes")
     assert completed.stderr.count("line 5 in stands_still") == 2  # by faulthandler: this thread and the other
     reason = "stuck: no progress for 1 s; main thread at <string>:5 in stands"
-    assert last.startswith(f"jaxdp: failed during load, step 9: {reason}")
+    assert last.startswith(f"jaxdp: failed while loading, step 9: {reason}")
     assert last.endswith("; do this")
 
 

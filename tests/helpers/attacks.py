@@ -25,7 +25,7 @@ FORGED = [
     {"failure": {"rank": 0, "host": "h", "location": LOCATION, "reason": "\x1b]0;x\x07", "code": 0, "missing": []}},
     {"heartbeat": {"activity": "\x1b[31m", "step": 1}, "steps": [[1, float("nan"), 2]], "ping": 0},
     {"goodbye": 0},
-    {"all_gather": "the end of all processes 1", "value": None, "main_thread": False},
+    {"all_gather": "all processes to exit 1", "value": None, "main_thread": False},
     {"refused": "no"},
 ]
 ATTACKS = {

@@ -73,7 +73,7 @@ def test_resume_after_a_stop_request_equals_an_uninterrupted_run(tiny, tmp_path,
     with pytest.raises(Stopped) as stopped:
         train(tiny, tmp_path / "run", screen=StopWhen(), signals=signals)
     if when == "compiling":
-        assert str(stopped.value) == "stopped by SIGTERM before the first step; the same command starts over"
+        assert str(stopped.value) == "stopped by SIGTERM before the first step of this session; the same command starts over"
     else:
         assert "the same command continues from it" in str(stopped.value)
         saved = latest_valid(tmp_path / "run/checkpoints")

@@ -26,7 +26,7 @@ def checkpoints(monkeypatch):
         made.requests += 1
         return False
 
-    def pop_save_agreement():
+    def take_agreed_save():
         agreed, made.agreed = made.agreed, False
         return agreed
 
@@ -34,7 +34,7 @@ def checkpoints(monkeypatch):
     plan = SimpleNamespace(phases=[SimpleNamespace(end=1000)], examples=100)
     made.setup = SimpleNamespace(config=SimpleNamespace(checkpoint=config), plan=plan)
     made.group = SimpleNamespace(is_rank0=True, request=request)
-    made.signals = SimpleNamespace(pop_save_agreement=pop_save_agreement)
+    made.signals = SimpleNamespace(take_agreed_save=take_agreed_save)
     made.last_save = 0.0
     monkeypatch.setattr(run_checkpoints.time, "monotonic", lambda: 61.0)
     return made
