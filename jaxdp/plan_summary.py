@@ -1,6 +1,7 @@
 """Summary of a plan: the table and the JSON document of `jaxdp plan`, with sizes of the network, messages and inputs."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import OPTIMIZERS
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def model_summary(config: Config) -> dict[str, Any]:
-    """Sizes of the network, from a trace: parameters, multiply-adds of one image, and bytes per step and message of the
-    gradient and of the batch statistics, loss and accuracy in float32."""
+    """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
+    per step and message of the gradient and of the batch statistics, loss and accuracy in float32."""
     from jaxdp import models
 
     size = config.data.image_size
@@ -24,17 +25,42 @@ def model_summary(config: Config) -> dict[str, Any]:
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []
-    trained = counted["adapted"]["parameters"] + counted["skipped"]["parameters"]
+    trained = counted["decayed"]["parameters"] + counted["not_decayed"]["parameters"]
     for segment in segments if config.reduce.overlap else [sizes]:  # a bucket holds tensors of one segment only
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
     statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
     return counted | {
+        "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
         "gradient_bytes": trained * width,
         "statistics_bytes": statistics,
         "messages": [*messages, statistics],
     }
+
+
+def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes: tuple[Any, Any]) -> dict[str, int]:
+    """Bytes on each device of what lasts for a step or longer; activations are not included.
+
+    shapes, trainable_shapes: (params, batch_stats) of the whole network and of its trainable part.
+    """
+    import jax
+
+    from jaxdp.optim import build_optimizer
+
+    def size(tree: Any) -> int:
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    (params, batch_stats), (trainable, _) = shapes, trainable_shapes
+    sizes = {
+        "parameters": size(params),
+        "batch_statistics": size(batch_stats),
+        "gradients": size(trainable),
+        "optimizer": size(jax.eval_shape(build_optimizer(optimizer, 0.0, 0.0).init, trainable)),
+    }
+    weight_of_the_average = jax.ShapeDtypeStruct((), "float32")
+    averages = {} if optimizer.average_decay is None else {"averages": size((trainable_shapes, weight_of_the_average))}
+    return sizes | averages
 
 
 def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
@@ -51,9 +77,10 @@ def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
         "optimizer": dataclasses.asdict(config.optimizer),
         "config": dataclasses.asdict(config),
         "input_bytes": input_bytes(plan),
+        "state_bytes": model_summary["state_bytes"],
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
-        "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
+        "model": {name: model_summary[name] for name in ("parameters", "macs", "decayed", "not_decayed")},
         "gradient_bytes": model_summary["gradient_bytes"],
         "statistics_bytes": model_summary["statistics_bytes"],
     }
@@ -80,6 +107,9 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
         "input",
         f"up to {memory['host'] / 1e6:,.0f} MB per host, {memory['device'] / 1e6:,.0f} MB per device for {resident}",
     )
+    state = model_summary["state_bytes"]
+    parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
+    table.add_row("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}; activations are not included")
     table.add_row("devices", devices)
     statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
     if max(phase.devices for phase in plan.phases) > 1:
@@ -98,11 +128,11 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
     table.add_row("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"])))
     if config.finetune != Finetune():
         table.add_row("fine-tuning", _describe_finetuning(config))
-    adapted, skipped = model_summary["adapted"], model_summary["skipped"]
+    decayed, not_decayed = model_summary["decayed"], model_summary["not_decayed"]
     table.add_row(
         "weight decay",
-        f"on {adapted['tensors']} tensors with {adapted['parameters']:,} parameters, not on {skipped['tensors']} with "
-        f"{skipped['parameters']:,}",
+        f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on {not_decayed['tensors']} with "
+        f"{not_decayed['parameters']:,}",
     )
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
@@ -148,6 +178,10 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     if optimizer.average_decay is not None:
         words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
     return ", ".join(words)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.{1 if size < 1e7 else 0}f}"
 
 
 def _format(value: object) -> str:

@@ -87,7 +87,7 @@ def _check_dependent_fields(config: Config) -> None:
             reset = " ".join(flag_for(field, defaults[field]) for field in changed)
             set_choice = f"set {table.field} to {', '.join(users)}, or " if users else ""
             reason = f"not used with {table.field}={choice!r}"
-            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}use the default: {reset}")
+            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}use Config's default: {reset}")
 
 
 def _check_phases(config: Config) -> None:

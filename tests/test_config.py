@@ -157,10 +157,10 @@ def test_dependent_field_is_rejected_by_the_choices_that_ignore_it_and_by_no_oth
 
 def test_error_for_an_ignored_field_shows_the_flag_that_resets_it():
     config = Config(schedule=Schedule(boundaries=(1.0,), factor=0.5))
-    with pytest.raises(ConfigError, match=r"use the default: --schedule.boundaries --schedule.factor 0.1$"):
+    with pytest.raises(ConfigError, match=r"use Config's default: --schedule.boundaries --schedule.factor 0.1$"):
         validate(config)
     config = Config(augment=Augment(flip=False))
-    with pytest.raises(ConfigError, match=r"use the default: --augment.flip$"):
+    with pytest.raises(ConfigError, match=r"use Config's default: --augment.flip$"):
         validate(config)
 
 

@@ -18,7 +18,7 @@ from jaxdp.validation import validate
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Print phases, steps, hyperparameters, parameters, multiply-adds and gradient bytes of a run.
+    """Print phases, steps, hyperparameters, parameters, multiply-adds, bytes of inputs and state, and gradient bytes of a run.
 
     Examples:
       jaxdp plan
