@@ -103,10 +103,10 @@ class Audited:
 
         from jaxdp.parallel import allreduce
         from jaxdp.parallel.mesh import AXES, make_mesh
-        from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
+        from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, rounding_bound
 
         mesh, dtype = make_mesh(*mesh_shape), jnp.dtype(wire)
-        stages, route, self.wire = allreduce.stages_of(strategy), second_route(strategy, *mesh_shape), wire
+        stages, reference, self.wire = allreduce.stages_of(strategy), reference_reduction(strategy, *mesh_shape), wire
         vertical, horizontal = mesh_shape
         allowed = rounding_bound(strategy, dtype, vertical=vertical, horizontal=horizontal)
         bits = jnp.uint32 if dtype.itemsize == 4 else jnp.uint16
@@ -134,7 +134,7 @@ class Audited:
                     changes.append(change.max() / bound.max() if boundary else jnp.max(change / bound))
                     if bucket.stages:
                         bucket.run_next_stage()
-                found.append(compare_sums(bucket, route, allowed))
+                found.append(compare_sums(bucket, reference, allowed))
             return {name: jnp.stack([one[name] for one in found])[None] for name in found[0]}, jnp.stack(changes).max()[None]
 
         rows, everywhere = PartitionSpec(AXES), PartitionSpec()

@@ -61,7 +61,7 @@ def accuracy_of(config: Config) -> float | None:
     """None for a run that diverged."""
     with tempfile.TemporaryDirectory() as workdir:
         try:
-            return jaxdp.train(config, workdir).accuracy
+            return jaxdp.train(config, workdir, screen=False).accuracy
         except jaxdp.TrainingError:
             return None
 

@@ -6,7 +6,7 @@ imports neither JAX nor third-party packages.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
 Implementation = TypeVar("Implementation")
@@ -95,6 +95,13 @@ class Choices(Generic[Entry]):
         needed = set(fields)
         return [name for name, entry in self.entries.items() if needed <= set(entry.uses.split())]
 
+    def check_fields(self, section: type) -> None:
+        """Raise TypeError for a name in `Choice.uses` that the dataclass `section` has no field for."""
+        known = {field.name for field in fields(section)}
+        for name, entry in [*self.entries.items(), *([("another name", self.other)] if self.other else [])]:
+            if missing := [field for field in entry.uses.split() if field not in known]:
+                raise TypeError(f"{self.field}: {name} uses {', '.join(missing)}, which {section.__name__} does not have")
+
     def implement(self, functions: dict[str, Implementation]) -> dict[str, Implementation]:
         """`functions`, by name. Raises TypeError unless they are exactly one for each choice."""
         if missing := [name for name in self.entries if name not in functions]:
@@ -132,9 +139,9 @@ SCHEDULES = Choices(
     {
         "cosine": Choice("warm-up, then half a cosine down to `end`", "start end"),
         "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`", "start end power"),
-        "goyal": Choice("steps, scaled linearly with the batch (Goyal et al.)", "boundaries factor"),
+        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)", "boundaries factor"),
         "sony_a": Choice("configuration A of Mikami et al., polynomial", "start end power"),
-        "sony_b": Choice("configuration B of Mikami et al., with jumps", "start power boundaries factor"),
+        "sony_b": Choice("configuration B of Mikami et al., with step decay", "start power boundaries factor"),
     },
 )
 LOSS_SCALES = Choices(

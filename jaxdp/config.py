@@ -184,8 +184,8 @@ class Phase(_Strict):
     until_epoch: Positive | None = None
     """End of the phase, in epochs from the start of the run (default for the last phase: the end of the run)"""
     per_worker_batch: Count | None = None
-    """Number of images per worker, the batch of batch normalization. Devices accumulate the gradients of several workers
-    (default: one worker per device)"""
+    """Number of images per worker, the batch of batch normalization (ghost batch). Devices accumulate the gradients of several
+    workers (default: one worker per device)"""
 
 
 @dataclass(frozen=True)
@@ -194,16 +194,16 @@ class Optimizer(_Strict):
 
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
-    """Momentum: decay of the accumulated gradient per step"""
+    """Momentum coefficient; decay of the accumulated gradient per step"""
     momentum_rule: MomentumRule = "constant"
     momentum_batch: Count = 32768
     """Global batch at which `momentum` applies (noise_scale, as_printed)"""
     nesterov: bool = False
     """Nesterov momentum"""
     weight_decay: NonNegative = 1e-4
-    """Weight decay of tensors with two or more dimensions"""
+    """Weight decay, added to the gradient; not applied to biases and normalization"""
     trust_coefficient: Positive = 0.001
-    """Trust coefficient: norm of a tensor's update divided by the norm of the tensor, at learning rate 1 (lars)"""
+    """LARS coefficient (eta): factor on the trust ratio |w| / |g|, whose denominator `denominator` sets (lars)"""
     eps: NonNegative = 1e-6
     """Constant in the denominator of the trust ratio (lars)"""
     denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
@@ -235,7 +235,7 @@ class Schedule(_Strict):
     boundaries: tuple[Positive, ...] = ()
     """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
     factor: Positive = 0.1
-    """Factor on the rate at each of `boundaries` (goyal, sony_b)"""
+    """Learning-rate multiplier at each boundary (goyal, sony_b)"""
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class Reduce(_Strict):
 
     strategy: StrategyName = "torus"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of transferred gradients"""
+    """Dtype in which gradients are communicated and summed"""
     bucket_bytes: Bytes | None = None
     """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (default: one bucket for all). On
     CPUs 65536 is faster"""
@@ -346,8 +346,8 @@ class Guard(_Strict):
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
     """Heartbeat timeout in seconds; the run ends when a process exceeds it"""
     audit_every_steps: Count | None = 500
-    """Number of steps between audits, which repeat all reductions of a step by another route and end the run on a difference
-    larger than rounding (None: no audits)"""
+    """Number of steps between audits, which compare all reductions of a step with a reference reduction and end the run on a
+    difference larger than rounding (None: no audits)"""
     start_minutes: Annotated[float, Field(gt=0, le=10_080, allow_inf_nan=False)] = 5.0
     """Timeout in minutes for all processes to start"""
 
@@ -387,6 +387,8 @@ class Config(_Strict):
     """Seed for initialization, data order and augmentation"""
     epochs: Positive = 90.0
     """Length of the run, in epochs"""
+    scale_schedule: bool = True
+    """Scaling of the recipe's phase ends, warm-up and schedule boundaries in proportion to another `--epochs`"""
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
@@ -405,12 +407,16 @@ class Config(_Strict):
     logging: Logging = field(default_factory=Logging)
 
 
+for _table in choices.TABLES:
+    _table.check_fields(type(getattr(Config(), _table.section)))
+
 # Sources that make images of one size in memory.
 IN_MEMORY = tuple(name for name, source in choices.SOURCES.entries.items() if source.in_memory)
 
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
     "name",
+    "scale_schedule",
     "mesh",
     "reduce.strategy",
     "reduce.bucket_bytes",

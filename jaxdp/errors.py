@@ -79,6 +79,14 @@ def first_line(error: BaseException, otherwise: str | None = None) -> str:
     return (str(error).splitlines() or [otherwise or type(error).__name__])[0]
 
 
+def plural(number: float, noun: str, spec: str = "") -> str:
+    """A number with its noun: "1 device", "2 devices", "3 classes". spec: format of the number."""
+    text = format(number, spec)
+    if text == "1":
+        return f"{text} {noun}"
+    return f"{text} {noun}{'es' if noun.endswith(('s', 'sh', 'tch', 'x')) else 's'}"
+
+
 def printable(text: object, limit: int = 200) -> str:
     """Untrusted text (host names, file names, messages) as one line of at most `limit` characters that is safe to print.
 

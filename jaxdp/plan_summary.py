@@ -1,11 +1,13 @@
 """Summary of a plan: the table and the JSON document of `jaxdp plan`, with sizes of the network, messages and inputs."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Finetune, Optimizer
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
+from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan, PlannedPhase
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def model_summary(config: Config) -> dict[str, Any]:
-    """Sizes of the network, from a trace: parameters, multiply-adds of one image, and bytes per step and message of the
-    gradient and of the batch statistics, loss and accuracy in float32."""
+    """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
+    per step and message of the gradient and of the batch statistics, loss and accuracy in float32."""
     from jaxdp import models
 
     size = config.data.image_size
@@ -23,17 +25,42 @@ def model_summary(config: Config) -> dict[str, Any]:
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []
-    trained = counted["adapted"]["parameters"] + counted["skipped"]["parameters"]
+    trained = counted["decayed"]["parameters"] + counted["not_decayed"]["parameters"]
     for segment in segments if config.reduce.overlap else [sizes]:  # a bucket holds tensors of one segment only
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
     statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
     return counted | {
+        "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
         "gradient_bytes": trained * width,
         "statistics_bytes": statistics,
         "messages": [*messages, statistics],
     }
+
+
+def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes: tuple[Any, Any]) -> dict[str, int]:
+    """Bytes on each device of what lasts for a step or longer; activations are not included.
+
+    shapes, trainable_shapes: (params, batch_stats) of the whole network and of its trainable part.
+    """
+    import jax
+
+    from jaxdp.optim import build_optimizer
+
+    def size(tree: Any) -> int:
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    (params, batch_stats), (trainable, _) = shapes, trainable_shapes
+    sizes = {
+        "parameters": size(params),
+        "batch_statistics": size(batch_stats),
+        "gradients": size(trainable),
+        "optimizer": size(jax.eval_shape(build_optimizer(optimizer, 0.0, 0.0).init, trainable)),
+    }
+    weight_of_the_average = jax.ShapeDtypeStruct((), "float32")
+    averages = {} if optimizer.average_decay is None else {"averages": size((trainable_shapes, weight_of_the_average))}
+    return sizes | averages
 
 
 def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
@@ -50,9 +77,10 @@ def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
         "optimizer": dataclasses.asdict(config.optimizer),
         "config": dataclasses.asdict(config),
         "input_bytes": input_bytes(plan),
+        "state_bytes": model_summary["state_bytes"],
         "strategy": config.reduce.strategy,
         "wire_dtype": config.reduce.wire_dtype,
-        "model": {name: model_summary[name] for name in ("parameters", "macs", "adapted", "skipped")},
+        "model": {name: model_summary[name] for name in ("parameters", "macs", "decayed", "not_decayed")},
         "gradient_bytes": model_summary["gradient_bytes"],
         "statistics_bytes": model_summary["statistics_bytes"],
     }
@@ -64,45 +92,55 @@ def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "T
 
     config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("run", f"{config.name}, seed {config.seed}, {config.epochs:g} epochs, {plan.total_steps} steps")
+    table.add_row(
+        "run", f"{config.name}, seed {config.seed}, {plural(config.epochs, 'epoch', 'g')}, {plural(plan.total_steps, 'step')}"
+    )
     table.add_row(
         "model",
         f"{config.model.title}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
         f"{model_summary['macs']:,} multiply-adds an image",
     )
     size = config.data.image_size
-    table.add_row("data", f"{config.data.source}: {plan.examples:,} images of {size}x{size} an epoch")
+    table.add_row("data", f"{config.data.source}: {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch")
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
     table.add_row(
         "input",
         f"up to {memory['host'] / 1e6:,.0f} MB per host, {memory['device'] / 1e6:,.0f} MB per device for {resident}",
     )
+    state = model_summary["state_bytes"]
+    parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
+    table.add_row("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}; activations are not included")
     table.add_row("devices", devices)
-    table.add_row(
-        "gradient",
-        f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, and "
-        f"{model_summary['statistics_bytes']:,} bytes of batch statistics, loss and accuracy in float32",
-    )
+    statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+    if max(phase.devices for phase in plan.phases) > 1:
+        gradient = (
+            f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, "
+            f"and {model_summary['statistics_bytes']:,} bytes of {statistics} in float32"
+        )
+    else:
+        gradient = f"{model_summary['gradient_bytes']:,} bytes; one device needs no all-reduce"
+    table.add_row("gradient", gradient)
     table.add_row(
         "optimizer",
-        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with {schedule.warmup_epochs:g} epochs of warm-up",
+        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with "
+        f"{plural(schedule.warmup_epochs, 'epoch', 'g')} of warm-up",
     )
-    table.add_row("settings", _describe_settings(config))
+    table.add_row("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"])))
     if config.finetune != Finetune():
         table.add_row("fine-tuning", _describe_finetuning(config))
-    adapted, skipped = model_summary["adapted"], model_summary["skipped"]
+    decayed, not_decayed = model_summary["decayed"], model_summary["not_decayed"]
     table.add_row(
         "weight decay",
-        f"on {adapted['tensors']} tensors with {adapted['parameters']:,} parameters, not on {skipped['tensors']} with "
-        f"{skipped['parameters']:,}",
+        f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on {not_decayed['tensors']} with "
+        f"{not_decayed['parameters']:,}",
     )
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
         table.add_row(
             f"phase {phase.index}",
-            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {phase.steps} steps: "
-            f"global batch {phase.global_batch} = {phase.devices} devices ({phase.vertical}x{phase.horizontal}) x "
+            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step')}: "
+            f"global batch {phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
             f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
         )
     return table
@@ -142,14 +180,20 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     return ", ".join(words)
 
 
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.{1 if size < 1e7 else 0}f}"
+
+
 def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value).replace("_", " ")
 
 
-def _describe_settings(config: Config) -> str:
+def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     """Batch normalization, loss scaling and augmentation."""
     model, data, scale = config.model, config.data, config.loss_scale
-    words = [f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}"]
+    words = []
+    if has_batch_norm:
+        words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")

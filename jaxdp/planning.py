@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxdp import schedules
 from jaxdp.config import LARGEST, Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.strategies import unsupported_reason
 
@@ -130,12 +130,17 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
     """One phase with its mesh. span: (first sample, steps)."""
     phase, (first_sample, steps) = config.batch[index], span
     if phase.global_batch > examples:
-        reason, hint = f"the training set has only {examples} images", f"use --batch.{index}.global-batch {examples} or less"
+        reason, hint = (
+            f"the training set has only {plural(examples, 'image')}",
+            f"use --batch.{index}.global-batch {examples} or less",
+        )
         raise ConfigError(f"batch.{index}.global_batch", phase.global_batch, reason=reason, hint=hint)
     vertical, horizontal = _mesh_shape(config, index, machine)
     used = vertical * horizontal
     if unsupported := unsupported_reason(config.reduce.strategy, used):
-        raise ConfigError("reduce.strategy", config.reduce.strategy, reason=f"batch.{index} uses {used} devices; {unsupported}")
+        raise ConfigError(
+            "reduce.strategy", config.reduce.strategy, reason=f"batch.{index} uses {plural(used, 'device')}; {unsupported}"
+        )
     per_worker = phase.per_worker_batch or phase.global_batch // used
     if config.data.mix != "none" and per_worker < 2:
         reason = f"batch.{index} has one image per worker and mixing needs two"
@@ -167,19 +172,19 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
         shares, shared = phase.global_batch, f"global batch {phase.global_batch}"
     else:
         shares = phase.global_batch // phase.per_worker_batch
-        shared = f"{shares} workers ({phase.global_batch} / {phase.per_worker_batch})"
+        shared = f"{plural(shares, 'worker')} ({phase.global_batch} / {phase.per_worker_batch})"
     if mesh.vertical is not None and mesh.horizontal is not None:
         unit = math.prod(choose_shape(mesh, machine.devices, machine.hosts))
         divisor = f"{mesh.vertical}x{mesh.horizontal} mesh"
         if unit % machine.processes:
-            reason = f"{unit} devices cannot be divided evenly among {machine.processes} processes"
+            reason = f"{plural(unit, 'device')} cannot be divided evenly among {plural(machine.processes, 'process')}"
             raise ConfigError(
                 "mesh", f"{mesh.vertical}x{mesh.horizontal}", reason=reason, hint="omit mesh.vertical or mesh.horizontal"
             )
         usable = [unit] if shares % unit == 0 else []
     else:
         unit = math.lcm(mesh.vertical or mesh.horizontal or 1, machine.processes)
-        divisor = f"mesh side of {unit}" if unit > machine.processes else f"{machine.processes} processes"
+        divisor = f"mesh side of {unit}" if unit > machine.processes else f"{plural(machine.processes, 'process')}"
         if unit > machine.devices:
             choose_shape(mesh, machine.devices, machine.hosts)  # raises: there are not enough devices
         usable = [n for n in range(unit, min(machine.devices, shares) + 1, unit) if shares % n == 0]
@@ -194,8 +199,8 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
     if used < machine.devices and mesh.idle == "refuse":
         share = machine.devices * (phase.per_worker_batch or 1)
         near = max(share, round(phase.global_batch / share) * share)
-        reason = f"batch.{index} can use {used} of {machine.devices} devices for its {shared}"
-        hint = f"use the nearest global batch {near}, {used} devices, or --mesh.idle allow"
+        reason = f"batch.{index} can use {used} of {plural(machine.devices, 'device')} for its {shared}"
+        hint = f"use the nearest global batch {near}, {plural(used, 'device')}, or --mesh.idle allow"
         raise ConfigError("mesh.idle", "refuse", reason=reason, hint=hint)
     return choose_shape(mesh, used, machine.hosts)
 

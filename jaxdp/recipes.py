@@ -8,13 +8,14 @@ import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import jaxdp.config
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, read_text
 from jaxdp.flags import flag_value, parse
-from jaxdp.validation import from_json, reset_ignored_fields, validate
+from jaxdp.validation import changes, from_json, reset_ignored_fields, scale_schedule, validate
 
 
 def config_directories() -> list[Path]:
@@ -50,14 +51,19 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """The validated config of a recipe: a name in configs/, or the path of a .py file with `config()` or of a saved .json file.
 
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
-    optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults.
+    optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults. Another
+    number of epochs scales the recipe's phase ends, warm-up and schedule boundaries, which one line on stderr lists;
+    `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
     path, flags = find_config(str(path_or_name)), list(overrides)
     try:
         config = _read_json(path) if path.suffix == ".json" else validate(_run_recipe(path))
         if flags:
-            config = validate(apply_flags(reset_ignored_fields(config, flags), flags))
+            recipe = adapt(config, flags)
+            config = validate(apply_flags(recipe.config, flags))
+            if recipe.note:
+                print(recipe.note, file=sys.stderr, flush=True)
     except OSError as error:
         raise ConfigError("--config", str(path), reason=error.strerror or "cannot be read") from None
     except UnicodeDecodeError:
@@ -65,10 +71,25 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     return config
 
 
-def load_recipe(arguments: list[str], default: str) -> Config:
+class Recipe(NamedTuple):
+    """A recipe adapted to flags that are yet to be applied. note: what the number of epochs has scaled; "" for nothing."""
+
+    config: Config
+    note: str
+
+
+def load_recipe(arguments: list[str], default: str) -> Recipe:
     """The recipe that --config names on a command line, to which the other flags can be applied."""
-    config = load_config(flag_value(arguments, "--config") or default)  # the parser reports a missing value
-    return reset_ignored_fields(config, arguments)
+    return adapt(load_config(flag_value(arguments, "--config") or default), arguments)  # the parser reports a missing value
+
+
+def adapt(config: Config, flags: list[str]) -> Recipe:
+    """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply."""
+    config = reset_ignored_fields(config, flags)
+    scaled = scale_schedule(config, flags)
+    scaled_fields = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.4g}", ", ".join(changes(config, scaled, ignore=())))
+    note = f"--epochs scales the schedule (--no-scale-schedule keeps it): {scaled_fields}" if scaled_fields else ""
+    return Recipe(scaled, note)
 
 
 def register_from(recipe: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The table of all-reduce strategies: the stages of each, what is proven about it, where it runs, and what it costs.
+"""The table of all-reduce strategies: the stages of each, what can be verified, where it runs, and what it costs.
 
 docs/extending.md lists the steps to add one. This module does not import JAX, so a config is validated without it.
 """
@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxdp.errors import plural
+
 if TYPE_CHECKING:
     import jax
 
-Stage = Callable[["jax.Array"], "jax.Array"]  # called inside `shard_map` over both mesh axes
+# Takes and returns one flat vector, not a tuple; called inside `shard_map` over both mesh axes.
+Stage = Callable[["jax.Array"], "jax.Array"]
 AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
 # Colors of Okabe & Ito, distinguishable by the color-blind; 7 and 4 are coprime, so 28 strategies differ in color or dashes.
 COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
@@ -19,7 +22,11 @@ DASHES = ("-", "--", "-.", ":")
 
 
 class Cost(NamedTuple):
-    """An all-reduce of n bytes takes `rounds` * latency + `volume` * n / bandwidth seconds."""
+    """An all-reduce of n bytes takes `rounds` * latency + `volume` * n / bandwidth seconds.
+
+    rounds: exchanges that wait for the previous one. volume: bytes that the busiest device sends, as a multiple of n; a device
+    that receives everything before it sends adds the bytes that it receives.
+    """
 
     rounds: int
     volume: float
@@ -34,11 +41,11 @@ class Strategy:
         devices. A string names a function of `jaxdp.parallel.allreduce`.
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
         point-to-point exchange, for which it cannot.
-    sums_along_axes: a contribution passes through at most (X - 1) + (Y - 1) additions on a mesh of Y rows of X; otherwise
-        N - 1.
+    sums_along_axes: on a mesh of Y rows of X devices, every contribution passes through at most X + Y - 2 additions, because
+        rows and columns are summed one after the other; False for up to N - 1. Audits derive their bound from it.
     auto_candidate: measured for `reduce.strategy=auto`.
     max_devices: the largest number of devices; None for no limit.
-    cost: (vertical, horizontal) -> alternatives of which the fastest counts; None if the cost is unknown.
+    cost: (vertical, horizontal) -> costs of candidate algorithms; the model uses the fastest. None if the cost is unknown.
     builtin: part of jaxdp; False for strategies added by `jaxdp.register_strategy`.
     """
 
@@ -55,7 +62,7 @@ class Strategy:
     def unsupported_reason(self, devices: int) -> str | None:
         """Why the strategy cannot run on this number of devices, or None."""
         if self.max_devices is not None and devices > self.max_devices:
-            return f"{self.name} supports at most {self.max_devices} devices"
+            return f"{self.name} supports at most {plural(self.max_devices, 'device')}"
         return None
 
     def max_additions(self, vertical: int, horizontal: int) -> int:
@@ -85,7 +92,7 @@ def _torus_cost(vertical: int, horizontal: int) -> list[Cost]:
 
 
 def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
-    """All messages pass the link of the server, in and out."""
+    """An ideal server that receives all N gradients over its link, then sends all N results: both directions count."""
     return [Cost(2, 2 * vertical * horizontal)]
 
 

@@ -87,7 +87,7 @@ def _check_dependent_fields(config: Config) -> None:
             reset = " ".join(flag_for(field, defaults[field]) for field in changed)
             set_choice = f"set {table.field} to {', '.join(users)}, or " if users else ""
             reason = f"not used with {table.field}={choice!r}"
-            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}use the default: {reset}")
+            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}use Config's default: {reset}")
 
 
 def _check_phases(config: Config) -> None:
@@ -101,7 +101,7 @@ def _check_phases(config: Config) -> None:
             raise ConfigError(field, None, reason="required for all phases but the last")
         end = config.epochs if phase.until_epoch is None else phase.until_epoch
         if end <= previous_end and phase.until_epoch is None:
-            reason = f"phase {index - 1} does not end before the run (epochs={config.epochs:g})"
+            reason = f"phase {index - 1} must end before the run (epochs={config.epochs:g})"
             raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason)
         if end <= previous_end:
             raise ConfigError(field, end, reason=f"must be greater than batch.{index - 1}.until_epoch ({previous_end:g})")
@@ -283,3 +283,33 @@ def reset_ignored_fields(config: Config, flags: list[str]) -> Config:
             section = dataclasses.replace(getattr(config, table.section), **unused)
             config = dataclasses.replace(config, **{table.section: section})
     return config
+
+
+def scale_schedule(config: Config, flags: list[str]) -> Config:
+    """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
+
+    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
+    """
+    keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
+    try:
+        ratio = float(flag_value(flags, "--epochs") or config.epochs) / config.epochs
+    except ValueError:  # the parser reports it
+        return config
+    if keep or ratio == 1 or not 0 < ratio < math.inf:
+        return config
+
+    def scaled(field: str, epochs: Any) -> Any:
+        if flag_value(flags, f"--{field}") is not None or epochs is None:
+            return epochs
+        return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
+
+    batch = tuple(
+        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
+        for index, phase in enumerate(config.batch)
+    )
+    schedule = dataclasses.replace(
+        config.schedule,
+        warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),
+        boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
+    )
+    return dataclasses.replace(config, batch=batch, schedule=schedule)

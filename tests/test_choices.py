@@ -158,7 +158,9 @@ def test_choice_that_ignores_a_changed_field_is_rejected_with_field_and_reason()
         from_dict(tree)
     assert (caught.value.field, caught.value.value) == ("optimizer.trust_coefficient", 0.5)
     assert caught.value.reason == "not used with optimizer.name='sgd'"
-    assert caught.value.hint.startswith("set optimizer.name to lars, or use the default: --optimizer.trust-coefficient 0.001")
+    assert caught.value.hint.startswith(
+        "set optimizer.name to lars, or use Config's default: --optimizer.trust-coefficient 0.001"
+    )
 
 
 def test_extending_names_files_and_tables_that_exist():
@@ -210,6 +212,12 @@ def test_adamw_of_the_guide_with_changing_momentum_equals_weighted_averages_in_f
         mean = np.average(gradients[: step + 1], weights=shares)
         root = np.sqrt(np.average(gradients[: step + 1] ** 2, weights=squares))
         np.testing.assert_allclose(updates[0, 0], -0.1 * (mean / (root + 1e-8) + 0.1 * 2.0), rtol=1e-12)
+
+
+def test_choice_that_uses_a_field_that_the_config_lacks_raises_with_choice_and_field():
+    table = Choices("optimizer.name", "optimizer", {"adamw": Choice("", "weight_decay adam_eps")})
+    with pytest.raises(TypeError, match=r"^optimizer\.name: adamw uses adam_eps, which Optimizer does not have$"):
+        table.check_fields(Optimizer)
 
 
 def test_choices_module_imports_no_third_party_package():

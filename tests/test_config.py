@@ -44,7 +44,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
         ("batch.1.globalbatch", 1, "batch.1.globalbatch: unknown field; did you mean global_batch?"),
         ("batch.0.until_epoch", None, "batch.0.until_epoch=None: required for all phases but the last"),
         ("batch.1.until_epoch", 2.0, "batch.1.until_epoch=2.0: must be greater than batch.0.until_epoch (3)"),
-        ("epochs", 3.0, "batch.0.until_epoch=3.0: phase 0 does not end before the run (epochs=3)"),
+        ("epochs", 3.0, "batch.0.until_epoch=3.0: phase 0 must end before the run (epochs=3)"),
         ("batch.1.until_epoch", 80.0, "batch.1.until_epoch=80.0: the last phase ends with the run (epochs=90); omit it"),
         (
             "batch.1.per_worker_batch",
@@ -157,10 +157,10 @@ def test_dependent_field_is_rejected_by_the_choices_that_ignore_it_and_by_no_oth
 
 def test_error_for_an_ignored_field_shows_the_flag_that_resets_it():
     config = Config(schedule=Schedule(boundaries=(1.0,), factor=0.5))
-    with pytest.raises(ConfigError, match=r"use the default: --schedule.boundaries --schedule.factor 0.1$"):
+    with pytest.raises(ConfigError, match=r"use Config's default: --schedule.boundaries --schedule.factor 0.1$"):
         validate(config)
     config = Config(augment=Augment(flip=False))
-    with pytest.raises(ConfigError, match=r"use the default: --augment.flip$"):
+    with pytest.raises(ConfigError, match=r"use Config's default: --augment.flip$"):
         validate(config)
 
 

@@ -1,9 +1,20 @@
 """Summary of a plan as a table and as JSON."""
 
-from jaxdp.config import Config, Model, Optimizer
-from jaxdp.plan_summary import _describe_optimizer, as_dict, model_summary
+import dataclasses
+import io
+
+import jax
+import pytest
+from rich.console import Console
+
+from jaxdp import first_gradient, models
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Config, Finetune, Model, Optimizer
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.plan_summary import _describe_optimizer, as_dict, model_summary, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.training.state import create_state
 
 
 def test_as_dict_has_phases_rates_model_and_gradient_bytes():
@@ -32,3 +43,55 @@ def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
     assert _describe_optimizer(Optimizer(name="sgd", nesterov=True)) == (
         "sgd with Nesterov momentum, weight decay 0.0001, label smoothing 0"
     )
+
+
+@pytest.mark.parametrize("average_decay", [None, 0.9])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_state_bytes_equal_those_of_the_arrays_on_a_device(name, average_decay, tiny_resnet):
+    optimizer = Optimizer(name=name, average_decay=average_decay)
+    config = dataclasses.replace(tiny_resnet, optimizer=optimizer, finetune=Finetune(weights="any", frozen_stages=1))
+    state = create_state(config, models.create(config.model), make_mesh(2, 2))
+    parts = {"parameters": state.params, "batch_statistics": state.batch_stats, "optimizer": state.opt_state}
+    parts |= {} if average_decay is None else {"averages": state.average}
+    held = {name: sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(tree)) for name, tree in parts.items()}
+    state_bytes = model_summary(config)["state_bytes"]
+    assert {part: size for part, size in state_bytes.items() if part != "gradients"} == held
+    assert state_bytes["gradients"] < state_bytes["parameters"]
+
+
+def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny_resnet):
+    gradient = first_gradient(tiny_resnet)
+    assert model_summary(tiny_resnet)["state_bytes"]["gradients"] == sum(leaf.nbytes for leaf in jax.tree.leaves(gradient))
+
+
+def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
+    config = load_config("digits")
+    plan, summary = make_plan(config, examples=1437, devices=4), model_summary(config)
+    table = summary_table(plan, "4", summary)
+    rows = dict(zip(*(column.cells for column in table.columns), strict=True))
+    assert as_dict(plan, summary)["state_bytes"] == summary["state_bytes"]
+    total = sum(summary["state_bytes"].values())
+    assert rows["state"].startswith(f"{total / 1e6:,.0f} MB per device: parameters ")
+    assert rows["state"].endswith("; activations are not included")
+
+
+def table_text(config, summary, devices):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(summary_table(make_plan(config, examples=1437, devices=devices), "given", summary))
+    return console.export_text()
+
+
+def test_summary_table_on_one_device_names_no_all_reduce():
+    config = load_config("digits", ["--model.depth", "18"])
+    summary = model_summary(config)
+    assert "one device needs no all-reduce" in table_text(config, summary, 1)
+    assert f"torus all-reduce of {summary['gradient_bytes']:,} bytes in float32" in table_text(config, summary, 4)
+
+
+def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm():
+    config = load_config("digits", ["--model.depth", "18"])
+    summary = model_summary(config)
+    assert "batch norm per worker" in table_text(config, summary, 4)
+    text = table_text(config, summary | {"statistics": 0}, 4)
+    assert "batch norm" not in text
+    assert "bytes of loss and accuracy in float32" in text

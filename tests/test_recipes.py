@@ -1,11 +1,17 @@
 """Loading of recipes by name or file, with flags applied."""
 
+from pathlib import Path
+
 import pytest
 
+from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
+from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config, load_recipe
 from jaxdp.validation import to_json
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,41 @@ def test_flag_for_another_choice_resets_fields_that_only_the_recipes_choice_uses
     lines = "from jaxdp.config import Config, Optimizer", "def config():", f"    return Config(optimizer=Optimizer({fields}))"
     recipe.write_text("\n".join(lines))
     assert load_config(recipe, flags).optimizer == Optimizer(name="sgd", weight_decay=0.5)
-    assert load_recipe(["--config", str(recipe), *flags], "digits").optimizer.trust_coefficient == 0.001
+    assert load_recipe(["--config", str(recipe), *flags], "digits").config.optimizer.trust_coefficient == 0.001
     assert load_config(recipe, ["--optimizer.name", "lars"]).optimizer.eps == 1e-9
     with pytest.raises(ConfigError, match=r"^optimizer.trust_coefficient=0.02: not used with optimizer.name='sgd'"):
         load_config(recipe, [*flags, "--optimizer.trust-coefficient", "0.02"])
+
+
+def test_load_config_with_other_epochs_scales_the_schedule_and_prints_one_line(capsys):
+    recipe, config = load_config("digits"), load_config("digits", ["--epochs", "14"])
+    assert config.batch[0].until_epoch == 2 * recipe.batch[0].until_epoch
+    assert config.schedule.warmup_epochs == 2 * recipe.schedule.warmup_epochs
+    assert capsys.readouterr().err == (
+        "--epochs scales the schedule (--no-scale-schedule keeps it): "
+        "batch.0.until_epoch: 4 -> 8, schedule.warmup_epochs: 2 -> 4\n"
+    )
+    goyal = load_config("imagenet_goyal_256", ["--epochs", "9"])
+    assert goyal.schedule.boundaries == pytest.approx((3, 6, 8))
+
+
+@pytest.mark.parametrize("flags", [["--no-scale-schedule"], ["--epochs=7"], []])
+def test_load_config_keeps_the_schedule(capsys, flags):
+    config = load_config("digits", [*(["--epochs", "9"] if "--no-scale-schedule" in flags else []), *flags])
+    recipe = load_config("digits")
+    assert (config.batch, config.schedule) == (recipe.batch, recipe.schedule)
+    assert capsys.readouterr().err == ""
+
+
+def test_load_config_with_a_flag_for_a_scaled_field_takes_the_flag(capsys):
+    config = load_config("digits", ["--epochs", "14", "--schedule.warmup-epochs", "1"])
+    assert (config.schedule.warmup_epochs, config.batch[0].until_epoch) == (1.0, 8.0)
+    assert "warmup" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("epochs", ["1", "0.05", "1000"])
+def test_every_recipe_can_be_planned_with_other_epochs(path, epochs):
+    config = load_config(path.stem, ["--epochs", epochs, "--mesh.idle", "allow"])
+    examples = SOURCES[config.data.source].train_images or 1437
+    assert make_plan(config, examples=examples, devices=8).total_samples >= float(epochs) * examples

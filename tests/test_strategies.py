@@ -12,7 +12,7 @@ from jaxdp.config import Config, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES
-from jaxdp.parallel.redundant_sum import ROUTES, second_route
+from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, reference_reduction
 from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, plot_style, unsupported_reason
 from jaxdp.validation import validate
 
@@ -38,11 +38,11 @@ def row_of(page: str, start: str) -> str:
     return next((line for line in text.splitlines() if line.startswith(f"| {start} |")), "")
 
 
-def documented_routes(name: str) -> list[str]:
-    """Second routes of a strategy on a mesh of several rows and columns, on one row and on one column, by aggregation.md."""
+def documented_references(name: str) -> list[str]:
+    """Reference reductions of a strategy by aggregation.md: on several rows and columns, on one row, on one column."""
     section = (ROOT / "docs/aggregation.md").read_text().partition("## Audits")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")]
-    return next((routes for names, *routes in rows if f"`{name}`" in names), [])
+    return next((references for names, *references in rows if f"`{name}`" in names), [])
 
 
 def missing(name: str) -> list[str]:
@@ -50,8 +50,8 @@ def missing(name: str) -> list[str]:
     strategy = STRATEGIES[name]
     checks = {
         "a row in docs/aggregation.md, Strategies": row_of("aggregation.md", f"`{name}`"),
-        "its routes in docs/aggregation.md, Audits": documented_routes(name)
-        == [second_route(name, *shape) for shape in ((2, 4), (1, 8), (8, 1))],
+        "its reference reductions in docs/aggregation.md, Audits": documented_references(name)
+        == [reference_reduction(name, *shape) for shape in ((2, 4), (1, 8), (8, 1))],
         "its place in the row `auto` of docs/aggregation.md": (f"`{name}`" in row_of("aggregation.md", "`auto`"))
         == strategy.auto_candidate,
         "its name in docs/recipes.md": f"`{name}`" in row_of("recipes.md", "`reduce.strategy`"),
@@ -60,7 +60,7 @@ def missing(name: str) -> list[str]:
         "a help text": strategy.help,
         "stages in jaxdp/parallel/allreduce.py": all(callable(stage) for stage in allreduce.stages_of(name)),
         "a cost": strategy.cost and all(cost.rounds >= 0 and cost.volume >= 0 for cost in strategy.cost(2, 4)),
-        "a second route for audits": second_route(name, 2, 4) in ROUTES,
+        "a reference reduction for audits": reference_reduction(name, 2, 4) in REFERENCE_REDUCTIONS,
         "a key equal to its name": strategy.name == name,
     }
     return [what for what, found in checks.items() if not found]

@@ -19,8 +19,9 @@ from jaxdp.validation import flatten, from_dict, validate
 
 EXTREMES = (0, -1, 1, 0.5, 5e-324, 1e-308, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**32, 2**63, 2**64 + 1, 10**30)
 EXTREMES += ("", "x" * 5000, "\x1b[2J\n", True, None, ())
-SUMMARY = dict.fromkeys(("parameters", "macs", "gradient_bytes", "statistics_bytes"), 4)
-SUMMARY |= {name: {"tensors": 1, "parameters": 4} for name in ("adapted", "skipped")}
+SUMMARY = dict.fromkeys(("parameters", "macs", "gradient_bytes", "statistics_bytes", "statistics"), 4)
+SUMMARY |= {name: {"tensors": 1, "parameters": 4} for name in ("decayed", "not_decayed")}
+SUMMARY["state_bytes"] = {"parameters": 4}
 FIELDS = sorted(flatten(dataclasses.asdict(load_config("digits"))))
 EXAMPLES = 1437
 

@@ -143,13 +143,13 @@ def expected_bytes(strategy: str, elements: int, dtype: str) -> tuple[list[float
     from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL, abstract_mesh
 
     mesh = abstract_mesh(HOSTS, DEVICES)
-    proven = allreduce.check_vma(strategy)
+    check_vma = allreduce.check_vma(strategy)
     reduce = jax.shard_map(
         lambda vector: allreduce.all_reduce_mean(vector[0], strategy, bucket_bytes=None)[None],
         mesh=mesh,
         in_specs=PartitionSpec(AXES),
-        out_specs=PartitionSpec(None if proven else AXES),
-        check_vma=proven,
+        out_specs=PartitionSpec(None if check_vma else AXES),
+        check_vma=check_vma,
     )
     traced = jax.jit(reduce).trace(jax.ShapeDtypeStruct((HOSTS * DEVICES, elements), dtype))
     sent, received = [0.0] * HOSTS, [0.0] * HOSTS

@@ -1,8 +1,9 @@
 """The latency-bandwidth model of an all-reduce, and the step time and speed-up that follow from it.
 
-An all-reduce takes rounds * latency + volume * bytes / bandwidth (`Strategy.cost`): each link carries one message at a time,
-and no communication overlaps with computation (Thakur et al., "Optimization of Collective Communication Operations in MPICH",
-2005).
+An all-reduce takes rounds * latency + volume * bytes / bandwidth (`Strategy.cost`; Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005). Each device has one full-duplex link of this bandwidth and sends one message at a
+time. No communication overlaps with computation. The parameter server is ideal: it exchanges with all devices in one round. It
+receives all gradients before it sends the results, so both directions count, one after the other.
 """
 
 import math
@@ -16,7 +17,7 @@ V100_IMAGES_PER_SECOND = 32 / 49.9025e-3
 
 
 def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
-    """The alternative costs of a strategy's all-reduce on a mesh, of which the fastest counts.
+    """The costs of a strategy's candidate algorithms on a mesh; the model uses the fastest.
 
     Raises ConfigError for a strategy without a cost.
     """
@@ -32,7 +33,10 @@ def cost_terms(strategy: str, vertical: int, horizontal: int) -> list[Cost]:
 def allreduce_seconds(
     strategy: str, vertical: int, horizontal: int, *, num_bytes: float, latency: float, bandwidth: float
 ) -> float:
-    """Seconds for the all-reduce of `num_bytes` bytes per device. latency: seconds per round. bandwidth: bytes/s per link."""
+    """Seconds for the all-reduce of `num_bytes` bytes per device.
+
+    latency: seconds per round. bandwidth: bytes/s of a device's link.
+    """
     costs = cost_terms(strategy, vertical, horizontal)
     return min(rounds * latency + volume * num_bytes / bandwidth for rounds, volume in costs)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from jaxdp.analysis import cost_model
+from jaxdp.errors import plural
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.strategies import STRATEGIES, plot_style, unsupported_reason
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 RESNET50_MACS = 4_089_184_256  # multiply-adds of an image of 224 pixels
 MAX_DEVICES = 16_384
 COLUMNS = ["strategy", "all-reduce", "in one message", "step", "efficiency", "images/s"]
-COLUMNS += ["doubling pays up to", "shortest step at"]
+COLUMNS += ["diminishing returns from", "fastest at"]
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
 
 
 class Network(NamedTuple):
-    """latency: seconds per round. bandwidth: bytes per second of a link."""
+    """latency: seconds per round. bandwidth: bytes per second of a device's link."""
 
     latency: float
     bandwidth: float
@@ -118,7 +119,7 @@ def tables(prediction: dict) -> Iterator["Table"]:
     for phase in prediction["phases"]:
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.title = (
-            f"phase {phase['index']} on a network of {network}: {phase['workers']} workers "
+            f"phase {phase['index']} on a network of {network}: {plural(phase['workers'], 'worker')} "
             f"({phase['mesh'][0]}x{phase['mesh'][1]}), {prediction['message_bytes']:,} bytes in "
             f"{len(prediction['messages'])} messages, {1e3 * phase['computation_seconds']:.2f} ms of computation per step"
         )
@@ -153,7 +154,8 @@ def notes(prediction: dict) -> list[str]:
     )
     return [
         f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
-        "communication is hidden; messages are sent one after another, as the step sends them (--reduce.bucket-bytes). XLA may "
+        "communication is hidden; each device has one full-duplex link; messages are sent one after another, as the step sends "
+        "them (--reduce.bucket-bytes). XLA may "
         "combine the messages of gradients and batch statistics, at most into one (third column). The last two columns count "
         "devices, in powers of two, that share the batch of the phase.",
         *([normalization] if prediction["normalization_messages"] else []),

@@ -17,26 +17,31 @@ from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
 from jaxdp.strategies import STRATEGIES, plot_style
 
-SIZES = (16_384, 262_144, 4_194_304, 67_108_864)
-DTYPES = ("float32", "bfloat16")
-
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
     """{"latency" (seconds), "bandwidth" (bytes per second)} of the cost model, by least squares over (bytes, seconds).
 
-    Errors are relative to the measured times, so that small messages weigh as much as large ones. A parameter whose best value
-    would be negative is left out of the fit: latency 0, or bandwidth None.
+    Each candidate algorithm of the strategy is fitted; the fit with which the model, which uses the fastest algorithm, has the
+    smallest residual is kept. Errors are relative to the measured times, so that small messages weigh as much as large ones. A
+    parameter whose best value would be negative is left out of the fit: latency 0, or bandwidth None.
     """
-    (rounds, volume), *_ = cost_model.cost_terms(strategy, *mesh_shape)
-    design = np.array([[rounds / seconds, volume * size / seconds] for size, seconds in points])
-    columns = [0, 1]
+    costs = cost_model.cost_terms(strategy, *mesh_shape)
+    designs = np.array([[(cost.rounds / seconds, cost.volume * size / seconds) for size, seconds in points] for cost in costs])
+    fits = [_non_negative(design) for design in designs]
+    latency, inverse_bandwidth = min(fits, key=lambda values: float(np.sum(((designs @ values).min(0) - 1) ** 2)))
+    return {"latency": float(latency), "bandwidth": float(1 / inverse_bandwidth) if inverse_bandwidth > 0 else None}
+
+
+def _non_negative(design: np.ndarray) -> np.ndarray:
+    """Values [2] >= 0 for which design [points, 2] @ values is closest to 1."""
+    columns, fitted = [0, 1], np.zeros(2)
     while columns:
-        values, *_ = np.linalg.lstsq(design[:, columns], np.ones(len(points)), rcond=None)
+        values, *_ = np.linalg.lstsq(design[:, columns], np.ones(len(design)), rcond=None)
         if (values >= 0).all():
+            fitted[columns] = values
             break
         columns.pop(int(np.argmin(values)))
-    fitted = dict.fromkeys((0, 1), 0.0) | dict(zip(columns, map(float, values), strict=True))
-    return {"latency": fitted[0], "bandwidth": 1 / fitted[1] if fitted[1] > 0 else None}
+    return fitted
 
 
 def run(
@@ -44,9 +49,9 @@ def run(
     mesh: Mesh,
     gradient: Any,
     *,
-    sizes: Sequence[int] = SIZES,
-    dtypes: Sequence[str] = DTYPES,
-    repeats: int = 9,
+    sizes: Sequence[int],
+    dtypes: Sequence[str],
+    repeats: int,
 ) -> dict:
     """Time every strategy for messages of each size and dtype, and for `gradient` in the messages of a run.
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.bench.step_runner import StepRunner, build_with_and_without, check_strategy, describe
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
@@ -93,14 +93,14 @@ def check(config: Config, counts: Sequence[int], *, available: int, modes: Seque
         raise ConfigError("--devices", counts, reason="must be growing numbers of devices", hint="for example 1 2 4 8")
     if counts[-1] > available:
         hint = f"on a CPU give --mesh.cpu-devices {counts[-1]}"
-        raise ConfigError("--devices", counts[-1], reason=f"only {available} devices are available", hint=hint)
+        raise ConfigError("--devices", counts[-1], reason=f"only {available} available", hint=hint)
     for count in counts:
         vertical, horizontal = mesh_shape(config, counts, count)
         if vertical * horizontal != count:
             raise ConfigError(
                 "mesh",
                 f"{vertical}x{horizontal}",
-                reason=f"has {vertical * horizontal} devices, not {count}",
+                reason=f"has {plural(vertical * horizontal, 'device')}, not {count}",
                 hint="give a mesh of as many devices as the last of --devices, or none",
             )
         unit = count * (per_worker or 1)
@@ -139,7 +139,7 @@ def run(
             mesh = make_mesh(*mesh_shape(config, counts, count))
             key = mesh.devices.shape, global_batch
             if key not in measured:
-                progress(f"{mode} scaling on {count} of {most} devices, {global_batch} images per step ...")
+                progress(f"{mode} scaling on {count} of {plural(most, 'device')}, {plural(global_batch, 'image')} per step ...")
                 measured[key] = _measure(config, mesh, global_batch=global_batch, repeats=repeats)
             rows.append({"mode": mode} | measured[key])
     for row in rows:

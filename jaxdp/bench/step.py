@@ -20,7 +20,7 @@ from jaxdp.bench import roofline
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.plan_summary import model_summary
 from jaxdp.xla import kernels
 
@@ -197,7 +197,7 @@ def render(record: dict) -> Iterator[Table | str]:
     table.title = f"{record['model']}: {record['batch']:,} images per step on {mesh} {record['device']}, {record['strategy']}"
     rate = {name: record["batch"] / record[name] for name in ("fastest", "slowest")}
     table.add_row("images/s", f"{record['images_per_second']:,.1f}", f"{rate['slowest']:,.1f} to {rate['fastest']:,.1f}")
-    rounds = f"{record['repeats']} rounds of {record['steps_a_round']} steps"
+    rounds = f"{record['repeats']} rounds of {plural(record['steps_a_round'], 'step')}"
     table.add_row("step", f"{1e3 * record['step_seconds']:.2f} ms", rounds)
     for name, unit in (("flops", "GFLOP/s"), ("bytes_per_second", "GB/s")):
         shares = [

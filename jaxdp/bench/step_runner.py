@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
@@ -49,7 +49,7 @@ def check_strategy(config: Config, devices: int) -> None:
         hint = "give one by name, for example the one that `jaxdp bench allreduce` recommends"
         raise ConfigError("reduce.strategy", strategy, reason="a benchmark times a single strategy", hint=hint)
     if reason := unsupported_reason(strategy, devices):
-        raise ConfigError("reduce.strategy", strategy, reason=f"cannot run on {devices} devices: {reason}")
+        raise ConfigError("reduce.strategy", strategy, reason=f"cannot run on {plural(devices, 'device')}: {reason}")
 
 
 def describe(config: Config) -> str:

@@ -31,11 +31,11 @@ class Allreduce:
 
     run: ConfigFields = dataclasses.field(default_factory=Config)
     config: str = "digits"
-    """Recipe whose mesh, wire type and gradient are measured"""
+    """Recipe whose mesh, wire dtype and gradient are measured"""
     sizes: tuple[int, ...] = (16_384, 262_144, 4_194_304, 67_108_864)
     """Sizes of the messages, in bytes"""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
-    """Types of the messages"""
+    """Dtypes in which the messages are communicated and summed"""
     repeats: int = 9
     """Number of timed calls of each strategy, alternating"""
     output: str = "bench/allreduce"
@@ -135,7 +135,7 @@ def run(arguments: list[str], program: str) -> None:
     name, flags = arguments[0], arguments[1:]
     kind, bench = COMMANDS[name]
     recipe = load_recipe(flags, default=kind.config)
-    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe)), flags)
+    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config)), flags)
 
 
 def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:

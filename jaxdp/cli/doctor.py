@@ -22,7 +22,7 @@ from jaxdp.validation import validate
 
 
 def run(arguments: list[str], program: str) -> None:
-    recipe = load_recipe(arguments, default="digits")
+    recipe = load_recipe(arguments, default="digits").config
 
     @dataclasses.dataclass(frozen=True)
     class Doctor:

@@ -42,8 +42,9 @@ def run(arguments: list[str], program: str) -> None:
     if options.json:
         print(json.dumps(result, indent=2))
         return
+    top5 = f"top-5 {100 * result['eval_top5']:.2f} %, " if "eval_top5" in result else ""
     print(
-        f"accuracy {100 * result['eval_accuracy']:.2f} %  (top-5 {100 * result['eval_top5']:.2f} %, "
+        f"accuracy {100 * result['eval_accuracy']:.2f} %  ({top5}"
         f"{result['eval_examples']} held-out images)  loss {result['eval_loss']:.4f}  "
         f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
     )

@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 
 from jaxdp.cli.options import Switch
+from jaxdp.errors import plural
 from jaxdp.flags import parse
 
 
@@ -45,5 +46,7 @@ def run(arguments: list[str], program: str) -> None:
         print(json.dumps(result, indent=2))
         return
     model = result["model"]
-    summary = f"ResNet-{model['depth']}, {model['classes']} classes, {result['tensors']} tensors, {result['bytes']:,} bytes"
+    summary = (
+        f"ResNet-{model['depth']}, {plural(model['classes'], 'class')}, {result['tensors']} tensors, {result['bytes']:,} bytes"
+    )
     print(", ".join([f"{result['output']}: {summary}", *result["notes"]]))

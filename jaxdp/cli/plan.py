@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
@@ -18,13 +18,13 @@ from jaxdp.validation import validate
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Print phases, steps, hyperparameters, parameters, multiply-adds and gradient bytes of a run.
+    """Print phases, steps, hyperparameters, parameters, multiply-adds, bytes of inputs and state, and gradient bytes of a run.
 
     Examples:
       jaxdp plan
       jaxdp plan --config imagenet_sony_exp2 --devices 8 --json
       jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
-      jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 256 --gpus-per-host 8
+      jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 272 --gpus-per-host 8
     """
 
     run: ConfigFields = dataclasses.field(default_factory=Config)
@@ -57,7 +57,8 @@ class Plan:
 
 
 def run(arguments: list[str], program: str) -> None:
-    options = parse(Plan, arguments, program, default=Plan(run=load_recipe(arguments, default="digits")))
+    recipe = load_recipe(arguments, default="digits")
+    options = parse(Plan, arguments, program, default=Plan(run=recipe.config))
     config = validate(options.run)
     if options.compile_for is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
@@ -68,9 +69,11 @@ def run(arguments: list[str], program: str) -> None:
     devices = _number_of_devices(options)
     plan = jaxdp.plan(config, devices, options.hosts)
     summary = model_summary(config)
-    document, parts = as_dict(plan, summary), []
+    document: dict[str, Any] = as_dict(plan, summary)
+    parts: list[Any] = []
     if not options.json:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
+        parts += [recipe.note] if recipe.note else []
         parts.append(summary_table(plan, described, summary))
     for name, section in (("wire", _wire), ("network", _network), ("compiled", _compiled)):
         result = section(options, plan, summary)
@@ -104,7 +107,7 @@ def _number_of_devices(options: Plan) -> int | None:
     if options.hosts > 1 and devices is None:
         raise ConfigError("--hosts", options.hosts, reason="requires --gpus-per-host or --devices")
     if devices is not None and devices % options.hosts:
-        raise ConfigError("--hosts", options.hosts, reason=f"must divide the {devices} devices")
+        raise ConfigError("--hosts", options.hosts, reason=f"must divide the {plural(devices, 'device')}")
     return devices
 
 

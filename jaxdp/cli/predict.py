@@ -11,7 +11,7 @@ from typing import Any
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.errors import EXIT_FAILURE, ConfigError, printable, printable_lines
+from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
 
@@ -52,7 +52,9 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
     from jaxdp.inference.predict import ImageFiles, predict_source
+    from jaxdp.training.run_dir import run_config
 
+    run_config(options.workdir)  # raises for a missing run before anything is said about images
     if not options.images:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
@@ -69,9 +71,9 @@ def run(arguments: list[str], program: str) -> None:
         if table is None:
             _print(results)
         destination = "" if table is None else f", written to {table}"
-        _log(f"{len(results)} image{'s' * (len(results) != 1)} predicted with {about['checkpoint']}{destination}")
+        _log(f"{plural(len(results), 'image')} predicted with {about['checkpoint']}{destination}")
         if skipped:
-            _log(f"{len(skipped)} files skipped that have no image suffix, first {printable(skipped[0], LONGEST_PATH)}")
+            _log(f"skipped {plural(len(skipped), 'file')} without an image suffix, first {printable(skipped[0], LONGEST_PATH)}")
     for file, reason in bad.items():
         _log(f"cannot read {printable(file, LONGEST_PATH)}: {reason}")
     if bad:

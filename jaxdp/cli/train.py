@@ -54,11 +54,11 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
 
         Examples:
           python train.py --workdir runs/first
-          jaxdp train --config digits --epochs 4 --batch.0.until-epoch 2 --model.depth 18
+          jaxdp train --config digits --epochs 4 --model.depth 18
           jaxdp train --config runs/first/config.json --workdir runs/again
         """
 
-        run: ConfigFields = dataclasses.field(default_factory=lambda: recipe)
+        run: ConfigFields = dataclasses.field(default_factory=lambda: recipe.config)
         config: str = "digits"
         """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
@@ -99,11 +99,14 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         processes=options.processes,
         rank=options.rank,
     )
+    screen = Screen(sys.stderr if options.json else sys.stdout)
+    if recipe.note and group.is_rank0:
+        screen.info(recipe.note)
     result = train(
         config,
         options.workdir,
         resume=options.resume,
-        screen=Screen(sys.stderr if options.json else sys.stdout),
+        screen=screen,
         accept_changes=options.accept_changes,
         started=STARTED,
         signals=signals,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxdp.data.decode import ImageError
 from jaxdp.distributed import status
-from jaxdp.errors import ConfigError, printable
+from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import check_local, read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
@@ -73,7 +73,7 @@ class ImageFolder:
             paths += images
             labels += [label] * len(images)
         warnings = [
-            f"{len(ignored)} files without an image extension in {split} are ignored, {printable(path)} first"
+            f"ignored {plural(len(ignored), 'file')} without an image extension in {split}, {printable(path)} first"
             for path in ignored[:1]
         ]
         return cls(paths, labels, classes, warnings)

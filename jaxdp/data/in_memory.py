@@ -31,6 +31,19 @@ class ArraySource:
         return self.images[indices], self.labels[indices]
 
 
+class ArrayItems:
+    """Images and labels of the caller, without a copy. images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers [N]."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.images[index], self.labels[index].item()
+
+
 class SyntheticSource:
     """Generated images, each a function of (seed, split, index): the color of its class under uniform noise.
 

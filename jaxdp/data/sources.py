@@ -12,9 +12,9 @@ from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory
 from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
-from jaxdp.data.in_memory import ArraySource, SyntheticSource
+from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from jaxdp.data.tfds import TfdsSource
@@ -211,7 +211,7 @@ def _decoded(config: Config, train: ItemSource, evaluation: ItemSource, *, name:
         classes = getattr(source, "classes", None)
         count = classes if isinstance(classes, int) else len(classes or ())
         if count > config.model.classes:
-            reason, hint = f"{name} has {count} classes", f"give at least {count}"
+            reason, hint = f"{name} has {plural(count, 'class')}", f"give at least {count}"
             raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
     on_bad_image = config.data.on_bad_image
     training = _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
@@ -252,8 +252,30 @@ def _class_names(source: ItemSource) -> tuple[str, ...]:
     return ()
 
 
-def _check_pair(pair: Sequence[ItemSource]) -> tuple[ItemSource, ItemSource]:
+def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
-        raise ConfigError("datasets", reason="must be a pair (training, evaluation) of objects with __len__ and __getitem__")
-    return items
+        reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
+        raise ConfigError("datasets", reason=reason)
+    training, evaluation = (_as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    return training, evaluation
+
+
+def _as_source(item: Any, name: str) -> ItemSource:
+    """A source of a pair of arrays (images, labels); any other object unchanged."""
+    if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
+        return item
+    images, labels = np.asarray(item[0]), np.asarray(item[1])
+    if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} images are {images.dtype} of shape {images.shape}",
+            hint="give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]",
+        )
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} labels are {labels.dtype} of shape {labels.shape}",
+            hint=f"give integers of shape {images.shape[:1]}, one for each image",
+        )
+    return ArrayItems(images, labels)

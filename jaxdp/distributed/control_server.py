@@ -22,7 +22,7 @@ from jaxdp.distributed.pending_connections import PendingConnections
 from jaxdp.distributed.secret import Secret
 from jaxdp.distributed.status import Heartbeat, Location
 from jaxdp.distributed.sync_points import SyncPointCoordinator
-from jaxdp.errors import EXIT_FAILURE
+from jaxdp.errors import EXIT_FAILURE, plural
 
 TICK_SECONDS = 1.0
 LATE_CONNECTION_SECONDS = 0.05  # between two connections once all processes have joined, to limit their cost
@@ -363,11 +363,11 @@ class ControlServer:
 
     def _why_refused(self, rank: int, processes: int) -> str:
         if processes != self.num_processes:
-            return f"it was started as one of {processes} processes, but rank 0 as one of {self.num_processes}"
+            return f"it was started as one of {plural(processes, 'process')}, but rank 0 as one of {self.num_processes}"
         if rank in self.clients:
             return f"another process on {self.clients[rank].host} already has rank {rank}"
         if rank not in range(processes):
-            return f"{processes} processes have no rank {rank}"
+            return f"a run of {plural(processes, 'process')} has no rank {rank}"
         return ""
 
     async def _serve_client(self, client: Client, reader: asyncio.StreamReader) -> None:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from jaxdp.errors import ConfigError, one_of
+from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
 MAX_PROCESSES = 2**20
@@ -274,7 +274,7 @@ def assign_gpus(visible: list[list[str]], local_rank: int) -> list[int] | None:
     if remainder:
         raise ConfigError(
             "GPUs",
-            reason=f"{len(gpus)} GPUs cannot be divided evenly among the {processes} processes of this host",
+            reason=f"{plural(len(gpus), 'GPU')} cannot be divided evenly among the {plural(processes, 'process')} of this host",
             hint="start one process for each GPU or one for the host, or set CUDA_VISIBLE_DEVICES for each",
         )
     return list(range(local_rank * share, (local_rank + 1) * share))

@@ -19,7 +19,7 @@ from jaxdp.distributed.control_client import ControlClient
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.distributed.secret import Secret
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
 from jaxdp.xla import options
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
             "jax.distributed",
-            reason=f"is already initialized in this process, with {jax.process_count()} processes",
+            reason=f"is already initialized in this process, with {plural(jax.process_count(), 'process')}",
             hint="remove jax.distributed.initialize: jaxdp reads the launcher's variables",
         )
     available, by_process = _jax_devices(), dict[int, list[jax.Device]]()

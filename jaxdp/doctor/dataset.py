@@ -8,7 +8,7 @@ from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.image_folder import evaluation_split
 from jaxdp.data.sources import open_split
 from jaxdp.doctor.check_result import Problem, ResultBuilder
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 
 
 def check_data(result: ResultBuilder, config: Config) -> None:
@@ -30,7 +30,7 @@ def check_data(result: ResultBuilder, config: Config) -> None:
         return
     classes = train.classes if isinstance(train.classes, int) else len(train.classes)
     for name, split in splits.items():
-        result.ok(f"{name}: {len(split):,} images")
+        result.ok(f"{name}: {plural(len(split), 'image', ',')}")
         try:
             image = split[0][0]
             if isinstance(image, bytes):
@@ -39,6 +39,6 @@ def check_data(result: ResultBuilder, config: Config) -> None:
             message = f"cannot read the first image of {name}: {error}"
             result.error(message, "replace or remove it, or give --data.on-bad-image skip")
     if classes > config.model.classes:
-        result.error(f"{classes} classes, but the model has {config.model.classes}", f"give --model.classes {classes}")
+        result.error(f"{plural(classes, 'class')}, but the model has {config.model.classes}", f"give --model.classes {classes}")
     else:
-        result.ok(f"{classes} classes")
+        result.ok(f"{plural(classes, 'class')}")

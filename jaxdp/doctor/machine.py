@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxdp.config import IN_MEMORY, Config
 from jaxdp.doctor.check_result import ResultBuilder
+from jaxdp.errors import plural
 from jaxdp.xla import options
 
 GIB, MB = 2**30, 10**6
@@ -125,7 +126,7 @@ def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_by
         result.ok(f"{message}; the size of a checkpoint is unknown")
     else:
         count = config.checkpoint.keep + 2  # the best one, and the one being written
-        message += f"; {count} checkpoints take {format_bytes(count * state_bytes)}"
+        message += f"; {plural(count, 'checkpoint')}: {format_bytes(count * state_bytes)}"
         if count * state_bytes > free:
             result.error(message, "free space, give another --workdir, or lower --checkpoint.keep")
         else:
@@ -161,7 +162,7 @@ def check_compilation_cache(result: ResultBuilder, config: Config) -> None:
         report(f"{path} is not writable ({existing}): every run compiles its programs again", "set --compile.cache")
         return
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
-    result.ok(f"{path}: {len(sizes):,} files, {format_bytes(sum(sizes))}")
+    result.ok(f"{path}: {plural(len(sizes), 'file', ',')}, {format_bytes(sum(sizes))}")
     if free < FREE_DISK_BYTES:
         first_step = "empty the cache" if sizes else "free space on its disk"
         result.warning(f"{format_bytes(free)} free", f"{first_step}, or set --compile.cache to another directory")

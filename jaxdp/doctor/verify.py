@@ -34,8 +34,9 @@ def run(
     """Run all proofs on all devices of all processes and return their record, which `to_json` writes.
 
     A CPU is split into `mesh.cpu_devices`, by default 4 divided by the number of processes. Model, mesh and wire dtype of
-    `config` determine the messages. info: receives progress lines. group: the processes, all of which call this. shared_dir: a
-    directory on a file system that all processes share. Raises ConfigError if the devices do not start.
+    `config` determine the messages; the runs of the proof of exact resume use its optimizer. info: receives progress lines.
+    group: the processes, all of which call this. shared_dir: a directory on a file system that all processes share. Raises
+    ConfigError if the devices do not start.
     """
     start, group = time.perf_counter(), group or SingleProcess()
     cpu_devices = config.mesh.cpu_devices or max(1, CPU_DEVICES // group.num_processes)
@@ -51,7 +52,12 @@ def run(
         yield from verify_sums.proofs(config, devices, info=info, group=group)
         info("exact resume: an interrupted run against an uninterrupted one ...")
         yield verify_resume.proof(
-            len(devices), cpu_devices if on_cpu else None, compile=compile, shared_dir=shared_dir, group=group
+            len(devices),
+            cpu_devices if on_cpu else None,
+            optimizer=config.optimizer,
+            compile=compile,
+            shared_dir=shared_dir,
+            group=group,
         )
         yield from _measure_scaling(len(devices), compile, info=info, group=group)
 

@@ -17,6 +17,7 @@ from jaxdp.data.augment import normalize
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor.proof import Proof, largest_difference, prove
 from jaxdp.doctor.verify_sums import build_on_all_ranks
+from jaxdp.errors import plural
 from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import make_mesh
@@ -164,7 +165,7 @@ def proofs(
         return relative_difference(named_arrays(optax.tree.get(step().opt_state, "trace")), expected)
 
     strategies = [strategy for strategy in STRATEGIES if not unsupported_reason(strategy, count)]
-    info(f"gradients: the step with {', '.join(strategies)} on every mesh of {count} devices ...")
+    info(f"gradients: the step with {', '.join(strategies)} on every mesh of {plural(count, 'device')} ...")
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         cases = [(strategy, shape) for strategy in strategies for shape in mesh_shapes(count)]

@@ -1,5 +1,6 @@
 """Proof of resuming: a run that is stopped and resumed equals an uninterrupted run, bit by bit."""
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -23,8 +24,8 @@ STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0
 
 
-def short_run(devices: int, cpu_devices: int | None, compile: Compile) -> Config:
-    """Two epochs of three steps on synthetic images, with every random part of a run."""
+def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, compile: Compile) -> Config:
+    """Two epochs of three steps on synthetic images, with every random part of a run, at the momentum of `optimizer`."""
     images = 4 * devices
     return Config(
         name="verify",
@@ -32,8 +33,8 @@ def short_run(devices: int, cpu_devices: int | None, compile: Compile) -> Config
         data=Data(source="synthetic", image_size=16, augmentation="paper", train_examples=3 * images, eval_examples=images),
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
-        optimizer=Optimizer(label_smoothing=0.1),
-        schedule=Schedule(learning_rate=2.0, warmup_epochs=1.0),
+        optimizer=dataclasses.replace(optimizer, momentum_rule="constant", momentum_batch=Optimizer.momentum_batch),
+        schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
         mesh=Mesh(cpu_devices=cpu_devices),
         evaluation=Evaluation(every_epochs=None),
         checkpoint=Checkpoint(every_epochs=None),
@@ -85,7 +86,7 @@ def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) ->
     """Largest difference of the final states; infinity if logs or results differ."""
     with _temporary_directory(shared_dir, group) as folder:
         uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
-        jaxdp.train(config, uninterrupted, signals=SignalHandler(), cluster="none")  # no handlers: Ctrl-C interrupts the proofs
+        jaxdp.train(config, uninterrupted, screen=False, signals=SignalHandler(), cluster="none")  # no handlers for Ctrl-C
         signals = SignalHandler()
         try:
             jaxdp.train(config, resumed, screen=StopAfterStep(signals), signals=signals, cluster="none")
@@ -93,7 +94,7 @@ def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) ->
             pass
         else:
             raise RuntimeError(f"the run did not stop after step {STOP_AFTER}")
-        result = jaxdp.train(config, resumed, signals=SignalHandler(), cluster="none")
+        result = jaxdp.train(config, resumed, screen=False, signals=SignalHandler(), cluster="none")
         if (result.sessions, result.steps) != (2, STEPS):
             raise RuntimeError(f"{result.steps} steps in {result.sessions} sessions instead of {STEPS} in 2")
         (expected_arrays, expected_records), (arrays, records) = _outcome(uninterrupted, config), _outcome(resumed, config)
@@ -104,19 +105,20 @@ def proof(
     devices: int,
     cpu_devices: int | None,
     *,
+    optimizer: Optimizer,
     compile: Compile,
     shared_dir: Path | None = None,
     group: ProcessGroup | None = None,
 ) -> Proof:
     """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
 
-    shared_dir: a directory on a file system that all processes share.
+    optimizer: that of the run, apart from its momentum rule. shared_dir: a directory on a file system that all processes share.
     """
     group = group or SingleProcess()
-    config = short_run(devices, cpu_devices, compile)
+    config = short_run(devices, cpu_devices, optimizer=optimizer, compile=compile)
     return prove(
         "exact resume",
-        f"{STEPS} steps against {STOP_AFTER} steps, stop and resume",
+        f"{STEPS} steps of {optimizer.name} against {STOP_AFTER} steps, stop and resume",
         tolerance=0.0,
         difference=lambda: _difference(config, shared_dir, group),
         group=group,

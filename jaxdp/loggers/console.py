@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from jaxdp.errors import printable_lines
+from jaxdp.errors import plural, printable_lines
 
 PLAIN_SECONDS = 15.0  # minimum time between step lines if stdout is not a terminal
 PLAIN_WIDTH = 128
@@ -157,10 +157,11 @@ class Screen(Quiet):
         return f"  eta {format_duration(seconds)}"
 
     def evaluated(self, record: dict[str, Any]) -> None:
+        top5 = f"top-5 {100 * record['eval_top5']:.2f} %  " if "eval_top5" in record else ""
         self.info(
             f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "
-            f"top-5 {100 * record['eval_top5']:.2f} %  loss {record['eval_loss']:.4f}  "
-            f"({record['eval_examples']} images)"
+            f"{top5}loss {record['eval_loss']:.4f}  "
+            f"({plural(record['eval_examples'], 'image')})"
         )
 
     def end(self) -> None:

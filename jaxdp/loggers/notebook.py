@@ -10,17 +10,17 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxdp.loggers.console import Quiet, Screen, format_duration, format_step
+from jaxdp.loggers.console import Screen, format_duration, format_step
 
 UPDATE_SECONDS = 0.33  # minimum time between updates of the progress bar
 WIDTH = 110  # of tables, in characters
 IMAGE_WIDTH = 760  # in pixels
 
 
-def default_screen() -> Quiet:
-    """`Notebook` in an IPython kernel, else `Quiet`. Does not import IPython."""
+def default_screen() -> Screen:
+    """`Notebook` in an IPython kernel, else `Screen`. Does not import IPython."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return Quiet() if getattr(shell, "kernel", None) is None else Notebook()
+    return Screen() if getattr(shell, "kernel", None) is None else Notebook()
 
 
 class Notebook(Screen):

@@ -119,18 +119,18 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     """Size and cost of a network, from an abstract trace.
 
     Returns parameters (number of all), macs (multiply-adds of one image), statistics (number of trainable batch statistics),
-    adapted and skipped (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of the
-    trainable parameters) and segments (the trainable ones).
+    decayed and not_decayed (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of
+    the trainable parameters), segments (the trainable ones), and shapes and trainable_shapes, both (params, batch_stats).
     """
     model = create(dataclasses.replace(config, convolution="direct"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
-    trainable = model.trainable(params, frozen_stages)
+    trainable, trainable_stats = (model.trainable(tree, frozen_stages) for tree in (params, stats))
     sizes_by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trainable[name])] for name in sorted(trainable)}
     sizes = [size for tensor_sizes in sizes_by_name.values() for size in tensor_sizes]
     mask = jax.tree.leaves(is_matrix_or_larger(trainable))
 
-    def count(adapted: bool) -> dict:
-        selected = [size for size, adapts in zip(sizes, mask, strict=True) if adapts == adapted]
+    def count(decayed: bool) -> dict:
+        selected = [size for size, decays in zip(sizes, mask, strict=True) if decays == decayed]
         return {"tensors": len(selected), "parameters": sum(selected)}
 
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
@@ -138,11 +138,13 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     return {
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(params)),
         "sizes": sizes_by_name,
+        "shapes": (params, stats),
+        "trainable_shapes": (trainable, trainable_stats),
         "segments": model.split_frozen(frozen_stages)[1],
-        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(model.trainable(stats, frozen_stages))),
+        "statistics": sum(math.prod(s.shape) for s in jax.tree.leaves(trainable_stats)),
         "macs": multiply_adds(jaxpr.jaxpr),
-        "adapted": count(True),
-        "skipped": count(False),
+        "decayed": count(True),
+        "not_decayed": count(False),
     }
 
 

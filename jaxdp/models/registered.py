@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.registry import check_model, own_models
 
 
@@ -48,7 +48,7 @@ class RegisteredModel:
             raise ConfigError(
                 "model.name",
                 self.name,
-                reason=f"the model returns logits of shape {logits.shape} for {len(images)} images",
+                reason=f"the model returns logits of shape {logits.shape} for {plural(len(images), 'image')}",
                 hint=f"return [B, classes] = {expected}",
             )
         if train and _leaf_names(moments) != (names := _leaf_names(batch_stats, var="square")):

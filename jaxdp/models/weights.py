@@ -17,7 +17,7 @@ from safetensors.numpy import save as serialize
 
 from jaxdp import models
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, read_regular, write_output
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
@@ -62,7 +62,7 @@ class Weights(NamedTuple):
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
         stem = "" if model.stem == "imagenet" else ", small stem"
         width = "" if model.width == 64 else f", width {model.width}"
-        return ", ".join([f"ResNet-{model.depth}{width}{stem}, {model.classes} classes, with {naming}", *self.notes])
+        return ", ".join([f"ResNet-{model.depth}{width}{stem}, {plural(model.classes, 'class')}, with {naming}", *self.notes])
 
 
 class _InvalidWeights(ValueError):

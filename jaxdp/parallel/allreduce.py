@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.config import Reduce
-from jaxdp.errors import ConfigError, one_of
+from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
 from jaxdp.parallel.reduce_scatter import reduce_scatter
@@ -230,4 +230,4 @@ def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: i
             raise ConfigError("tree", reason=f"has a leaf of dtype {leaf.dtype}; leaves must be floating-point")
     devices = lax.axis_size(AXES)
     if reason := unsupported_reason(strategy, devices):
-        raise ConfigError("strategy", strategy, reason=f"cannot run on {devices} devices: {reason}")
+        raise ConfigError("strategy", strategy, reason=f"cannot run on {plural(devices, 'device')}: {reason}")

@@ -19,7 +19,7 @@ OPERATIONS = {
     "reduce_scatter": "reduce-scatter",
     "all_gather": "all-gather",
     "all_gather_invariant": "all-gather",
-    "ppermute": "permute",
+    "ppermute": "collective-permute",
     "all_to_all": "all-to-all",
 }
 
@@ -48,7 +48,7 @@ class Collective:
             "reduce-scatter": (self.group - 1) / self.group,
             "all-to-all": (self.group - 1) / self.group,
             "all-gather": self.group - 1,
-            "permute": 1,
+            "collective-permute": 1,
         }[self.operation]
         return self.operand_bytes * share * self.count
 
@@ -184,19 +184,20 @@ def table(traffic: StepTraffic) -> "Table":
     for collective in traffic.collectives:
         key = (collective.operation, collective.axes, collective.group, collective.dtype, collective.senders is None)
         kinds.setdefault(key, []).append(collective)
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
     table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
-        table.add_column(name, justify="left" if name in ("collective", "axis", "dtype") else "right")
+        is_text, is_bytes = name in ("collective", "axis", "dtype"), name in ("operand bytes", "sent per device")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_bytes)
     for (operation, axes, group, dtype, all_send), members in kinds.items():
         sizes = sorted({collective.operand_bytes for collective in members})
         total = sum(collective.operand_bytes * collective.count for collective in members)
         spread = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
         sent = sum(collective.sent_bytes for collective in members)
         table.add_row(
-            operation if all_send else f"{operation}, one to one",
-            " x ".join(axes),
+            operation if all_send else f"{operation}\npoint-to-point",
+            axes[0] if len(axes) == 1 else "both",
             str(group),
             dtype,
             f"{sum(collective.count for collective in members):,}",

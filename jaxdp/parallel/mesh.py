@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     import jax
@@ -49,7 +49,7 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
             raise ConfigError(
                 "mesh",
                 f"{vertical}x{horizontal}",
-                reason=f"needs {needed} devices, {devices} available",
+                reason=f"needs {plural(needed, 'device')}, {devices} available",
                 hint=f"use a smaller mesh, or on a CPU --mesh.cpu-devices {needed}",
             )
         return vertical, horizontal
@@ -59,7 +59,7 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
                 raise ConfigError(
                     f"mesh.{name}",
                     side,
-                    reason=f"{devices} devices available",
+                    reason=f"{plural(devices, 'device')} available",
                     hint=f"use at most {devices}, or on a CPU --mesh.cpu-devices {side}",
                 )
             if devices % side:

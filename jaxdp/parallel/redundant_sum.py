@@ -1,4 +1,4 @@
-"""Arithmetic of audits: the sum of a bucket by a second route, and the largest difference that rounding explains.
+"""Arithmetic of audits: the sum of a bucket by a reference reduction, and the largest difference that rounding explains.
 
 Two sums of the same N numbers, in another order or by another algorithm, differ by rounding alone. A computed sum differs from
 the exact one by at most ((1 + u)^h - 1) sum_i |x_i|, where h is the largest number of additions that a number passes through
@@ -22,25 +22,25 @@ from jaxdp.strategies import STRATEGIES, Stage
 
 SLACK = 1 + 2**-18  # for the rounding of the comparison itself, in float32
 
-# Routes of the second sum, in float32. The first one that shares no collective with the strategy is used.
-ROUTES: dict[str, tuple[Stage, ...]] = {
+# In float32. An audit uses the first one that shares no collective with the strategy.
+REFERENCE_REDUCTIONS: dict[str, tuple[Stage, ...]] = {
     "all-reduce over both axes": (allreduce.psum,),
     "all-reduce along the columns, then along the rows": (allreduce.all_reduce_columns, allreduce.all_reduce_rows),
     "ring": (allreduce.ring,),
 }
 
 
-def second_route(strategy: str, vertical: int, horizontal: int) -> str:
-    """The key of `ROUTES` with which to audit a strategy on a mesh: other collectives, or the same over other axes.
+def reference_reduction(strategy: str, vertical: int, horizontal: int) -> str:
+    """The key of `REFERENCE_REDUCTIONS` that audits a strategy on a mesh: other collectives, or the same over other axes.
 
-    The ring if every route shares a collective with the strategy, or if the strategy's collectives cannot be traced.
+    The ring if all share a collective with the strategy, or if the strategy's collectives cannot be traced.
     """
     mesh = abstract_mesh(vertical, horizontal)
     try:
         used = _collectives(allreduce.stages_of(strategy), mesh)
     except ValueError:  # a collective in a while loop
         return "ring"
-    return next((name for name, stages in ROUTES.items() if not used & _collectives(stages, mesh)), "ring")
+    return next((name for name, stages in REFERENCE_REDUCTIONS.items() if not used & _collectives(stages, mesh)), "ring")
 
 
 def _collectives(stages: Sequence[Stage], mesh: AbstractMesh) -> set[tuple[str, tuple[str, ...]]]:
@@ -71,7 +71,7 @@ class RoundingBound(NamedTuple):
 
 
 def rounding_bound(strategy: str, dtype: Any, *, vertical: int, horizontal: int) -> RoundingBound:
-    """The bound for a sum by a strategy in `dtype` and a sum in float32 by a route of `ROUTES`, on a mesh."""
+    """The bound for a sum by a strategy in `dtype` and its reference reduction, which is in float32, on a mesh."""
     devices = vertical * horizontal
     first = _relative_error(dtype, STRATEGIES[strategy].max_additions(vertical, horizontal))
     second = _relative_error(jnp.float32, devices - 1)
@@ -88,18 +88,19 @@ def _relative_error(dtype: Any, additions: int) -> float:
     return math.expm1(additions * math.log1p(unit_roundoff))
 
 
-def compare_sums(bucket: allreduce.Bucket, route: str, allowed: RoundingBound) -> dict[str, jax.Array]:
-    """This device's comparison of a reduced bucket with its second sum: scalars. Call inside `shard_map` over both axes.
+def compare_sums(bucket: allreduce.Bucket, reference: str, allowed: RoundingBound) -> dict[str, jax.Array]:
+    """This device's comparison of a reduced bucket with its reference reduction: scalars.
 
+    Call inside `shard_map` over both axes.
     share: the largest difference as a share of the bound, 0 to 1 if both sums agree. mismatches: number of values that differ
-    by more. For the worst of them: index in the bucket, first (the strategy's sum), second (the other route's), bound.
+    by more. For the worst of them: index in the bucket, first (the strategy's sum), second (the reference reduction's), bound.
     missing: whether both agree once this device's contribution is left out of the second. A value whose sum is not finite, or
     may have overflowed, is compared only if both sums are finite.
     """
     contribution = lax.optimization_barrier(bucket.contribution).astype(jnp.float32)
     size = contribution.size
     vector = jnp.concatenate([contribution, jnp.abs(contribution)])
-    for stage in ROUTES[route]:
+    for stage in REFERENCE_REDUCTIONS[reference]:
         vector = stage(vector)
     first, second, magnitude = bucket.vector[:size].astype(jnp.float32), vector[:size], vector[size:]
     bound = magnitude * allowed.relative + allowed.absolute

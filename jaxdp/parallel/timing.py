@@ -97,8 +97,8 @@ class Reduction:
 
         self.sums = [period_of(leaf).sum(0).astype(leaf.dtype) for leaf in jax.tree.leaves(shapes)]
         self.inputs = jax.jit(lambda: jax.tree.map(fill, shapes), out_shardings=NamedSharding(mesh, rows))()
-        proven = allreduce.check_vma(strategy)
-        mapped = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=proven))
+        check_vma = allreduce.check_vma(strategy)
+        mapped = jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=check_vma))
         compiler_options = options.compiler_options(compile or Compile(), mesh.devices.flat[0].platform)
         self.compiled = mapped.lower(self.inputs).compile(compiler_options)
 

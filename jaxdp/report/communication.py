@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.files import write_atomically
 from jaxdp.report.run_history import COMMUNICATION, History
 from jaxdp.validation import to_json
@@ -33,7 +33,7 @@ def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[
         return None
     if run.result["processes"] > 1:
         hint = "leave --communication out, and run jaxdp bench scaling in as many processes"
-        raise _refused(run, f"has {run.result['processes']} processes", hint)
+        raise _refused(run, f"has {plural(run.result['processes'], 'process')}", hint)
     from jaxdp import models
     from jaxdp.bench.environment import provenance
     from jaxdp.loggers.console import Quiet

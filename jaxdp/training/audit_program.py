@@ -1,4 +1,4 @@
-"""The compiled program of an audit: reduces a step's gradients by two routes; and its messages.
+"""The compiled program of an audit: a step's gradients by its strategy and by a reference reduction; and its messages.
 
 The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
 change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.auditor` runs the program.
@@ -21,7 +21,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.models import Network
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.parallel.redundant_sum import compare_sums, rounding_bound, second_route
+from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, rounding_bound
 from jaxdp.training.state import TrainState, with_seed
 from jaxdp.training.step import Batch, PixelStats, compute_gradients
 
@@ -54,12 +54,12 @@ class BucketFacts:
 
 @dataclass(frozen=True)
 class AuditProgram:
-    """A compiled audit. facts: of the compared buckets, in the order of its results. route: name of the second route."""
+    """A compiled audit. facts: of the compared buckets, in the order of its results. reference: see `reference_reduction`."""
 
     compiled: Callable
     facts: tuple[BucketFacts, ...]
     strategy: str
-    route: str
+    reference: str
     mesh_shape: tuple[int, int]
 
     def __call__(self, state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def make_audit(
     facts: filled with one `BucketFacts` per bucket when the audit is traced.
     """
     strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
-    route = second_route(strategy, vertical, horizontal)
+    reference = reference_reduction(strategy, vertical, horizontal)
     facts: list[BucketFacts] = []
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
@@ -101,7 +101,7 @@ def make_audit(
         findings = []
         for _, bucket in sent:
             bound = rounding_bound(strategy, bucket.contribution.dtype, vertical=vertical, horizontal=horizontal)
-            findings.append(compare_sums(bucket, route, bound))
+            findings.append(compare_sums(bucket, reference, bound))
         return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
 
     sharded, replicated = PartitionSpec(AXES), PartitionSpec()
@@ -172,9 +172,9 @@ def describe(findings: list[dict[str, Any]], program: AuditProgram, hosts: list[
     return "".join(
         [
             f"bucket {index + 1} of {len(program.facts)} ({tensors}; {facts.size:,} values, {facts.dtype}), reduced by ",
-            f"{program.strategy} on a {vertical}x{horizontal} mesh, differs from its sum by another route ({program.route}) ",
-            f"by up to {worst['difference']}, and rounding explains {worst['bound']}: {worst['first']} and {worst['second']} ",
-            f"in value {worst['index']}, of {facts.tensor_at(worst['index'])}; ",
+            f"{program.strategy} on a {vertical}x{horizontal} mesh, differs from the reference reduction ",
+            f"({program.reference}) by up to {worst['difference']}, and rounding explains {worst['bound']}: "
+            f"{worst['first']} and {worst['second']} in value {worst['index']}, of {facts.tensor_at(worst['index'])}; ",
             f"{worst['mismatches']:,} value{'s differ' if worst['mismatches'] > 1 else ' differs'}, on ",
             devices("devices"),
             f"; the contribution of {missing} is missing" if missing else "",

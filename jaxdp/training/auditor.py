@@ -59,7 +59,7 @@ class Auditor:
     ) -> dict[str, float]:
         """Audit the next step and return its fields of the log.
 
-        Raises AuditFailed if a reduction differs from its second route; later checkpoints than the last audit are then renamed.
+        Raises AuditFailed if a reduction differs from its reference; checkpoints later than the last audit are then renamed.
         """
         progress, step = self.progress, self.progress.steps + 1
         with self.timer.paused("audit"):

@@ -1,6 +1,6 @@
 """The compiled evaluation step, and the loop that feeds it: every held-out image counts once, on any number of devices."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -21,6 +21,8 @@ from jaxdp.models import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training.step import Batch, PixelStats
 
+TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
+
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]
 
@@ -30,9 +32,9 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
 
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
-    "top5", "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32. predicted: class by row, [B] int32,
-    sharded. The loss is cross entropy without label smoothing. A tie counts as an error: the class predicted is then not the
-    label.
+    "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
+    predicted: class by row, [B] int32, sharded. The loss is cross entropy without label smoothing. A tie counts as an error:
+    the class predicted is then not the label.
     """
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -43,12 +45,13 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
         predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
         sums = {
             "top1": jnp.sum(weights * (rank < 1)),
-            "top5": jnp.sum(weights * (rank < 5)),
             "examples": jnp.sum(weights),
             "seen": jnp.sum(batch["seen"]),
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
+        if logits.shape[-1] >= TOP5_CLASSES:
+            sums["top5"] = jnp.sum(weights * (rank < 5))
         return lax.psum(sums, AXES), predicted
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
@@ -97,11 +100,13 @@ def evaluate(
 ) -> dict[str, float]:
     """{"eval_accuracy", "eval_top5", "eval_loss", "eval_examples"} over a whole source; accuracies in [0, 1].
 
+    With fewer than six classes there is no eval_top5.
+
     batch: (images that a step counts, rows of its batch, which must divide among the devices). before_batch: called before the
     step of every batch, when the batch is loaded. wait_for: returns the result of a future. observer: see `Observer`. Raises
     TrainingError unless the number and the sum of positions of the images counted on the devices are those of the source.
     """
-    totals = {"top1": 0, "top5": 0, "examples": 0, "seen": 0, "positions": 0, "loss": 0.0}
+    totals: Counter[str] = Counter()
     pending: deque[tuple[Any, Callable[[np.ndarray], Any] | None]] = deque()
 
     def add_oldest() -> None:
@@ -139,7 +144,7 @@ def evaluate(
         raise TrainingError("no evaluation image can be decoded")
     return {
         "eval_accuracy": totals["top1"] / count,
-        "eval_top5": totals["top5"] / count,
+        **({"eval_top5": totals["top5"] / count} if "top5" in totals else {}),
         "eval_loss": totals["loss"] / count,
         "eval_examples": count,
     }

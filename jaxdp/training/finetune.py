@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.models.resnet import HEAD
 from jaxdp.models.weights import Weights, read
 from jaxdp.training.state import TrainState, from_host
@@ -93,5 +93,5 @@ def describe(config: Config, weights: Weights) -> str:
     if keeps_head(config, weights):
         head = "with its classifier"
     else:
-        head = f"with a new classifier for {config.model.classes} classes"
+        head = f"with a new classifier for {plural(config.model.classes, 'class')}"
     return f"starting from {weights.path} ({weights.describe()}), {head}"

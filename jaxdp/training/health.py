@@ -62,6 +62,17 @@ def check_evaluation(record: dict[str, Any]) -> None:
         )
 
 
+def guessing_warning(record: dict[str, Any], classes: int) -> str | None:
+    """A warning if the final held-out loss is above ln(classes), the loss of guessing; else None."""
+    guessing = math.log(classes)
+    if record["eval_loss"] <= guessing:
+        return None
+    return (
+        f"the held-out loss {record['eval_loss']:.3g} is above {guessing:.3g}, that of guessing among {classes} classes: "
+        "the model predicts worse than chance; check the labels, the learning rate and frozen layers"
+    )
+
+
 class LossWatch:
     """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times ln(classes), the loss of guessing.
 

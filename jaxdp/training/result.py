@@ -14,7 +14,7 @@ from jaxdp import __version__
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.stragglers import describe
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.console import Quiet, Screen, format_duration
 from jaxdp.training.run_dir import RESULT
 from jaxdp.training.run_setup import RunSetup
@@ -24,16 +24,17 @@ from jaxdp.training.run_setup import RunSetup
 class TrainResult:
     """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
-    accuracy, top5: shares in [0, 1]. loss: mean held-out cross entropy. images_per_second: of training alone, without
-    compilation, evaluation, audits and saving. seconds_to_first_step: from the start of the command. compilation_seconds: time
-    that the run waited for a program; most programs are compiled while it trains. Work that an interrupted session lost and a
-    later one repeated counts once. waiting_share: share of the last session's step time in which devices waited for a process
-    that was not ready. slowest: the processes waited for most. refused_connections: connections to rank 0's control port that
-    did not prove the run's secret. save_error: why the last state could not be saved; None if it was.
+    accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out cross entropy.
+    images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
+    start of the command. compilation_seconds: time that the run waited for a program; most programs are compiled while it
+    trains. Work that an interrupted session lost and a later one repeated counts once. waiting_share: share of the last
+    session's step time in which devices waited for a process that was not ready. slowest: the processes waited for most.
+    refused_connections: connections to rank 0's control port that did not prove the run's secret. save_error: why the last
+    state could not be saved; None if it was.
     """
 
     accuracy: float
-    top5: float
+    top5: float | None
     loss: float
     eval_examples: int
     steps: int
@@ -86,7 +87,7 @@ class TrainResult:
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
         return cls(
             accuracy=evaluation["eval_accuracy"],
-            top5=evaluation["eval_top5"],
+            top5=evaluation.get("eval_top5"),
             loss=evaluation["eval_loss"],
             eval_examples=evaluation["eval_examples"],
             epochs=progress.samples / setup.plan.examples,
@@ -130,9 +131,10 @@ def read_result(path: Path, text: str) -> TrainResult:
 def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
     """Show the summary of a finished run."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
+    top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
     screen.info(
-        f"accuracy {100 * result.accuracy:.2f} %  (top-5 {100 * result.top5:.2f} %, {result.eval_examples} held-out "
-        f"images)  after {result.epochs:.1f} epochs, {result.steps} steps{skipped}"
+        f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  after "
+        f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
     )
     sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
     screen.info(

@@ -56,6 +56,7 @@ class RunCheckpoints:
             self.saved_samples = manifest.samples
         elif origin is not None:
             manifest = origin
+            run_dir.check_same_optimizer(origin, self.setup.config)
             try:
                 state = load_state(origin, abstract_state_of(origin.samples))
             except (CorruptCheckpoint, CheckpointMismatch) as error:

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxdp.checkpoint.listing import read_manifests
+from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_local, open_regular, read_regular, read_text, write_atomically
+from jaxdp.flags import flag_for
 from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
@@ -99,10 +102,22 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
             f"it holds a different run ({'; '.join(differences)})",
             "use another --workdir, --resume never for a new run beside it, or --accept-changes to resume with these changes",
         )
+    manifest = next(read_manifests(checkpoints), None)
+    if manifest is not None:
+        check_same_optimizer(manifest, config)
     if is_finished and not differences:
         remarks = [f"these changes have no effect on the finished run: {'; '.join(all_changes)}"] if all_changes else []
         return read_result_text(workdir), remarks
     return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
+
+
+def check_same_optimizer(manifest: Manifest, config: Config) -> None:
+    """Raise ConfigError if a checkpoint is of another optimizer than the config's, which cannot continue from its state."""
+    saved = manifest.metadata["config"]["optimizer"]["name"]
+    if saved != config.optimizer.name:
+        reason = f"the optimizer of {manifest.path} is {saved}, whose state {config.optimizer.name} cannot continue from"
+        hint = f"use {flag_for('optimizer.name', saved)}, or start a new run with --resume never"
+        raise ConfigError("optimizer.name", config.optimizer.name, reason=reason, hint=hint)
 
 
 def _reason(error: Exception) -> str:

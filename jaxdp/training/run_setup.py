@@ -15,7 +15,7 @@ from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.data.sources import Datasets, is_resident, open_datasets
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import Plan, PlannedPhase, make_plan
 from jaxdp.training.consistency import data_fingerprint
@@ -130,7 +130,7 @@ def _check_profile(config: Config, plan: Plan) -> None:
         raise ConfigError(
             "logging.profile",
             config.logging.profile,
-            reason=f"steps {steps[0]} to {steps[-1]} are not all among the {plan.total_steps} steps of the run",
+            reason=f"steps {steps[0]} to {steps[-1]} are not all among the {plural(plan.total_steps, 'step')} of the run",
             hint="use FIRST,COUNT within them",
         )
 

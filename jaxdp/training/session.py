@@ -29,7 +29,7 @@ from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
-from jaxdp.validation import changes, from_dict, validate
+from jaxdp.validation import changes, from_dict, reset_ignored_fields, validate
 
 
 def train(
@@ -52,10 +52,11 @@ def train(
     config: what to train. workdir: the run directory (default: runs/NAME). resume: "auto"; "never", to start a new run in
     NAME-2, NAME-3, ... if the directory holds one; or the path of a checkpoint or directory of another run, to continue from in
     this directory. accept_changes: resume although the configuration or the data differ from those of the checkpoint. datasets:
-    (training, evaluation) in place of the config's source; objects with `__len__` and `__getitem__` -> (uint8 pixels or encoded
-    bytes, label). writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
+    (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3],
+    labels [N]) or an object with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label); fields that only the
+    config's source uses are reset. writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
     docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
-    notebook, else nowhere); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
+    notebook, else on stdout); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
     or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
     times. signals: a `SignalHandler` that is already entered.
 
@@ -68,6 +69,7 @@ def train(
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
     if datasets is not None:
+        config = reset_ignored_fields(config, ["--data.source", "given"])
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config, guarded_writers = validate(config), wrap_writers(writers)
     check_local(workdir, "--workdir")

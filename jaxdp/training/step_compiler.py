@@ -22,7 +22,7 @@ from jaxdp.models import Network
 from jaxdp.parallel import collectives
 from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
-from jaxdp.parallel.redundant_sum import second_route
+from jaxdp.parallel.redundant_sum import reference_reduction
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
@@ -250,7 +250,7 @@ class StepCompiler:
             compiled=self._with_images(compiled, mesh),
             facts=tuple(facts),
             strategy=strategy,
-            route=second_route(strategy, *phase.shape),
+            reference=reference_reduction(strategy, *phase.shape),
             mesh_shape=phase.shape,
         )
 

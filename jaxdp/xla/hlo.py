@@ -12,7 +12,7 @@ COLLECTIVES = {
     "all-reduce": "all-reduce",
     "reduce-scatter": "reduce-scatter",
     "all-gather": "all-gather",
-    "collective-permute": "permute",
+    "collective-permute": "collective-permute",
     "all-to-all": "all-to-all",
 }
 # Instructions that move no data.

@@ -1,6 +1,7 @@
 """The latency-bandwidth model against values computed by hand and by its limits."""
 
 import pytest
+from helpers.strategies import vector_traffic
 
 from jaxdp.analysis import cost_model
 from jaxdp.errors import ConfigError
@@ -46,6 +47,19 @@ def test_allreduce_seconds_on_one_device_is_zero_and_one_row_costs_as_a_ring(str
     if STRATEGIES[strategy].sums_along_axes:
         assert seconds(strategy, 1, 8) == pytest.approx(seconds("ring", 1, 8))
         assert seconds(strategy, 8, 1) == pytest.approx(seconds("ring", 1, 8))
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (4, 2), (8, 1), (4, 6)])
+@pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if strategy.cost])
+def test_cost_volume_is_the_bytes_that_the_busiest_device_sends(strategy, mesh_shape):
+    """The model's parameter server is a device of its own: it receives all N vectors, then sends N; ours serves N - 1."""
+    devices = mesh_shape[0] * mesh_shape[1]
+    vector = 1024 * devices  # needs no padding
+    sent = max(vector_traffic(strategy, mesh_shape, elements=vector // 4).sent_bytes)
+    if strategy == "parameter_server":
+        sent *= 2 * devices / (devices - 1)
+    least = min(cost.volume for cost in cost_model.cost_terms(strategy, *mesh_shape))
+    assert least * vector == pytest.approx(sent)
 
 
 def test_cost_terms_torus_sends_the_bytes_of_a_ring_in_fewer_rounds():

@@ -7,7 +7,7 @@ import pytest
 from helpers.strategies import set_stages
 from jax import lax
 
-from jaxdp.analysis.cost_model import cost_terms
+from jaxdp.analysis.cost_model import allreduce_seconds, cost_terms
 from jaxdp.bench import allreduce as bench_allreduce
 from jaxdp.cli import bench as bench_command
 from jaxdp.parallel.mesh import AXES, make_mesh
@@ -27,10 +27,18 @@ def wrong_torus(monkeypatch):
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_fit_recovers_latency_and_bandwidth_of_the_first_alternative(name):
-    cost = cost_terms(name, 4, 8)[0]
-    points = [(size, cost.rounds * 7e-6 + cost.volume * size / 3e9) for size in (1_000, 100_000, 10_000_000)]
-    assert bench_allreduce.fit(points, name, (4, 8)) == pytest.approx({"latency": 7e-6, "bandwidth": 3e9})
+def test_fit_times_of_the_model_recovers_latency_and_bandwidth(name):
+    network = {"latency": 7e-6, "bandwidth": 3e9}
+    sizes = (1_000, 100_000, 10_000_000)
+    points = [(size, allreduce_seconds(name, 4, 8, num_bytes=size, **network)) for size in sizes]
+    assert bench_allreduce.fit(points, name, (4, 8)) == pytest.approx(network)
+
+
+def test_fit_psum_times_of_a_double_tree_are_not_fitted_as_a_ring():
+    tree = cost_terms("psum", 4, 8)[1]
+    points = [(size, tree.rounds * 7e-6 + tree.volume * size / 3e9) for size in (1_000, 100_000, 10_000_000)]
+    assert bench_allreduce.fit(points, "psum", (4, 8)) == pytest.approx({"latency": 7e-6, "bandwidth": 3e9})
+    assert bench_allreduce.fit(points, "ring", (4, 8))["latency"] < 2e-6
 
 
 def test_fit_of_inconsistent_times_is_never_negative():
@@ -68,7 +76,9 @@ def test_advice_recommends_the_fastest_strategy():
 
 
 def test_run_measures_every_strategy_and_message(tiny, tmp_path):
-    record = bench_allreduce.run(tiny, make_mesh(2, 2), {"w": jnp.zeros((5, 4))}, sizes=(64,), repeats=1)
+    record = bench_allreduce.run(
+        tiny, make_mesh(2, 2), {"w": jnp.zeros((5, 4))}, sizes=(64,), dtypes=("float32", "bfloat16"), repeats=1
+    )
     assert len(record["rows"]) == 2 * len(STRATEGIES)
     assert all(row["fastest"] <= row["seconds"] <= row["slowest"] for row in record["rows"])
     assert set(record["gradient"]["seconds"]) == set(STRATEGIES)

@@ -12,8 +12,9 @@ import pytest
 from helpers.flowers import held_out_files, make_flowers
 from helpers.saved_run import save_run
 
-from jaxdp import predict
+from jaxdp import ConfigError, predict
 from jaxdp.cli import main
+from jaxdp.cli.predict import run as command
 from jaxdp.data.decode import decode
 from jaxdp.models.weights import read
 from jaxdp.training.run_dir import run_config
@@ -59,7 +60,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
     code, _, err = fail_predict(capsys, *arguments, "--csv", tmp_path / "predictions.csv")
     assert (code, "file exists; use another file, or --overwrite" in err) == (2, True)
     code, out, err = fail_predict(capsys, *arguments)
-    assert (code, len(out.splitlines()), "1 files skipped that have no image suffix" in err) == (1, 2, True)
+    assert (code, len(out.splitlines()), "skipped 1 file without an image suffix" in err) == (1, 2, True)
     assert f"jaxdp: 2 images predicted with {flowers / 'run' / 'checkpoints' / '160'}" in err.splitlines()
 
 
@@ -130,3 +131,8 @@ def test_csv_that_cannot_be_written_fails_before_prediction(flowers, capsys, whe
     code, out, err = fail_predict(capsys, "--workdir", flowers / "run", "no such image", "--csv", flowers / where)
     assert (code, out) == (2, "")
     assert f"--csv='{flowers / where}': " in err
+
+
+def test_predict_without_a_run_names_the_run_before_the_images(tmp_path):
+    with pytest.raises(ConfigError, match="none"):
+        command(["--workdir", str(tmp_path / "none"), str(tmp_path / "missing.png")], "jaxdp predict")

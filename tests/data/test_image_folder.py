@@ -53,7 +53,7 @@ def test_open_folder_with_other_files_warns(pictures):
     opened = sources.open_datasets(folder_config(pictures))
     assert len(opened.train) == 24
     assert list(opened.warnings) == [
-        f"1 files without an image extension in {pictures / 'train'} are ignored, {pictures / 'train/dog/notes.txt'} first"
+        f"ignored 1 file without an image extension in {pictures / 'train'}, {pictures / 'train/dog/notes.txt'} first"
     ]
 
 
@@ -82,7 +82,7 @@ def test_link_loops_terminate(tmp_path):
     source = image_folder.ImageFolder.open(tmp_path / "train")
     assert (len(source), source.warnings) == (
         2,
-        [f"1 files without an image extension in {tmp_path}/train are ignored, {place}/up first"],
+        [f"ignored 1 file without an image extension in {tmp_path}/train, {place}/up first"],
     )
     assert source[0][1] == 0
     with pytest.raises(ImageError, match="Too many levels of symbolic links"):

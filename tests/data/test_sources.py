@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -31,8 +32,36 @@ def test_load_config_given_source_allows_other_class_count():
 
 @pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])
 def test_open_datasets_rejects_anything_but_a_pair_of_sources(given):
-    with pytest.raises(ConfigError, match=r"datasets: must be a pair \(training, evaluation\) of objects with __len__"):
+    with pytest.raises(
+        ConfigError, match=r"datasets: must be a pair \(training, evaluation\) of arrays \(images, labels\) or of objects"
+    ):
         sources.open_datasets(Config(data=Data(image_size=80)), given)
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)])
+def test_train_with_arrays_equals_train_with_a_list_of_their_items(tiny, tmp_path, channels):
+    random = np.random.default_rng(0)
+    arrays = [(random.integers(0, 256, (n, 16, 16, *channels), np.uint8), random.integers(0, 6, n)) for n in (50, 20)]
+    results = [
+        jaxdp.train(tiny, tmp_path / name, datasets=pair, screen=False)
+        for name, pair in {"arrays": arrays, "items": [list(zip(*pair, strict=True)) for pair in arrays]}.items()
+    ]
+    assert results[0].loss == results[1].loss
+    assert results[0].eval_examples == 20
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (np.zeros((4, 8, 8, 3), np.float32), [0] * 4, "training images are float32 of shape (4, 8, 8, 3); give uint8 pixels"),
+        (np.zeros((4, 3, 8, 8), np.uint8), [0] * 4, "training images are uint8 of shape (4, 3, 8, 8); give uint8 pixels"),
+        (np.zeros((4, 8, 8), np.uint8), [0] * 3, "training labels are int64 of shape (3,); give integers of shape (4,)"),
+        (np.zeros((4, 8, 8), np.uint8), np.eye(4), "training labels are float64 of shape (4, 4); give integers of shape (4,)"),
+    ],
+)
+def test_open_datasets_with_unusable_arrays_raises(images, labels, message):
+    with pytest.raises(ConfigError, match=re.escape(f"datasets: {message}")):
+        sources.open_datasets(Config(data=Data(image_size=80)), ((images, labels), (images, labels)))
 
 
 def test_open_datasets_with_empty_source_raises():

@@ -14,8 +14,8 @@ from jaxdp.doctor import machine
 @pytest.mark.parametrize(
     ("workdir", "state_bytes", "status", "message"),
     [
-        ("runs/a", 1000, "ok", "5 checkpoints take 0 MB"),
-        ("runs/a", 2**60, "error", "5 checkpoints take 5,368,709,120.0 GiB"),
+        ("runs/a", 1000, "ok", "5 checkpoints: 0 MB"),
+        ("runs/a", 2**60, "error", "5 checkpoints: 5,368,709,120.0 GiB"),
         ("runs/a", None, "ok", "the size of a checkpoint is unknown"),
         ("file/a", 1000, "error", "file is not writable"),
     ],

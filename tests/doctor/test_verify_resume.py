@@ -3,9 +3,12 @@
 import jax
 import pytest
 
-from jaxdp.config import Compile
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Compile, Optimizer
 from jaxdp.doctor import verify_resume
+from jaxdp.planning import make_plan
 from jaxdp.training import trainer
+from jaxdp.validation import validate
 
 
 @pytest.mark.slow
@@ -19,6 +22,22 @@ def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
         return state, timer
 
     monkeypatch.setattr(trainer, "restore_or_initialize", restore_other_parameters)
-    proof = verify_resume.proof(4, 4, compile=Compile())
+    proof = verify_resume.proof(4, 4, optimizer=Optimizer(), compile=Compile())
     assert proof.passed is False
     assert proof.difference > 0
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_short_run_trains_with_the_recipe_s_optimizer_at_its_momentum(name):
+    optimizer = Optimizer(name=name, momentum=0.95, momentum_rule="noise_scale", momentum_batch=4096, weight_decay=0.01)
+    config = validate(verify_resume.short_run(4, 4, optimizer=optimizer, compile=Compile()))
+    assert (config.optimizer.name, config.optimizer.weight_decay) == (name, 0.01)
+    assert [phase.momentum for phase in make_plan(config, examples=48, devices=4).phases] == [0.95]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_proof_of_every_optimizer_passes_and_names_it(name):
+    proof = verify_resume.proof(4, 4, optimizer=Optimizer(name=name), compile=Compile(deterministic=True))
+    assert (proof.passed, proof.error) == (True, None)
+    assert f"steps of {name} against" in proof.comparison

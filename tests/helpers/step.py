@@ -71,8 +71,8 @@ def distributed_gradients(config, mesh_shape, accumulation):
         )
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
-    proven = allreduce.check_vma(config.reduce.strategy)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=proven)
+    check_vma = allreduce.check_vma(config.reduce.strategy)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, everywhere, rows), out_specs=everywhere, check_vma=check_vma)
     return jax.jit(mapped)(params, stats, prefetch.to_global(make_batch(), mesh))
 
 

@@ -1,7 +1,14 @@
-"""Changes to the table of all-reduce strategies that end with a test."""
+"""Changes to the table of all-reduce strategies that end with a test, and the collectives of a strategy."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.strategies import STRATEGIES, Strategy
 
 
@@ -29,3 +36,17 @@ def remove_registered():
     """Remove the strategies that `jaxdp.register_strategy` has added."""
     for name in [strategy.name for strategy in STRATEGIES.values() if not strategy.builtin]:
         del STRATEGIES[name]
+
+
+def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> collectives.StepTraffic:
+    """The collectives of the mean of one float32 vector."""
+    mesh = abstract_mesh(*mesh_shape)
+
+    def per_device(x):
+        return allreduce.all_reduce_mean(lax.pcast(x, AXES, to="varying"), strategy, wire_dtype=wire_dtype, bucket_bytes=None)
+
+    check_vma = allreduce.check_vma(strategy)
+    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=check_vma)
+    traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((elements,), jnp.float32))
+    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return collectives.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))

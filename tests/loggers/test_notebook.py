@@ -45,14 +45,14 @@ def kernel(monkeypatch):
     return fake
 
 
-def test_default_screen_without_a_kernel_is_quiet_and_does_not_import_ipython(monkeypatch):
+def test_default_screen_without_a_kernel_prints_lines_and_does_not_import_ipython(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert type(notebook.default_screen()) is console.Quiet
+    assert type(notebook.default_screen()) is console.Screen
     assert "IPython" not in sys.modules
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))  # imported by some library
-    assert type(notebook.default_screen()) is console.Quiet
+    assert type(notebook.default_screen()) is console.Screen
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace()))  # in a terminal
-    assert type(notebook.default_screen()) is console.Quiet
+    assert type(notebook.default_screen()) is console.Screen
 
 
 def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, plots, tmp_path, kernel, capsys):

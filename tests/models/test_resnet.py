@@ -39,12 +39,13 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     assert (sum(map(len, sizes.values())), sum(map(sum, sizes.values()))) == (161, 25_557_032)
     assert sorted(name for segment in segments for name in segment) == sorted(sizes)
+    assert counted.pop("shapes") == counted.pop("trainable_shapes")
     assert counted == {
         "parameters": 25_557_032,
         "statistics": 53_120,
         "macs": 4_089_184_256,
-        "adapted": {"tensors": 54, "parameters": 25_502_912},
-        "skipped": {"tensors": 107, "parameters": 54_120},
+        "decayed": {"tensors": 54, "parameters": 25_502_912},
+        "not_decayed": {"tensors": 107, "parameters": 54_120},
     }
 
 

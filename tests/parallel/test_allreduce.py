@@ -1,5 +1,6 @@
 """Every strategy against the mean in float64, on every mesh of eight devices, for trees of any shapes."""
 
+import dataclasses
 import hashlib
 
 import hypothesis
@@ -34,9 +35,9 @@ def reduce_mean(inputs, mesh_shape, strategy, wire_dtype=None, bucket_bytes=allr
         )
 
     rows, everywhere = PartitionSpec(AXES), PartitionSpec()
-    proven = allreduce.check_vma(strategy)
+    check_vma = allreduce.check_vma(strategy)
     mesh = make_mesh(*mesh_shape)
-    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=everywhere, check_vma=proven))(inputs)
+    return jax.jit(jax.shard_map(per_device, mesh=mesh, in_specs=rows, out_specs=everywhere, check_vma=check_vma))(inputs)
 
 
 def assert_replicated(array, devices):
@@ -51,6 +52,35 @@ def assert_mean(out, inputs, devices):
     assert_replicated(out, devices)
     bound = (devices + 1) * 2**-24 * np.abs(inputs).mean(0, dtype=np.float64)
     assert np.all(np.abs(out - inputs.astype(np.float64).mean(0)) <= bound)
+
+
+def additions_of(strategy, mesh_shape):
+    """A lower bound of the additions in a row that a contribution passes through, from the rounding errors that it collects.
+
+    One device contributes 1 and the others 2^-24. An addition of 2^-24 to 1 rounds to 1, so every addition that 1 passes
+    through can lose 2^-24. Each device has the 1 in as many elements as the vector has shards.
+    """
+    devices = mesh_shape[0] * mesh_shape[1]
+    owner = np.tile(np.arange(devices), devices)
+    inputs = np.where(owner == np.arange(devices)[:, None], 1.0, 2.0**-24).astype(np.float32)
+    rows, mesh = PartitionSpec(AXES), make_mesh(*mesh_shape)
+    mapped = jax.shard_map(
+        lambda x: allreduce.all_reduce_sum(x[0], strategy), mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False
+    )
+    sums = np.asarray(jax.jit(mapped)(inputs), np.float64)
+    return np.max(1 + (devices - 1) * 2.0**-24 - sums) * 2**24
+
+
+@pytest.mark.parametrize("mesh_shape", [(2, 4), (4, 2)])
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_strategy_does_not_exceed_its_max_additions(strategy, mesh_shape):
+    assert additions_of(strategy, mesh_shape) <= STRATEGIES[strategy].max_additions(*mesh_shape)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server"])
+def test_strategy_that_does_not_sum_along_axes_exceeds_the_additions_of_those_that_do(strategy):
+    along_axes = dataclasses.replace(STRATEGIES[strategy], sums_along_axes=True)
+    assert additions_of(strategy, (2, 4)) == 7 > along_axes.max_additions(2, 4)
 
 
 @pytest.mark.parametrize("mesh_shape", MESHES)

@@ -1,20 +1,24 @@
 """Collectives of steps that are traced, lowered and compiled for abstract meshes."""
 
 import dataclasses
+import io
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.strategies import vector_traffic
 from jax import lax
 from jax.sharding import PartitionSpec
+from rich.console import Console
 
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
@@ -27,27 +31,12 @@ from jaxdp.training.step_compiler import normalization_messages, step_traffic
 from jaxdp.xla.hlo import replica_groups
 
 ELEMENTS = 100_001
-
-
-def traffic(strategy, mesh_shape, wire_dtype=None, bucket_bytes=None):
-    """The collectives of the mean of one vector."""
-    mesh = abstract_mesh(*mesh_shape)
-
-    def per_device(x):
-        return allreduce.all_reduce_mean(
-            lax.pcast(x, AXES, to="varying"), strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes
-        )
-
-    proven = allreduce.check_vma(strategy)
-    mapped = jax.shard_map(per_device, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=proven)
-    traced = jax.jit(mapped).trace(jax.ShapeDtypeStruct((ELEMENTS,), jnp.float32))
-    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
-    return collectives.StepTraffic(*mesh_shape, strategy, (0,), tuple(found))
+traffic = partial(vector_traffic, elements=ELEMENTS)
 
 
 def test_traffic_torus_has_the_three_messages_of_the_paper():
     padded = 2 * 100_004
-    assert traffic("torus", (2, 4), jnp.bfloat16).collectives == (
+    assert traffic("torus", (2, 4), wire_dtype=jnp.bfloat16).collectives == (
         collectives.Collective("reduce-scatter", ("horizontal",), 4, "bfloat16", padded, 1),
         collectives.Collective("all-reduce", ("vertical",), 2, "bfloat16", padded // 4, 1),
         collectives.Collective("all-gather", ("horizontal",), 4, "bfloat16", padded // 4, 1),
@@ -56,7 +45,9 @@ def test_traffic_torus_has_the_three_messages_of_the_paper():
 
 def test_traffic_ring_has_2_n_minus_1_permutes():
     part = 4 * math.ceil(ELEMENTS / 1024)
-    assert traffic("ring", (32, 32)).collectives == (collectives.Collective("permute", AXES, 1024, "float32", part, 2 * 1023),)
+    assert traffic("ring", (32, 32)).collectives == (
+        collectives.Collective("collective-permute", AXES, 1024, "float32", part, 2 * 1023),
+    )
 
 
 def test_traffic_hierarchical_sends_the_vector_along_both_axes_and_masters_only_less():
@@ -119,6 +110,16 @@ def test_traffic_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strateg
     padded = 4 * math.ceil(ELEMENTS / unit) * unit
     for sent in traffic(strategy, mesh_shape).sent_bytes:
         assert sent == pytest.approx(2 * (devices - 1) / devices * padded)
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_table_in_80_columns_breaks_no_word(strategy):
+    lines = io.StringIO()
+    Console(file=lines, width=80).print(collectives.table(traffic(strategy, (2, 4))))
+    words = lines.getvalue().split()
+    operations = {one.operation for one in traffic(strategy, (2, 4)).collectives}
+    assert operations <= {*words}
+    assert ("point-to-point" in words) == (strategy == "parameter_server")
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))

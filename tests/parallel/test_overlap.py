@@ -38,9 +38,9 @@ def reduce_parts(mesh_shape, strategy, wire_dtype=None, bucket_bytes=None, divis
             cotangent = overlap.enqueue(cotangent + 1, {name: jax.tree.map(lambda x: x[0], tree[name])})
         return overlap.wait_all()
 
-    proven = allreduce.check_vma(strategy)
+    check_vma = allreduce.check_vma(strategy)
     specs = {"in_specs": PartitionSpec(AXES), "out_specs": PartitionSpec()}
-    return jax.jit(jax.shard_map(send, mesh=mesh, check_vma=proven, **specs))(inputs), inputs
+    return jax.jit(jax.shard_map(send, mesh=mesh, check_vma=check_vma, **specs))(inputs), inputs
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 30, None])

@@ -24,7 +24,7 @@ from jaxdp.config import Checkpoint, Finetune, LossScale
 from jaxdp.loggers.writers import TIMING, read_log
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
-from jaxdp.parallel.redundant_sum import ROUTES, _collectives, compare_sums, rounding_bound, second_route
+from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, _collectives, compare_sums, reference_reduction, rounding_bound
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import step_compiler
 from jaxdp.training.audit_program import AuditProgram, BucketFacts, describe, failure_message, local_findings
@@ -52,7 +52,7 @@ class Audited:
         """after: corrupt the sum that a device receives instead of its contribution."""
         mesh, self.shape, self.strategy = make_mesh(*mesh_shape), mesh_shape, strategy
         stages, self.wire = allreduce.stages_of(strategy), jnp.dtype(wire)
-        self.route = second_route(strategy, *mesh_shape)
+        self.reference = reference_reduction(strategy, *mesh_shape)
         allowed = rounding_bound(strategy, self.wire, vertical=mesh_shape[0], horizontal=mesh_shape[1])
 
         def per_device(tree, how):
@@ -68,7 +68,7 @@ class Audited:
                 jax.tree.map(lambda x: x[0], tree), reduce, wire_dtype=self.wire, bucket_bytes=None, sent=sent
             )
             ((_, (bucket,)),) = sent
-            return jax.tree.map(lambda x: x[None, None], compare_sums(bucket, self.route, allowed))
+            return jax.tree.map(lambda x: x[None, None], compare_sums(bucket, self.reference, allowed))
 
         rows, everywhere = PartitionSpec(AXES), PartitionSpec()
         specs = {"in_specs": (rows, everywhere), "out_specs": rows, "check_vma": False}
@@ -81,7 +81,7 @@ class Audited:
 
     def in_words(self, found) -> str:
         facts = (BucketFacts((("tensor", 10**6),), str(self.wire)),)
-        return describe([found], AuditProgram(None, facts, self.strategy, self.route, self.shape), ["here"])
+        return describe([found], AuditProgram(None, facts, self.strategy, self.reference, self.shape), ["here"])
 
 
 def draw(devices, size=1001, seed=0):
@@ -90,19 +90,19 @@ def draw(devices, size=1001, seed=0):
 
 @pytest.mark.parametrize("mesh_shape", MESHES)
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_second_route_shares_no_collective_with_the_strategy(strategy, mesh_shape):
-    route, mesh = second_route(strategy, *mesh_shape), abstract_mesh(*mesh_shape)
-    ours, theirs = _collectives(allreduce.stages_of(strategy), mesh), _collectives(ROUTES[route], mesh)
+def test_reference_reduction_shares_no_collective_with_the_strategy(strategy, mesh_shape):
+    reference, mesh = reference_reduction(strategy, *mesh_shape), abstract_mesh(*mesh_shape)
+    ours, theirs = _collectives(allreduce.stages_of(strategy), mesh), _collectives(REFERENCE_REDUCTIONS[reference], mesh)
     assert ours
     assert theirs
     assert not ours & theirs
 
 
-def test_second_route_of_a_registered_strategy_depends_on_its_collectives(monkeypatch):
+def test_reference_reduction_of_a_registered_strategy_depends_on_its_collectives(monkeypatch):
     set_stages(monkeypatch, "columns_first", allreduce.all_reduce_columns, allreduce.all_reduce_rows)
-    assert second_route("columns_first", 2, 4) == "all-reduce over both axes"
+    assert reference_reduction("columns_first", 2, 4) == "all-reduce over both axes"
     set_stages(monkeypatch, "both", lambda x: allreduce.psum(allreduce.all_reduce_rows(x)) / lax.axis_size(AXES[1]))
-    assert second_route("both", 2, 4) == "ring"
+    assert reference_reduction("both", 2, 4) == "ring"
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
@@ -202,7 +202,7 @@ def test_describe_names_the_worst_bucket_its_tensor_devices_and_the_missing_rank
     ]
     assert describe(everywhere, program, ["one", "two"]) == (
         "bucket 2 of 2 (conv1/kernel and 2 more tensors; 1,700 values, bfloat16), reduced by torus on a 2x2 mesh, "
-        "differs from its sum by another route (all-reduce over both axes) by up to 0.5, and rounding explains 1e-07: 1.5 and "
+        "differs from the reference reduction (all-reduce over both axes) by up to 0.5, and rounding explains 1e-07: 1.5 and "
         "1 in value 300, of bn1/scale; 1,200 values differ, on all 4 devices; the contribution of the device in row 1, column "
         "1 of the mesh (rank 1 on two) is missing; 1 other bucket also differs"
     )

@@ -4,16 +4,18 @@ import json
 import jax
 import numpy as np
 import pytest
+from helpers.runs import Recorder
 from helpers.saved_run import save_run
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
-from jaxdp import models
+from jaxdp import models, train
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.data.in_memory import SyntheticSource
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.writers import read_log
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
 
@@ -71,7 +73,7 @@ EVALUATION_AND_FEED = """
 import hashlib
 import json
 import numpy as np
-from jaxdp import models
+from jaxdp import models, train
 from jaxdp.data import prefetch
 from jaxdp.models import resnet
 from jaxdp.parallel.mesh import make_mesh
@@ -200,3 +202,12 @@ def test_evaluate_with_another_model_than_the_runs_names_the_fields(tmp_path):
         ConfigError, match=r"is of another model \(model\.classes: 9 -> 5; model\.width: 4 -> 8\); remove these model options$"
     ):
         load_run(tmp_path / "run", config=asked)
+
+
+def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):
+    config = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, classes=5))
+    screen = Recorder()
+    result = train(config, tmp_path, screen=screen)
+    assert result.top5 is None
+    assert not any("top-5" in line for line in screen.lines)
+    assert not any("eval_top5" in record for record in read_log(tmp_path / "metrics.jsonl"))

@@ -8,7 +8,7 @@ import pytest
 
 import jaxdp
 from jaxdp.errors import TrainingError
-from jaxdp.training.health import LossWatch, check_step
+from jaxdp.training.health import LossWatch, check_step, guessing_warning
 
 
 def record(step, loss):
@@ -39,3 +39,8 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["skipped_steps"] for line in lines if "loss" in line][-2:] == [1, 2]
     check_step(record(3, float("nan")) | {"skipped_steps": 2}, config)
+
+
+def test_guessing_warning_compares_the_loss_with_that_of_guessing():
+    assert guessing_warning({"eval_loss": 1.09}, 3) is None
+    assert "loss 7.3 is above 1.1, that of guessing among 3 classes" in guessing_warning({"eval_loss": 7.3}, 3)

@@ -197,6 +197,18 @@ def test_resume_with_another_model_raises(tiny_resnet, tmp_path):
         train(wider, tmp_path, accept_changes=True)
 
 
+@pytest.mark.parametrize("origin", [False, True], ids=["own checkpoint", "checkpoint of another run"])
+def test_resume_with_another_optimizer_raises_even_if_changes_are_accepted(origin, tiny, tmp_path):
+    train_until(tiny, tmp_path / "run", step=12)
+    sgd = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, name="sgd"))
+    where = {"workdir": tmp_path / "next", "resume": str(tmp_path / "run")} if origin else {"workdir": tmp_path / "run"}
+    with pytest.raises(ConfigError) as caught:
+        train(sgd, accept_changes=True, **where)
+    assert (caught.value.field, caught.value.value) == ("optimizer.name", "sgd")
+    assert "is lars, whose state sgd cannot continue from" in caught.value.reason
+    assert "opt_state" not in str(caught.value)
+
+
 def test_train_with_more_epochs_extends_a_finished_run(tiny, tmp_path):
     train(tiny, tmp_path)
     longer = dataclasses.replace(tiny, epochs=4.0)

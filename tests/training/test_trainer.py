@@ -358,6 +358,16 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
     programs.close()
 
 
+def test_train_in_a_script_prints_progress_lines_unless_screen_is_false(tiny, tmp_path, capsys):
+    result = train(tiny, tmp_path / "shown")
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("step 1/15  epoch 0.2  loss ") for line in out), out
+    assert sum(line.startswith("epoch ") and "held-out accuracy" in line for line in out) == 3
+    assert f"results in {result.workdir}" in out[-1]
+    train(tiny, tmp_path / "quiet", screen=False)
+    assert capsys.readouterr().out == ""
+
+
 def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns_the_result_when_repeated(tiny, tmp_path):
     class StopAtTheEnd(Quiet):
         def info(self, text):

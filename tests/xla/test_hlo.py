@@ -48,7 +48,7 @@ def test_read_schedule_counts_kernels_bytes_and_overlap():
     assert (first.operation, first.dtype, first.operand_bytes, first.count) == ("all-reduce", "f32", 32, 1)
     assert first.groups == ((0, 1), (2, 3))
     assert (first.asynchronous, first.overlapped_kernels, first.overlapped_bytes) == (True, 1, 96)
-    assert (second.operation, second.dtype, second.operand_bytes, second.count) == ("permute", "bf16", 20, 6)
+    assert (second.operation, second.dtype, second.operand_bytes, second.count) == ("collective-permute", "bf16", 20, 6)
     assert not second.asynchronous
 
 
@@ -76,7 +76,7 @@ def test_read_schedule_compiled_strategy_has_the_collectives_of_its_stages(strat
     )
     text = jax.jit(mapped).lower(jax.ShapeDtypeStruct((8 * 1000,), jnp.float32)).compile().as_text()
     schedule = read_schedule(text, 8)
-    assert sum(one.count for one in schedule.collectives if one.operation == "permute") == permutes
+    assert sum(one.count for one in schedule.collectives if one.operation == "collective-permute") == permutes
     if strategy == "hierarchical":  # not folded into one over all devices
         assert [len(one.groups[0]) for one in schedule.collectives] == [4, 2]
     if strategy == "torus":
