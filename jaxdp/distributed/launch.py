@@ -20,6 +20,7 @@ from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
 
 SIGNAL_EXIT_CODE = 128  # plus the number of the signal
 GRACE_SECONDS = 10.0  # for the other processes to exit after the first failure
+STOP_SECONDS = 2.0  # for the other processes to exit on their own after one has exited with 75
 POLL_SECONDS = 0.05
 LAST_LINES = 20
 MAX_PROCESSES = 1024
@@ -85,8 +86,8 @@ class Process:
             os.killpg(self.process.pid, number)
 
     def kill(self) -> None:
-        """Kill a process that has not exited in time."""
-        self.killed = True
+        """Kill the process, and whatever it has started."""
+        self.killed = self.killed or self.ended is None
         self.signal(signal.SIGKILL)
 
     @property
@@ -103,7 +104,10 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     """Run a command as `processes` processes of one run, and restart it up to `restarts` times after a failure.
 
     command: a Python script or any program, with arguments. The processes find each other by JAX's variables (see
-    `jaxdp.distributed.launchers`). Returns 0 if all succeed, 75 if they were asked to stop and saved, else the exit code of the
+    `jaxdp.distributed.launchers`). The first stop signal is forwarded to them; a second one kills them. If one exits with 75,
+    the others get SIGTERM.
+
+    Returns 0 if all succeed, 75 if they were asked to stop and saved, 137 after a second signal, else the exit code of the
     process that failed first, 128 + N for signal N.
     """
     if not 1 <= processes <= MAX_PROCESSES:
@@ -147,7 +151,7 @@ def reserved_port() -> int:
 
 
 def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
-    """Start the processes and wait for them. signals: those that this process has received; grows."""
+    """Start the processes and wait for them. signals: those to forward; grows."""
     variables = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{reserved_port()}",
         "JAX_NUM_PROCESSES": str(processes),
@@ -177,7 +181,7 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
 
 
 def _wait_for_all(running: Sequence[Process], signals: list[int], started: float) -> int:
-    """Forward signals until all processes have exited, and end them once one has failed; the exit code of the run."""
+    """Forward signals until all processes have exited; end them once one has stopped or failed. Returns the exit code."""
     forwarded, first_failed, killed = 0, None, started
     while True:
         now = time.monotonic()
@@ -186,10 +190,13 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
             break
         while forwarded < len(signals):
             for process in running:
-                process.signal(signals[forwarded] if forwarded == 0 else signal.SIGKILL)
+                process.kill() if forwarded else process.signal(signals[0])
             forwarded += 1
         failed = (process for process, code in zip(running, codes, strict=True) if code not in (None, 0))
         first_failed = first_failed or next(failed, None)
+        if EXIT_STOPPED in codes and not signals and _seconds_since_stop(running, now) > STOP_SECONDS:
+            signals.append(signal.SIGTERM)  # a process that was stopped before it connected could not tell the others
+            killed = now
         if first_failed and first_failed.ended is not None and now - max(first_failed.ended, killed) > GRACE_SECONDS:
             for process in running:
                 if process.ended is None:
@@ -197,14 +204,25 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
                     process.kill()
             killed = now  # kills again after the next grace period
         time.sleep(POLL_SECONDS)
-    return _exit_code(running, started)
+    return _exit_code(running, signals, started)
 
 
-def _exit_code(ended: Sequence[Process], started: float) -> int:
-    """The exit code of the run; prints the process that failed first, with its last lines."""
+def _seconds_since_stop(running: Sequence[Process], now: float) -> float:
+    """Time since the first process exited with 75."""
+    return now - min(process.ended or now for process in running if process.process.returncode == EXIT_STOPPED)
+
+
+def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float) -> int:
+    """The exit code of the run; prints the process that failed first, with its last lines, or that a second signal came."""
+    codes = {process.process.returncode for process in ended}
+    if EXIT_STOPPED in codes:
+        codes -= {-number for number in signals[:1]}  # of a process that had not set its handler yet
+    if codes <= {0, EXIT_STOPPED}:
+        return max(codes)
     failed = [process for process in ended if process.process.returncode not in (0, EXIT_STOPPED)]
-    if not failed:
-        return EXIT_STOPPED if any(process.process.returncode == EXIT_STOPPED for process in ended) else 0
+    if len(signals) > 1 and all(process.killed for process in failed):
+        _print("killed after a second signal; the same command continues from the last checkpoint, if there is one")
+        return SIGNAL_EXIT_CODE + signal.SIGKILL
     num_processes = len(ended)
     reporter = min(
         failed,

@@ -15,6 +15,7 @@
 Until the processes have joined, there is no group to agree with: `SignalHandler.raise_if_signaled` replaces steps 2 to 4.
 """
 
+import _thread
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 from jaxdp.distributed.process_group import Agreement, ProcessGroup, SingleProcess
 from jaxdp.errors import EXIT_STOPPED, OneLine
 
+TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
 # Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -43,7 +45,7 @@ class SignalHandler:
     def __init__(self, on_second_signal: Callable[[], None] | None = None) -> None:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = SingleProcess()
-        self._on_second_signal = on_second_signal or _exit_at_once
+        self._on_second_signal = on_second_signal or self._exit_at_once
         self._signal_received = False
         self._previous_handlers: dict[int, Any] = {}
         self._agreed_save = False
@@ -69,6 +71,22 @@ class SignalHandler:
             self._on_second_signal()
         self._signal_received = True
         self.request_stop(signal.Signals(number).name)
+
+    def _exit_at_once(self) -> None:
+        """Exit with code 1, after trying for at most TELL_SECONDS to tell the other processes."""
+        message = "jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint, if any\n"
+        os.write(sys.stderr.fileno(), message.encode())
+        if self.group.num_processes > 1:
+            # In a signal handler, the main thread may hold locks of the group or of `threading`.
+            untold = threading.Lock()
+            untold.acquire()
+            _thread.start_new_thread(self._tell_others, (untold,))
+            untold.acquire(timeout=TELL_SECONDS)
+        os._exit(1)
+
+    def _tell_others(self, untold: threading.Lock) -> None:
+        self.group.fail("a second signal ended it at once")
+        untold.release()
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to stop at its next sync point, as a signal does; a reason that is already set stays."""
@@ -133,9 +151,3 @@ def stopped_before_training(reason: str | None, resume_action: str = "the same c
 
 class ForcedStop(OneLine, KeyboardInterrupt):
     """A second signal arrived before the run had stopped."""
-
-
-def _exit_at_once() -> None:
-    message = b"jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint, if any\n"
-    os.write(sys.stderr.fileno(), message)
-    os._exit(1)

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,46 @@ def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_pat
     assert completed.returncode == 1
     (line,) = [line for line in completed.stderr.splitlines() if line.startswith("jaxdp launch: ")]
     assert line.startswith("jaxdp launch: rank 1 exited first, with exit code 0, before the end of the run, after ")
+
+
+def test_sigterm_to_a_rank_that_has_not_connected_stops_the_others_with_75(tmp_path):
+    script = tmp_path / "process.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from jaxdp.cli.main import main\n"
+        "from jaxdp.distributed import runtime\n"
+        "def stopped_join(*arguments, join=runtime.join, **options):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return join(*arguments, **options)\n"
+        "if os.environ['JAX_PROCESS_ID'] == '1':\n"
+        "    runtime.join = stopped_join\n"
+        "main(['train', *sys.argv[1:]])\n"
+    )
+    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--restarts", "1", "--", str(script)]
+    completed = subprocess.run([*command, "--workdir", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 75, completed.stderr
+    resume = "the same command continues from the last checkpoint, if there is one"
+    assert f"[0] jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n" in completed.stderr
+    assert "jaxdp launch: " not in completed.stderr
+
+
+def test_launch_with_a_rank_that_exits_with_75_counts_a_rank_that_sigterm_ended_as_stopped():
+    script = "import os, sys, time; os.environ['JAX_PROCESS_ID'] == '0' and time.sleep(300); sys.exit(75)"
+    assert launch([sys.executable, "-c", script], 2) == 75
+
+
+def test_launch_with_a_second_signal_says_so_and_exits_with_137():
+    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(300)"
+    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "1", "--", sys.executable, "-c", script]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "[0] ready\n"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        launcher.send_signal(number)
+        time.sleep(0.5)  # signals that arrive together are delivered in the order of their numbers
+    _, err = launcher.communicate(timeout=300)
+    assert launcher.returncode == 137
+    resume = "the same command continues from the last checkpoint, if there is one"
+    assert err == f"jaxdp launch: killed after a second signal; {resume}\n"
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

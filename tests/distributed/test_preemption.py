@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import sys
 import time
 
 import pytest
-from helpers.processes import ROOT, TIMEOUT, log_lines, outcome
+from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
 
@@ -55,6 +56,54 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
     assert err == f"jaxdp: stopped by {number.name} before the first step of this session; the same command starts over\n"
+
+
+WAITING = """
+import sys, time
+from jaxdp.distributed.control_client import ControlClient
+from jaxdp.distributed.launchers import detect
+from jaxdp.distributed.preemption import SignalHandler
+with SignalHandler() as signals:
+    signals.attach(ControlClient.connect(detect("auto"), start_seconds=60, silence_seconds=15, gpus=[]))
+    print("joined", flush=True)
+    while not signals.stop_reason:
+        time.sleep(0.01)
+    print("stopping", flush=True)
+    with signals.group.sync_points._changed:  # as a main thread that is interrupted while it holds the lock
+        time.sleep(HOLD)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("locked_seconds", "reason"), [(0, "a second signal ended it at once"), (300, "exited without a")])
+def test_a_second_signal_to_one_rank_exits_at_once_and_is_named_by_the_others(free_port, rank, locked_seconds, reason):
+    script, environment = WAITING.replace("HOLD", str(locked_seconds)), os.environ | {"JAXDP_SECRET": "ab" * 32}
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, env=environment | place(number, 2, free_port), stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+        for number in (0, 1)
+    ]
+    with contextlib.ExitStack() as stack:
+        for process in processes:
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        for process in processes:
+            assert process.stdout.readline() == "joined\n", process.communicate(timeout=TIMEOUT)
+        processes[rank].send_signal(signal.SIGTERM)
+        assert processes[rank].stdout.readline() == "stopping\n"
+        time.sleep(0.2)
+        began = time.monotonic()
+        processes[rank].send_signal(signal.SIGTERM)
+        _, err = processes[rank].communicate(timeout=TIMEOUT)
+        assert time.monotonic() - began < 5
+        assert processes[rank].returncode == 1
+        assert err.startswith(
+            "jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint"
+        )
+        _, err = processes[1 - rank].communicate(timeout=TIMEOUT)
+        assert processes[1 - rank].returncode == 1
+        assert re.match(rf"jaxdp: rank {rank} on \S+ failed .*: {reason}", err), err
 
 
 @pytest.mark.slow
