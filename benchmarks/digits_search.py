@@ -1,4 +1,4 @@
-"""Search for the hyperparameters of configs/digits.py on a split of the training digits; the held-out digits are not used.
+"""Search for the hyperparameters of configs/digits.py on a validation split; the held-out digits are not used.
 
     python benchmarks/digits_search.py "" "--epochs 12" "--schedule.learning-rate 6" [--seeds 2 0] [--devices 4]
 
@@ -32,7 +32,7 @@ from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.xla import options
 
 ROOT = Path(__file__).parent.parent
-SPLIT = AS["split of the training digits"]
+SPLIT = AS["validation split"]
 DECAYS, CURVE = (0.5, 0.7, 0.8, 0.9), "0.7"
 
 

@@ -36,7 +36,7 @@ NATIVE = "native"  # code for this processor
 AS = {
     "default": [],
     "8 devices": ["--mesh.cpu-devices", "8"],
-    "split of the training digits": ["--data.train-split", "fit", "--data.eval-split", "validation"],
+    "validation split": ["--data.train-split", "fit", "--data.eval-split", "validation"],
 }
 KEPT = ("accuracy", "top5", "loss", "eval_examples", "steps", "epochs", "devices", "device_kind", "mesh")
 TIMED = ("accuracy", "wall_seconds", "seconds_to_first_step", "training_seconds", "evaluation_seconds", "images_per_second")

@@ -3,7 +3,7 @@
     python benchmarks/large_batch.py [--seeds 0 1 2]
 
 A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates are chosen
-on a split of the training digits, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
+on a validation split, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
 digits.
 Writes benchmarks/results/large_batch.json, docs/large_batch.md and docs/large_batch.png.
 """
@@ -145,7 +145,7 @@ explains part of its gain at the largest. Both were tuned with one seed.
 
 ![Accuracy against the global batch](large_batch.png)
 
-Learning rates, tuned on a split of the training digits: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
+Learning rates, tuned on a validation split: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
 {", ".join(f"{rate:g} at {batch}" for batch, rate in rates["lars"].items())}. Made by `benchmarks/large_batch.py` on
 {made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX {made["versions"]["jax"]}.
 """

@@ -206,7 +206,7 @@ standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run with n
 ![Accuracy against staleness](staleness.png)
 
 At tau = {last} the asynchronous run reaches {held:.1f} % with the rate tuned for tau = 0, and {tuned:.1f} % with the best of
-{len(RATES)} rates, chosen on a split of the training digits. Synchronous training reaches {start:.1f} % with the same images
+{len(RATES)} rates, chosen on a validation split. Synchronous training reaches {start:.1f} % with the same images
 per update, and {together:.1f} % with {last + 1} times as many: too few updates, a problem of [large batches](large_batch.md).
 `jaxdp bench scaling` measures the time spent waiting.
 

@@ -48,7 +48,9 @@ def digits() -> str:
         lines.append(f"| {row['cache']} | {whole} | {first} | {row['images_per_second']:.0f} |")
     made = measured["runs"][0]["provenance"]
     ending = f"JAX {made['versions']['jax']}" + "; durations with all cores, compilation included" * bool(timed)
-    split = "The recipe was chosen on the split: 1,149 of the 1,437 training images to train, the other 288 to evaluate."
+    split = (
+        "The recipe was chosen on the validation split: 1,149 of the 1,437 training images to train, the other 288 to evaluate."
+    )
     return "\n".join(
         [
             *lines,

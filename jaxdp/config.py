@@ -73,17 +73,17 @@ class Data(_Strict):
 
     source: SourceName = "digits"
     directory: str | None = None
-    """Directory of the image folder or of the prepared data sets (default: ~/tensorflow_datasets)"""
+    """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
     train_split: str = "train"
     """Training split; for prepared data sets also a slice, such as train[:10%]; for digits train, or fit to hold out the
     validation split for tuning"""
     eval_split: str | None = None
-    """Evaluation split (default: val, validation or test, whichever exists); for digits test or validation"""
+    """Evaluation split (None: val, validation or test, whichever exists); for digits test or validation"""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Action on an image that cannot be read. stop: fail and name it; skip: use the next image, count it and list it at the
     end"""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of decoding threads (default: one per core)"""
+    """Number of decoding threads (None: one per core)"""
     resident: Literal["auto", "on", "off"] = "auto"
     """Whether each device holds the training set and only indices are transferred. auto: on accelerators, for sets in memory
     of at most 512 MiB"""
@@ -92,7 +92,7 @@ class Data(_Strict):
     image_size: Annotated[int, Field(ge=8, le=4096)] = 32
     """Height and width of the network's input, in pixels"""
     stored_size: Annotated[int, Field(ge=8, le=4096)] | None = None
-    """Height and width of the images transferred to the device, in pixels, from which `paper` crops (default: `image_size`)"""
+    """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
     augmentation: AugmentationName = "none"
     mix: MixName = "none"
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
@@ -133,7 +133,7 @@ class Augment(_Strict):
     noise: Strength = 0.0
     """Largest standard deviation of the Gaussian noise; white is 1 (paper)"""
     padding: Annotated[int, Field(ge=0, le=4096)] | None = None
-    """Width of the padding before the crop, in pixels (default: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
+    """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
 
@@ -182,10 +182,10 @@ class Phase(_Strict):
     global_batch: Count = 256
     """Number of images per step on all devices"""
     until_epoch: Positive | None = None
-    """End of the phase, in epochs from the start of the run (default for the last phase: the end of the run)"""
+    """End of the phase, in epochs from the start of the run (None: the end of the run, for the last phase)"""
     per_worker_batch: Count | None = None
     """Number of images per worker, the batch of batch normalization (ghost batch). Devices accumulate the gradients of several
-    workers (default: one worker per device)"""
+    workers (None: one worker per device)"""
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,10 @@ class Optimizer(_Strict):
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     clip_norm: Positive | None = None
-    """Largest norm of the gradient; larger gradients are scaled down (default: no clipping)"""
+    """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
-    (default: no averaging)"""
+    (None: no averaging)"""
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,9 @@ class Finetune(_Strict):
 
     weights: str | None = None
     """Safetensors file of jaxdp, torchvision or timm with the initial weights; a classifier for another number of classes is
-    replaced (default: random weights)"""
+    replaced (None: random weights)"""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
-    """Digest of the weights, recorded by the run and checked on resume (default: not checked)"""
+    """Digest of the weights, recorded by the run and checked on resume (None: not checked)"""
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
@@ -278,12 +278,12 @@ class Mesh(_Strict):
     """Two-dimensional device mesh: rows are `horizontal` rings, columns are `vertical` rings."""
 
     vertical: Count | None = None
-    """Number of devices along the vertical axis (default: number of hosts; on one host the most square mesh, or the published
+    """Number of devices along the vertical axis (None: number of hosts; on one host the most square mesh, or the published
     grid for the paper's numbers of devices)"""
     horizontal: Count | None = None
-    """Number of devices along the horizontal axis (default: devices / vertical)"""
+    """Number of devices along the horizontal axis (None: devices / vertical)"""
     cpu_devices: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of virtual devices on a CPU (default: 1)"""
+    """Number of virtual devices on a CPU (None: 1)"""
     keep_memory: bool = True
     """Reuse of freed memory by later steps on a single CPU device; the process keeps its peak memory, and computations run
     synchronously"""
@@ -299,7 +299,7 @@ class Reduce(_Strict):
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Dtype in which gradients are communicated and summed"""
     bucket_bytes: Bytes | None = None
-    """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (default: one bucket for all). On
+    """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (None: one bucket for all). On
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of each block's all-reduce with the backward pass of the next block; no effect with gradient accumulation"""
@@ -312,7 +312,7 @@ class Evaluation(_Strict):
     every_epochs: Positive | None = 1.0
     """Number of epochs between evaluations (None: only at the end of the run, which is always evaluated)"""
     batch: Count | None = None
-    """Number of images per evaluation step on all devices (default: the number that the devices train on at a time)"""
+    """Number of images per evaluation step on all devices (None: the number that the devices train on at a time)"""
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class Checkpoint(_Strict):
     every_epochs: Positive | None = 1.0
     """Number of epochs between checkpoints (None: not by epochs)"""
     every_samples: Annotated[int, Field(ge=1, le=2**32)] | None = None
-    """Number of samples between checkpoints (default: not by samples)"""
+    """Number of samples between checkpoints (None: not by samples)"""
     every_minutes: Minutes | None = 30.0
     """Largest number of minutes between checkpoints (None: not by time)"""
     keep: Count = 2
@@ -337,7 +337,7 @@ class Guard(_Strict):
     skip_at_most: Count = 10
     """Number of skipped steps after which the run ends (skip)"""
     exploding: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
-    """Ratio of the mean loss of twenty steps to the loss of a random guess, ln(classes), above which a warning is logged"""
+    """Ratio of the mean loss of twenty steps to the chance-level loss ln(classes), above which a warning is logged"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""

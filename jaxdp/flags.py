@@ -76,8 +76,27 @@ def parse(options: type[Options], arguments: Iterable[str], program: str, *, def
     arguments = list(arguments)
     if check(Flags.of(options, default), arguments, program):
         arguments = ["--help"]
+        _join_help_lines(options)
     omitted = tyro.MISSING_NONPROP if default is None else default
     return tyro.cli(options, args=arguments, prog=program, description=description(options), default=omitted)
+
+
+def _join_help_lines(options: type) -> None:
+    """Annotate the fields of an options class, and of those inside it, with their docstrings as one line for tyro to wrap.
+
+    From a docstring tyro keeps the line breaks of the source. The process exits after the help, so the change does no harm.
+    """
+    import docstring_parser
+    from typing_extensions import Doc
+
+    texts = {field.arg_name: field.description for field in docstring_parser.parse_from_object(options).params}
+    for field in dataclasses.fields(options):
+        annotation, _ = _without_marks(field.type)
+        for inner in (annotation, *get_args(annotation)):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                _join_help_lines(inner)
+        if text := texts.get(field.name):
+            options.__annotations__[field.name] = Annotated[field.type, Doc(" ".join(text.split()))]
 
 
 def description(options: type) -> str:

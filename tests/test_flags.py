@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,17 @@ def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatc
     assert f"jaxdp {' '.join(command)}" in examples
     assert "\x1b" not in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("usage:")) <= 80  # which is tyro's own
+
+
+def test_help_shows_one_default_per_flag_and_wraps_to_the_terminal_only(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main.main(["train", "--help"])
+    lines = [line.strip("\u2502 |") for line in capsys.readouterr().out.splitlines()]
+    text = " ".join(lines)
+    assert not re.search(r"\(default: [^)]*\) \(default: ", text)
+    start = lines.index(next(line for line in lines if line.startswith("Checkpoint to resume from.")))
+    assert lines[start + 1].startswith("new directory if there is a run; PATH:")
 
 
 def test_help_breaks_examples_only_at_spaces(capsys, monkeypatch):

@@ -79,7 +79,7 @@ class Scaling:
     config: str = "digits"
     """Recipe whose step is timed, with the batch of its first phase"""
     devices: tuple[int, ...] = ()
-    """Increasing numbers of devices (default: powers of two up to all)"""
+    """Increasing numbers of devices (None: powers of two up to all)"""
     repeats: int = 7
     """Number of timed steps of each kind, alternating"""
     output: str = "bench/scaling"
@@ -103,7 +103,7 @@ class Step:
     config: str = "digits"
     """Recipe whose step is timed"""
     batch_size: int | None = None
-    """Number of images per step on all devices (default: the first phase's batch, or its per-worker batch on each device)"""
+    """Number of images per step on all devices (None: the first phase's batch, or its per-worker batch on each device)"""
     starts: bool = True
     """Time of two complete commands to their first step"""
     kernels: bool = False

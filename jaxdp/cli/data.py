@@ -21,7 +21,7 @@ class Prepare:
     name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
     """Name of the data set, optionally with config and version: NAME/CONFIG:VERSION"""
     directory: str | None = None
-    """Directory of prepared data sets (default: ~/tensorflow_datasets)"""
+    """Directory of prepared data sets (None: ~/tensorflow_datasets)"""
     manual_directory: str | None = None
     """Directory of archives that must be downloaded by hand, such as ImageNet's"""
 

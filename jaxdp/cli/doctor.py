@@ -61,7 +61,7 @@ def run(arguments: list[str], program: str) -> None:
         output: str | None = None
         """JSON file for the proofs of --verify, with machine, versions and commit"""
         overwrite: Switch = False
-        """Permission to overwrite the file given by --output"""
+        """Overwrite an existing file given by --output"""
         json: Switch = False
         """Output as one JSON document on stdout"""
 

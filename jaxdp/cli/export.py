@@ -27,7 +27,7 @@ class Export:
     format: Literal["jaxdp", "torchvision", "timm"] = "jaxdp"
     """Names and layouts of the tensors; those of torchvision and timm are the same"""
     overwrite: Switch = False
-    """Permission to overwrite the output file"""
+    """Overwrite an existing output file"""
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
     json: Switch = False

@@ -25,13 +25,13 @@ class Import:
     output: str
     """File to write, ending in .safetensors"""
     depth: int | None = None
-    """Expected number of layers (default: any)"""
+    """Expected number of layers (None: any)"""
     classes: int | None = None
-    """Expected number of classes (default: any)"""
+    """Expected number of classes (None: any)"""
     stem: Literal["imagenet", "small"] | None = None
-    """Expected first layers (default: any)"""
+    """Expected first layers (None: any)"""
     overwrite: Switch = False
-    """Permission to overwrite the output file"""
+    """Overwrite an existing output file"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 

@@ -31,7 +31,7 @@ class Plan:
     config: str = "digits"
     """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
     devices: int | None = None
-    """Number of devices (default: hosts x gpus-per-host, or the devices of this machine)"""
+    """Number of devices (None: hosts x gpus-per-host, or the devices of this machine)"""
     hosts: int = 1
     """Number of hosts, the rows of the mesh, among which the devices are divided evenly"""
     gpus_per_host: int | None = None
@@ -42,12 +42,12 @@ class Plan:
     """LATENCY,BANDWIDTH of the network in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
     strategy"""
     images_per_second: float | None = None
-    """Speed of one device without communication in images/s, for --network (default: the paper's V100, scaled by
+    """Speed of one device without communication in images/s, for --network (None: the paper's V100, scaled by
     multiply-adds)"""
     picture: str | None = None
     """PNG file for a plot of efficiency against devices, up to 16,384, with --network"""
     overwrite: Switch = False
-    """Permission to overwrite the PNG file"""
+    """Overwrite an existing PNG file"""
     compile_for: str | None = None
     """GPU for which XLA compiles the step: a100, h100 or h200; needs no GPU (extra cuda13)"""
     phase: int = 0

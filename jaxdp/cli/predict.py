@@ -35,11 +35,11 @@ class Predict:
     checkpoint: str = "newest"
     """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     top: int | None = None
-    """Number of classes per image (default: 5, or all if there are fewer)"""
+    """Number of classes per image (None: 5, or all if there are fewer)"""
     csv: str | None = None
     """CSV file to write, with one row per image and class"""
     overwrite: Switch = False
-    """Permission to overwrite the CSV file"""
+    """Overwrite an existing CSV file"""
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
     json: Switch = False

@@ -62,12 +62,12 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         config: str = "digits"
         """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
-        """Working directory for all output (default: runs/NAME)"""
+        """Working directory for all output (None: runs/NAME)"""
         resume: str = "auto"
         """Checkpoint to resume from. auto: the newest in the working directory; never: none, in a new directory if there is a
         run; PATH: the newest of another run, or a checkpoint, in a new directory"""
         accept_changes: Switch = False
-        """Permission to resume with another configuration than the run started with"""
+        """Resume with a changed configuration"""
         cluster: str = "auto"
         """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
         coordinator: str | None = None

@@ -62,19 +62,19 @@ def check_evaluation(record: dict[str, Any]) -> None:
         )
 
 
-def guessing_warning(record: dict[str, Any], classes: int) -> str | None:
-    """A warning if the final held-out loss is above ln(classes), the loss of guessing; else None."""
-    guessing = math.log(classes)
-    if record["eval_loss"] <= guessing:
+def chance_level_warning(record: dict[str, Any], classes: int) -> str | None:
+    """A warning if the final held-out loss is above the chance-level loss ln(classes); else None."""
+    chance = math.log(classes)
+    if record["eval_loss"] <= chance:
         return None
     return (
-        f"the held-out loss {record['eval_loss']:.3g} is above {guessing:.3g}, that of guessing among {classes} classes: "
+        f"the held-out loss {record['eval_loss']:.3g} is above {chance:.3g}, the chance-level loss ln({classes}): "
         "the model predicts worse than chance; check the labels, the learning rate and frozen layers"
     )
 
 
 class LossWatch:
-    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times ln(classes), the loss of guessing.
+    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times the chance-level loss ln(classes).
 
     reported: whether the explosion was reported in an earlier session; it is reported once.
     """
@@ -100,7 +100,7 @@ class LossWatch:
         return (
             f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
             f"learning rate {record['learning_rate']:.6g}) "
-            f"have a mean above {self.limit:.4g}, {self.factor:g} times that of guessing; {checkpoint}"
+            f"have a mean above {self.limit:.4g}, {self.factor:g} times the chance-level loss ln(classes); {checkpoint}"
         )
 
 

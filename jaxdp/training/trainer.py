@@ -212,7 +212,7 @@ class Trainer:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self.state, phase)
         health.check_evaluation(evaluation)
-        if warning := health.guessing_warning(evaluation, self.config.model.classes):
+        if warning := health.chance_level_warning(evaluation, self.config.model.classes):
             self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()

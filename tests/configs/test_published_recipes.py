@@ -263,5 +263,5 @@ def test_measured_digits_runs_have_the_recipes_config_and_98_percent():
     assert {(seed, code) for kind, seed, code in runs if kind == "default"} == {
         (seed, code) for seed in range(10) for code in ("native", "AVX2")
     }
-    assert {kind for kind, _, _ in runs} == {"default", "8 devices", "split of the training digits"}
+    assert {kind for kind, _, _ in runs} == {"default", "8 devices", "validation split"}
     assert min(accuracy for (kind, _, _), accuracy in runs.items() if "split" not in kind) >= 0.98  # CI's bar

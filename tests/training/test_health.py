@@ -8,7 +8,7 @@ import pytest
 
 import jaxdp
 from jaxdp.errors import TrainingError
-from jaxdp.training.health import LossWatch, check_step, guessing_warning
+from jaxdp.training.health import LossWatch, chance_level_warning, check_step
 
 
 def record(step, loss):
@@ -41,6 +41,6 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
     check_step(record(3, float("nan")) | {"skipped_steps": 2}, config)
 
 
-def test_guessing_warning_compares_the_loss_with_that_of_guessing():
-    assert guessing_warning({"eval_loss": 1.09}, 3) is None
-    assert "loss 7.3 is above 1.1, that of guessing among 3 classes" in guessing_warning({"eval_loss": 7.3}, 3)
+def test_chance_level_warning_compares_the_loss_with_ln_classes():
+    assert chance_level_warning({"eval_loss": 1.09}, 3) is None
+    assert "loss 7.3 is above 1.1, the chance-level loss ln(3)" in chance_level_warning({"eval_loss": 7.3}, 3)
