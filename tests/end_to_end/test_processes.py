@@ -283,7 +283,7 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     script = tmp_path / "raises.py"
     script.write_text(SLOW.format(root=str(ROOT), workdir=str(tmp_path / "run"), seconds=0, fails=True))
     _, err = wait_for_exit(launch(2, None, command=[str(script)]), 1)
-    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed (?:in|while) .*no such row", err)
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ failed (?:in|while|during) .*no such row", err)
     assert "rank 1 failed first, with exit code 1" in err
 
 
