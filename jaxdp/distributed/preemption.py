@@ -75,14 +75,16 @@ class SignalHandler:
     def _exit_at_once(self) -> None:
         """Exit with code 1, after trying for at most TELL_SECONDS to tell the other processes."""
         message = "jaxdp: stopped immediately by a second signal; the same command continues from the last checkpoint, if any\n"
-        os.write(sys.stderr.fileno(), message.encode())
-        if self.group.num_processes > 1:
-            # In a signal handler, the main thread may hold locks of the group or of `threading`.
-            untold = threading.Lock()
-            untold.acquire()
-            _thread.start_new_thread(self._tell_others, (untold,))
-            untold.acquire(timeout=TELL_SECONDS)
-        os._exit(1)
+        try:
+            os.write(sys.stderr.fileno(), message.encode())
+            if self.group.num_processes > 1:
+                # In a signal handler, the main thread may hold locks of the group or of `threading`.
+                untold = threading.Lock()
+                untold.acquire()
+                _thread.start_new_thread(self._tell_others, (untold,))
+                untold.acquire(timeout=TELL_SECONDS)
+        finally:
+            os._exit(1)
 
     def _tell_others(self, untold: threading.Lock) -> None:
         self.group.fail("a second signal ended it at once")
