@@ -37,7 +37,7 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--model.classes", "0"], "model.classes=0: must be greater than or equal to 2"),
         (
             ["--batch.0.until-epoch", "99"],
-            "batch.0.until_epoch=99.0: phase 0 does not end before the run (epochs=7)",
+            "batch.0.until_epoch=99.0: phase 0 must end before the run (epochs=7)",
         ),
         (
             ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
