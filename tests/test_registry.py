@@ -196,7 +196,7 @@ def test_registered_model_with_batch_norm_keeps_moving_averages(tiny, tmp_path):
     [
         (
             lambda config: Linear(config, logits=3),
-            r"the model returns logits of shape \(1, 3\) for 1 images; return \[B, classes\]",
+            r"the model returns logits of shape \(1, 3\) for 1 image; return \[B, classes\]",
         ),
         (lambda config: object(), "has no method 'init'"),
     ],

@@ -67,10 +67,7 @@ def chance_level_warning(record: dict[str, Any], classes: int) -> str | None:
     chance = math.log(classes)
     if record["eval_loss"] <= chance:
         return None
-    return (
-        f"the held-out loss {record['eval_loss']:.3g} is above {chance:.3g}, the chance-level loss ln({classes}): "
-        "the model predicts worse than chance; check the labels, the learning rate and frozen layers"
-    )
+    return f"held-out loss {record['eval_loss']:.3g} exceeds chance level, ln({classes}) = {chance:.3g}; check labels and learning rate"
 
 
 class LossWatch:

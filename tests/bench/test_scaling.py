@@ -71,7 +71,7 @@ def test_waiting_is_slowest_device_less_mean():
     [
         ({}, (2, 1), r"--devices=\(2, 1\): must be growing numbers of devices"),
         ({"mesh": Mesh(vertical=1, horizontal=2)}, (1, 4), "mesh='1x2': has 2 devices, not 4"),
-        ({}, (1, 16), "--devices=16: only 8 devices are available; on a CPU give --mesh.cpu-devices 16"),
+        ({}, (1, 16), "--devices=16: only 8 available; on a CPU give --mesh.cpu-devices 16"),
         ({}, (1, 3), "batch.0.global_batch=8: must be a multiple of 3 for --devices 3; the nearest is 9"),
         (
             {"reduce": Reduce(strategy="auto")},

@@ -157,7 +157,7 @@ def test_a_connection_that_sends_single_bytes_is_closed_after_the_handshake_time
     [
         (1, 2, "another process on h already has rank 1"),
         (1, 4, "it was started as one of 4 processes, but rank 0 as one of 2"),
-        (7, 2, "2 processes have no rank 7"),
+        (7, 2, "a run of 2 processes has no rank 7"),
     ],
 )
 def test_a_process_that_does_not_fit_into_the_run_is_refused_and_listed_at_the_start_timeout(

@@ -43,4 +43,4 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
 
 def test_chance_level_warning_compares_the_loss_with_ln_classes():
     assert chance_level_warning({"eval_loss": 1.09}, 3) is None
-    assert "loss 7.3 is above 1.1, the chance-level loss ln(3)" in chance_level_warning({"eval_loss": 7.3}, 3)
+    assert "loss 7.3 exceeds chance level, ln(3) = 1.1" in chance_level_warning({"eval_loss": 7.3}, 3)
