@@ -67,7 +67,8 @@ def chance_level_warning(record: dict[str, Any], classes: int) -> str | None:
     chance = math.log(classes)
     if record["eval_loss"] <= chance:
         return None
-    return f"held-out loss {record['eval_loss']:.3g} exceeds chance level, ln({classes}) = {chance:.3g}; check labels and learning rate"
+    excess = f"held-out loss {record['eval_loss']:.3g} exceeds chance level, ln({classes}) = {chance:.3g}"
+    return f"{excess}; check labels and learning rate"
 
 
 class LossWatch:
