@@ -28,10 +28,10 @@ def digits() -> str:
     measured = json.loads((RESULTS / "digits_seeds.json").read_text())
     runs = [row for row in measured["runs"] if row["as"] == "default"]
     codes = list(dict.fromkeys(row["code"] for row in runs))
-    named = {digits_seeds.NATIVE: "this processor"}
-    groups = {f"XLA's code for {named.get(code, code)}": [row for row in runs if row["code"] == code] for code in codes}
+    named = {digits_seeds.NATIVE: "this CPU"}
+    groups = {f"compiled for {named.get(code, code)}": [row for row in runs if row["code"] == code] for code in codes}
     groups |= {
-        f"{kind}, XLA's code for this processor": [row for row in measured["runs"] if row["as"] == kind]
+        f"{kind}, compiled for this CPU": [row for row in measured["runs"] if row["as"] == kind]
         for kind in dict.fromkeys(row["as"] for row in measured["runs"] if row["as"] != "default")
     }
     lines = ["| | runs | worst | median | best |", "|---" * 5 + "|"]
@@ -42,7 +42,7 @@ def digits() -> str:
         )
     timed = [row for row in measured["timed"] if row["recipe"] == "now"]
     if timed:
-        lines += ["", "| program cache | whole command | first step | images/s in training |", "|---|---|---|---|"]
+        lines += ["", "| compilation cache | whole command | first step | images/s in training |", "|---|---|---|---|"]
     for row in timed:
         whole, first = (f"{row[key]:.0f} s" for key in ("wall_seconds", "seconds_to_first_step"))
         lines.append(f"| {row['cache']} | {whole} | {first} | {row['images_per_second']:.0f} |")
@@ -228,7 +228,7 @@ def speed() -> str:
 
 def start() -> str:
     record = json.loads((RESULTS / "step_cpu.json").read_text())
-    lines = ["| program cache | first step | whole command |", "|---|---|---|"]
+    lines = ["| compilation cache | first step | whole command |", "|---|---|---|"]
     for name, row in record["first_steps"].items():
         lines.append(f"| {name} | {row['to_first_step']:.1f} s | {row['whole_command']:.1f} s |")
     return "\n".join([*lines, "", f"By `jaxdp bench step` on {made_on(record)}."])

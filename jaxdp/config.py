@@ -302,7 +302,7 @@ class Reduce(_Strict):
     """Largest bucket that packs several tensors, in bytes; larger tensors are sent alone (None: one bucket for all). On
     CPUs 65536 is faster"""
     overlap: bool = True
-    """Overlap of each block's all-reduce with the backward pass of the next block; no effect with gradient accumulation"""
+    """Overlap of all-reduces with the backward pass of later segments of the network; no effect with gradient accumulation"""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 An all-reduce takes rounds * latency + volume * bytes / bandwidth (`Strategy.cost`; Thakur et al., "Optimization of Collective
 Communication Operations in MPICH", 2005). Each device has one full-duplex link of this bandwidth and sends one message at a
-time. No communication overlaps with computation. The parameter server is ideal: it exchanges with all devices in one round. It
-receives all gradients before it sends the results, so both directions count, one after the other.
+time. No communication overlaps with computation. The parameter server is ideal: it receives from all
+devices in one round and then sends to all in another, so both directions count.
 """
 
 import math

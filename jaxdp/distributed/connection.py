@@ -81,7 +81,7 @@ def connect(
             except ConfigError:
                 raise
             except (SecretUnavailable, AuthenticationError, ValueError) as error:
-                reason = f"{this_process} cannot authenticate with the process that answers there: {error}"
+                reason = f"{this_process} cannot authenticate with the process listening there: {error}"
                 hint = secret.fix(handshake.server_source if handshake else "")
             except OSError as error:
                 os_error = error.strerror or str(error)
@@ -118,7 +118,7 @@ class _LineReader:
         while not self.ready:
             self.while_waiting()
             if time.monotonic() > self.deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "the process that answers there sends nothing")
+                raise TimeoutError(errno.ETIMEDOUT, "the process listening there sends nothing")
             try:
                 received = self.connection.recv(2**14)
             except TimeoutError:

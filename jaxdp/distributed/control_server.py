@@ -1,7 +1,7 @@
 """The control server on rank 0: admits the processes of a run, relays their messages, and detects that one has failed.
 
-The protocol is one signed JSON object a line over TCP (see `jaxdp.distributed.handshake` and `messages`). The server runs in a
-separate thread, so it answers while the run compiles or waits.
+The protocol is one signed JSON object per line over TCP (see `jaxdp.distributed.handshake` and `messages`). The server runs in
+a separate thread, so it answers while the run compiles or waits.
 """
 
 import asyncio

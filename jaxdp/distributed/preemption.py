@@ -79,16 +79,16 @@ class SignalHandler:
             os.write(sys.stderr.fileno(), message.encode())
             if self.group.num_processes > 1:
                 # In a signal handler, the main thread may hold locks of the group or of `threading`.
-                untold = threading.Lock()
-                untold.acquire()
-                _thread.start_new_thread(self._tell_others, (untold,))
-                untold.acquire(timeout=TELL_SECONDS)
+                told = threading.Lock()
+                told.acquire()
+                _thread.start_new_thread(self._tell_others, (told,))
+                told.acquire(timeout=TELL_SECONDS)
         finally:
             os._exit(1)
 
-    def _tell_others(self, untold: threading.Lock) -> None:
+    def _tell_others(self, told: threading.Lock) -> None:
         self.group.fail("a second signal ended it at once")
-        untold.release()
+        told.release()
 
     def request_stop(self, reason: str) -> None:
         """Ask the run to stop at its next sync point, as a signal does; a reason that is already set stays."""

@@ -86,7 +86,7 @@ class ProcessGroup(Protocol):
         """
 
     def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        """Returns the agreed stop if this process has reached its sync point, else None. Does not count as a sync point."""
+        """The agreed stop if it is at the next sync point of this process, else None. Does not count as a sync point."""
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
         """Set what this process does now; all processes begin the same activities in the same order.

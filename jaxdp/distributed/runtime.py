@@ -50,10 +50,10 @@ def join(
     which rank 0 writes the run's secret if JAXDP_SECRET is not set. Raises ConfigError if there is neither.
     """
     global _group
+    _register_exit_code_of_stopped()
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
-            _exit_with_code_of_stopped()
             return SingleProcess()
         guard = guard or Guard()
         _group = ControlClient.connect(
@@ -72,7 +72,7 @@ def join(
 
 
 @functools.cache
-def _exit_with_code_of_stopped() -> None:
+def _register_exit_code_of_stopped() -> None:
     """Let a program that does not catch `Stopped` exit with its code, once the interpreter has printed it."""
 
     def exit_if_stopped() -> None:

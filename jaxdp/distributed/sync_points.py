@@ -55,10 +55,11 @@ class SyncPoints:
         """
         with self._changed:
             agreement = self._finish_agreement()
-            if agreement is None or agreement.action == "stop":
-                return agreement
-            self._deferred = agreement
-        return None
+            if agreement is not None and agreement.action != "stop":
+                self._deferred, agreement = agreement, None
+            elif agreement is not None:
+                self._requested.discard(agreement.action)
+            return agreement
 
     def _finish_agreement(self) -> Agreement | None:
         """The agreement at the next sync point, reported as done; None if there is none."""

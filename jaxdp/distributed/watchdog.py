@@ -67,7 +67,7 @@ class Watchdog:
         self.group = group
 
     def set_limits(self, limits: HangLimits) -> None:
-        """Set the limits and begin to watch anew."""
+        """Set the limits and restart monitoring."""
         self.limits = limits
         self._start_timer()
         self.monitor = self._new_monitor()

@@ -86,10 +86,10 @@ def parameter_server(vector: jax.Array) -> jax.Array:
     """
     devices, device = lax.axis_size(AXES), lax.axis_index(AXES)
     vector_sum = vector
-    for worker in range(1, devices):
-        vector_sum = vector_sum + lax.ppermute(vector, AXES, [(worker, SERVER)])
-    for worker in range(1, devices):
-        vector_sum = jnp.where(device == worker, lax.ppermute(vector_sum, AXES, [(SERVER, worker)]), vector_sum)
+    for sender in range(1, devices):
+        vector_sum = vector_sum + lax.ppermute(vector, AXES, [(sender, SERVER)])
+    for receiver in range(1, devices):
+        vector_sum = jnp.where(device == receiver, lax.ppermute(vector_sum, AXES, [(SERVER, receiver)]), vector_sum)
     return vector_sum
 
 

@@ -34,11 +34,12 @@ def chosen_strategies(
     screen: Screen | Quiet,
     group: ProcessGroup | None = None,
     mesh_of: Callable[[PlannedPhase], Mesh] = _default_mesh,
+    before_measuring: Callable[[], None] = lambda: None,
 ) -> dict[tuple[int, int], str]:
     """Mesh shape -> strategy for all meshes of a plan with strategy "auto"; {} for any other strategy.
 
     Strategies are read from reduce.json in the run directory; those that are not there are measured with messages of the shapes
-    of the gradient, and added to the file.
+    of the gradient, and added to the file. before_measuring: called on all processes before the collectives of a measurement.
     """
     reduce = plan.config.reduce
     if reduce.strategy != AUTO:
@@ -55,6 +56,7 @@ def chosen_strategies(
         matching = (row for row in measurements if all(row.get(name) == value for name, value in key.items()))
         measured = next(matching, None)
         if measured is None:
+            before_measuring()
             strategy, seconds = timing.fastest_strategy(
                 mesh_of(phase),
                 gradient,

@@ -58,7 +58,7 @@ def train(
     docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
     notebook, else on stdout); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
     or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
-    times. signals: a `SignalHandler` that is already entered.
+    times. signals: a `SignalHandler` that the caller enters; one that is not entered receives no signals.
 
     Error messages name flags of the command line; here they are arguments: `--resume never` is resume="never".
 
@@ -75,10 +75,13 @@ def train(
     check_local(workdir, "--workdir")
     check_local(resume, "--resume")
     path = run_dir.resolve_workdir(workdir, config)
-    is_command = signals is not None  # it handles a signal that arrives after the run
+    is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
-        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
+        try:
+            group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
+        except StopTraining:
+            raise stopped_before_training(signals.stop_reason, screen.resume_action) from None
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
@@ -149,6 +152,7 @@ class _Session:
 
         manifest = origin or next(read_manifests(path / run_dir.CHECKPOINTS), None) if group.is_rank0 else None
         saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
+        signals.pass_sync_point()  # before JAX waits for all processes, without handling signals
         group.set_activity("load", detail="starting JAX and opening the data")
         setup = RunSetup.create(
             config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread

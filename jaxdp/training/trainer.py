@@ -108,7 +108,15 @@ class Trainer:
         group, model, devices = self.group, models.create(self.config.model), self.setup.devices
         group.set_activity("compile", detail="choosing the all-reduce strategy")
         mesh_on_devices = partial(mesh_of, devices=devices)
-        strategies = chosen_strategies(self.plan, model, self.workdir, screen=self.screen, group=group, mesh_of=mesh_on_devices)
+        strategies = chosen_strategies(
+            self.plan,
+            model,
+            self.workdir,
+            screen=self.screen,
+            group=group,
+            mesh_of=mesh_on_devices,
+            before_measuring=self.signals.pass_sync_point,
+        )
         self.compiler = StepCompiler.for_run(self.setup, model, strategies)
         stack.callback(self.compiler.close)
         self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)
@@ -253,7 +261,7 @@ class Trainer:
             raise TrainingError(f"{error}; {self.checkpoints.describe_latest(advice)}") from None
 
     def _save_last_step(self) -> bool:
-        """Save the last step, unless there was none or it is saved. Returns whether there was one."""
+        """Save the state after the last step, unless no step has run or it is saved. Returns whether a step has run."""
         if not self.log.is_open or self.progress.steps == 0:
             return False
         with self._adding_resume_advice():

@@ -185,3 +185,14 @@ def test_wait_until_the_conditihandle_pauses_calls_nothing_afterwards():
     threading.Timer(0.05, lambda: changed.acquire() and (changed.notify_all(), changed.release())).start()
     sync_points.wait_until(changed, lambda: next(states), lambda: calls.append(1))
     assert len(calls) == 1
+
+
+def test_a_stop_reached_while_waiting_can_be_requested_again():
+    sent = []
+    points = sync_points.SyncPoints(threading.Condition(), sent.append)
+    for sync_point in range(2):  # a program that catches `Stopped` trains again
+        points.request("stop", "SIGTERM")
+        points.handle_pause()
+        points.handle_agreed(0, sync_points.Agreement("stop", "SIGTERM"))
+        assert points.check_stop().action == "stop", sync_point
+    assert [message for message in sent if "request" in message] == 2 * [{"request": "stop", "reason": "SIGTERM"}]

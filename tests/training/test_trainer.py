@@ -16,6 +16,7 @@ from jaxdp.config import Checkpoint, Config, Phase
 from jaxdp.data import prefetch
 from jaxdp.data.sampler import sample_ids
 from jaxdp.data.sources import open_datasets
+from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import TIMING
@@ -377,3 +378,13 @@ def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns
     with pytest.raises(Stopped, match=f"stopped by SIGTERM, after the end of the run in {tmp_path}; the same command"):
         train(tiny, tmp_path, screen=StopAtTheEnd())
     assert train(tiny, tmp_path, screen=False).steps == 15
+
+
+def test_train_stopped_while_the_processes_connect_raises_stopped(tiny, tmp_path, monkeypatch):
+    def stop(*_, while_waiting, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while_waiting()
+
+    monkeypatch.setattr(runtime, "join", stop)
+    with pytest.raises(Stopped, match="stopped by SIGTERM before the first step of this session; the same command continues"):
+        train(tiny, tmp_path)
