@@ -10,7 +10,7 @@
    `Stopped`, made by `RunCheckpoints.stop_exception`. Before the trainer starts, `jaxdp.train` catches it and raises
    `stopped_before_training`.
 6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program of several processes
-   calls `jaxdp.train` and does not catch `Stopped`, `jaxdp.distributed.runtime._leave_at_exit` exits with that code.
+   calls `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.
 
 Until the processes have joined, there is no group to agree with: `SignalHandler.raise_if_signaled` replaces steps 2 to 4.
 """

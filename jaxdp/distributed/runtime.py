@@ -92,18 +92,14 @@ def _uncaught_error() -> BaseException | None:
 def _leave_at_exit(group: ControlClient) -> None:
     """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
     error = _uncaught_error()
-    if isinstance(error, Stopped) and not group.failed:  # raised on every process
-        sys.stdout.flush()
-        sys.stderr.flush()
-        group.close(exiting=True)
-        os._exit(error.exit_code)
-    if error is not None and not group.failed:  # raised by the caller's code outside of a run
+    stopped = isinstance(error, Stopped)  # raised on every process; the next hook exits
+    if error is not None and not stopped and not group.failed:  # raised by the caller's code outside of a run
         group.fail(f"{type(error).__name__}: {first_line(error)}")
     if group.failed:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    group.close()
+    group.close(exiting=stopped)
     group.remove_heartbeat_hook()  # JAX's shutdown may take long, and threads end before the interpreter does
     watchdog.cancel_timer()
 

@@ -43,8 +43,8 @@ class SyncPoints:
             if agreement is None or agreement.action != "stop":
                 agreement, self._deferred = agreement or self._deferred, None
                 self._passed += 1
-            if agreement is not None:
-                self._requested.discard(agreement.action)
+                if agreement is not None:
+                    self._requested.discard(agreement.action)
             return agreement
 
     def check_stop(self) -> Agreement | None:
@@ -55,11 +55,10 @@ class SyncPoints:
         """
         with self._changed:
             agreement = self._finish_agreement()
-            if agreement is not None and agreement.action != "stop":
-                self._deferred, agreement = agreement, None
-            elif agreement is not None:
-                self._requested.discard(agreement.action)
-            return agreement
+            if agreement is None or agreement.action == "stop":
+                return agreement
+            self._deferred = agreement
+        return None
 
     def _finish_agreement(self) -> Agreement | None:
         """The agreement at the next sync point, reported as done; None if there is none."""
@@ -69,6 +68,7 @@ class SyncPoints:
         self._agreed, self._paused = None, False
         if agreement.action == "stop":
             self._deferred = None  # the trainer saves after a stop
+            self._requested.discard("stop")
         self._send({"done": agreement.action})
         return agreement
 

@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -77,11 +77,12 @@ def train(
     path = run_dir.resolve_workdir(workdir, config)
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
-    with watchdog.watch(watchdog.limits_from(config.guard)) as watch, handler as signals:
-        try:
-            group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
-        except StopTraining:
-            raise stopped_before_training(signals.stop_reason, screen.resume_action) from None
+    with (
+        watchdog.watch(watchdog.limits_from(config.guard)) as watch,
+        handler as signals,
+        _stops_before_training(signals, screen.resume_action),
+    ):
+        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
@@ -105,16 +106,23 @@ def train(
                 message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
                 raise Stopped(f"{message}; {screen.resume_action} continues after this run")
             return result
-        except Stopped:
+        except (Stopped, StopTraining):
             raise
-        except StopTraining:
-            raise stopped_before_training(signals.stop_reason, screen.resume_action) from None
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
             group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
             raise
         finally:
             screen.end()
+
+
+@contextmanager
+def _stops_before_training(signals: SignalHandler, resume_action: str) -> Iterator[None]:
+    """Raise `Stopped` for a stop that reaches the caller before the trainer could save."""
+    try:
+        yield
+    except StopTraining:
+        raise stopped_before_training(signals.stop_reason, resume_action) from None
 
 
 def _force_stop(again: str) -> NoReturn:

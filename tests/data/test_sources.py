@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from helpers.images import GraySquares, folder_config, smooth_image
+from helpers.runs import read_records
 
 import jaxdp
 from jaxdp.config import Config, Data, Model
@@ -143,6 +144,6 @@ def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, per_wor
     for resident in ("off", "on"):
         data = dataclasses.replace(config.data, resident=resident)
         jaxdp.train(dataclasses.replace(config, data=data), tmp_path / resident, datasets=(GraySquares(26), GraySquares(9)))
-        lines = [json.loads(line) for line in (tmp_path / resident / "metrics.jsonl").read_text().splitlines()]
+        lines = read_records(tmp_path / resident)
         logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])
     assert logs[0] == logs[1]

@@ -11,7 +11,6 @@ from helpers.control import (
     connect_by_hand,
     eventually,
     join,
-    join_all,
     on_all,
     receive_failure,
     secret_of,
@@ -23,19 +22,6 @@ from jaxdp.distributed.failure import FailureHandler
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.secret import Secret
 from jaxdp.errors import ConfigError
-
-
-@pytest.fixture
-def clients(free_port):
-    """clients(n): n clients of one run, by rank."""
-    joined = []
-
-    def make(number: int) -> list[ControlClient]:
-        joined.extend(join_all(free_port, number))
-        return joined
-
-    yield make
-    close_all(joined)
 
 
 @pytest.fixture

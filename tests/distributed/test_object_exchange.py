@@ -1,19 +1,6 @@
 import time
 
-import pytest
-from helpers.control import close_all, join_all, on_all
-
-
-@pytest.fixture
-def clients(free_port):
-    joined = []
-
-    def make(number):
-        joined.extend(join_all(free_port, number))
-        return joined
-
-    yield make
-    close_all(joined)
+from helpers.control import on_all
 
 
 def test_all_gather_and_broadcast_in_turn_return_each_operations_values(clients):

@@ -3,21 +3,9 @@ import threading
 import time
 
 import pytest
-from helpers.control import HOST, SECONDS, close_all, eventually, join_all, on_all
+from helpers.control import HOST, SECONDS, eventually, on_all
 
 from jaxdp.distributed import sync_points
-
-
-@pytest.fixture
-def clients(free_port):
-    joined = []
-
-    def make(number):
-        joined.extend(join_all(free_port, number))
-        return joined
-
-    yield make
-    close_all(joined)
 
 
 @pytest.mark.parametrize("seed", range(5))

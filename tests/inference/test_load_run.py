@@ -1,11 +1,11 @@
 """Tests of jaxdp.inference.load_run, evaluate and export on a trained run."""
 
 import dataclasses
-import json
 
 import jax
 import numpy as np
 import pytest
+from helpers.runs import read_records
 from safetensors import safe_open
 
 import jaxdp
@@ -32,7 +32,7 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny_
     assert (newest["eval_accuracy"], newest["samples"], newest["eval_examples"]) == (result.accuracy, 160, 23)
     assert newest["eval_loss"] == pytest.approx(result.loss, rel=1e-6)
     at_56 = jaxdp.evaluate(config, tmp_path, "56")
-    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = read_records(tmp_path)
     assert at_56["eval_accuracy"] == next(line["eval_accuracy"] for line in logged if "eval_accuracy" in line)
     best = choose_checkpoint(tmp_path, "best")
     assert best.accuracy == max(row["accuracy"] for row in rows if row["accuracy"] is not None)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers.runs import read_records
 from helpers.writers import RecordingWriter
 from PIL import Image
 from tensorboardX.proto import event_pb2
@@ -33,7 +34,7 @@ def summaries(folder):
 def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tensorboard, tmp_path):
     recorder = RecordingWriter()
     result = train(with_tensorboard, tmp_path, writers=[recorder])
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_records(tmp_path)
     assert recorder.records == lines
     assert recorder.closed == 1
     values = summaries(tmp_path / "tensorboard")

@@ -1,12 +1,12 @@
 """Tests of jaxdp.loggers.warnings."""
 
 import dataclasses
-import json
 import time
 from types import SimpleNamespace
 
 import pytest
 from helpers.images import GraySquares
+from helpers.runs import read_records
 
 import jaxdp
 from jaxdp.config import Data
@@ -60,6 +60,6 @@ def test_train_input_bound_warns_once_and_logs_wait_time(tiny, tmp_path):
     config = dataclasses.replace(tiny, epochs=3.0, data=Data(image_size=80, augmentation="none"))
     result = jaxdp.train(config, tmp_path, screen=Listener(), datasets=(SlowSquares(48), GraySquares(9)))
     assert len([text for text in messages if text.startswith("input-bound")]) == 1
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_records(tmp_path)
     assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)
     assert result.input_seconds > 0.5

@@ -1,10 +1,10 @@
 """Tests of jaxdp.training.health."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
+from helpers.runs import read_records
 
 import jaxdp
 from jaxdp.errors import TrainingError
@@ -36,7 +36,7 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
     )
     with pytest.raises(TrainingError, match=r"3 steps with non-finite gradients were skipped, .*guard.skip_at_most=2"):
         jaxdp.train(config, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_records(tmp_path)
     assert [line["skipped_steps"] for line in lines if "loss" in line][-2:] == [1, 2]
     check_step(record(3, float("nan")) | {"skipped_steps": 2}, config)
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.runs import read_records
 from helpers.step import (
     BATCH,
     PER_WORKER,
@@ -162,11 +163,10 @@ def test_static_scale_that_overflows_is_named_in_the_error(tiny_resnet, tmp_path
 
 @pytest.mark.slow
 def test_log_counts_skipped_steps(tiny_resnet, tmp_path):
-    import json
 
     config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
     result = train(config, tmp_path)
-    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = read_records(tmp_path)
     counts = [r["skipped_steps"] for r in steps if "skipped_steps" in r]
     assert len(counts) == 15
     assert counts == sorted(counts)

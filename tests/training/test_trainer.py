@@ -10,6 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from helpers.runs import read_records
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -23,10 +24,6 @@ from jaxdp.loggers.writers import TIMING
 from jaxdp.planning import make_plan
 from jaxdp.training import step_compiler, step_metrics
 from jaxdp.validation import from_json
-
-
-def records(workdir):
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
@@ -44,7 +41,7 @@ def test_train_writes_config_metrics_result_and_plot(tiny, plots, tmp_path):
 
 def test_log_across_a_batch_size_change_follows_the_plan(tiny, tmp_path):
     train(tiny, tmp_path)
-    steps = [r for r in records(tmp_path) if "loss" in r]
+    steps = [r for r in read_records(tmp_path) if "loss" in r]
     # 50 images an epoch: 10 steps of 8 reach 80 >= 75, the phase's end in mid-epoch; 5 steps of 16 reach 160 >= 150
     assert [r["global_batch"] for r in steps] == [8] * 10 + [16] * 5
     assert [r["step"] for r in steps] == list(range(1, 16))
@@ -54,7 +51,7 @@ def test_log_across_a_batch_size_change_follows_the_plan(tiny, tmp_path):
         expected = 2.0 * before if before < 1 else 1 + math.cos(math.pi * (before - 1) / 2)
         assert r["learning_rate"] == pytest.approx(expected, rel=1e-9)
         assert r["images_per_second"] > 0
-    evaluations = [r["samples"] for r in records(tmp_path) if "eval_accuracy" in r]
+    evaluations = [r["samples"] for r in read_records(tmp_path) if "eval_accuracy" in r]
     assert evaluations == [56, 112, 160]  # the first steps at or past 50, 100 and 150 images
 
 
@@ -147,7 +144,7 @@ def test_train_with_a_finished_run_returns_its_result(tiny, tmp_path):
 def test_log_with_the_same_seed_is_equal_and_with_another_differs(tiny, tmp_path):
     def log(config, name):
         train(config, tmp_path / name)
-        return [{k: v for k, v in r.items() if k not in TIMING} for r in records(tmp_path / name)]
+        return [{k: v for k, v in r.items() if k not in TIMING} for r in read_records(tmp_path / name)]
 
     assert log(tiny, "a") == log(tiny, "b")
     assert log(dataclasses.replace(tiny, seed=1), "c") != log(tiny, "b")
@@ -205,14 +202,14 @@ def test_non_finite_parameters_after_the_last_step_raise(tiny_resnet, tmp_path):
 def test_phase_without_steps_is_skipped(tiny, tmp_path):
     config = dataclasses.replace(tiny, batch=(Phase(40, 1.0), Phase(8, 1.2), Phase(32)))
     train(config, tmp_path)
-    steps = [r for r in records(tmp_path) if "loss" in r]
+    steps = [r for r in read_records(tmp_path) if "loss" in r]
     assert [(r["phase"], r["global_batch"]) for r in steps] == [(0, 40), (0, 40), (2, 32), (2, 32), (2, 32)]
 
 
 def test_log_with_a_long_interval_includes_first_steps_of_phases_and_the_last_step(tiny, tmp_path):
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=4))
     train(config, tmp_path)
-    assert [r["step"] for r in records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
+    assert [r["step"] for r in read_records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
 
 
 def test_end_between_two_evaluations_is_evaluated(tiny, tmp_path):
@@ -220,14 +217,14 @@ def test_end_between_two_evaluations_is_evaluated(tiny, tmp_path):
         tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
     )
     train(config, tmp_path)
-    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
+    assert [r["samples"] for r in read_records(tmp_path) if "eval_loss" in r] == [50, 100, 130]
 
 
 def test_evaluation_interval_is_exact_in_decimal(tiny, tmp_path):
     """0.7 epochs of 50 images are 35 images; in binary floating point 0.7 * 50 * 2 lies above 70."""
     every = dataclasses.replace(tiny.evaluation, every_epochs=0.7)
     train(dataclasses.replace(tiny, batch=(Phase(5),), epochs=1.5, evaluation=every), tmp_path)
-    assert [r["samples"] for r in records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
+    assert [r["samples"] for r in read_records(tmp_path) if "eval_loss" in r] == [35, 70, 75]
 
 
 def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path, monkeypatch):
@@ -313,7 +310,7 @@ def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path)
     assert [phase.devices for phase in plan.phases] == [2, 3]
     train(dataclasses.replace(tiny, batch=batch), tmp_path / "many")
     train(dataclasses.replace(tiny, batch=batch, mesh=single_device), tmp_path / "one")
-    losses, expected = ([r["loss"] for r in records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
+    losses, expected = ([r["loss"] for r in read_records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
     np.testing.assert_allclose(losses[:6], expected[:6], rtol=1e-3)
 
 
@@ -331,7 +328,7 @@ def test_tensorboard_events_equal_the_log(tiny, tmp_path):
         offset += 16 + length
         for value in event.summary.value:
             scalars.setdefault(value.tag, {})[event.step] = value.simple_value
-    logged = {r["samples"]: r["loss"] for r in records(tmp_path) if "loss" in r}
+    logged = {r["samples"]: r["loss"] for r in read_records(tmp_path) if "loss" in r}
     assert scalars["training/loss"] == pytest.approx(logged)
     assert len(scalars["evaluation/accuracy"]) == 3
 
