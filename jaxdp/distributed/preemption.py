@@ -9,8 +9,8 @@
 5. `Trainer._saving_before_exit` (`jaxdp.training.trainer`) catches it, saves the last step in `_save_last_step`, and raises
    `Stopped`, made by `RunCheckpoints.stop_exception`. Before the trainer starts, `jaxdp.train` catches it and raises
    `stopped_before_training`.
-6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program of several processes
-   calls `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.
+6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program calls
+   `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.
 
 Until the processes have joined, there is no group to agree with: `SignalHandler.raise_if_signaled` replaces steps 2 to 4.
 """
