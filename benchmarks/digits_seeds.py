@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 OUT = ROOT / "benchmarks/results/digits_seeds.json"
 ASKED_FOR = dict(os.environ)
 NATIVE = "native"  # code for this processor
+FIRST_VECTORS = "AVX-512"  # of the processor of rows without "vectors"
 # What a run is measured as: the default run; on the mesh of CI's run of two processes; on the split on which it was chosen.
 AS = {
     "default": [],
@@ -58,6 +59,17 @@ def started(flags: list[str], workdir: Path, cache: Path, code: str = NATIVE, co
 
 
 @cache
+def widest_vectors() -> str:
+    """The widest vector instructions of this processor."""
+    features = set(Path("/proc/cpuinfo").read_text().split())
+    return next((name for name, feature in (("AVX-512", "avx512f"), ("AVX2", "avx2")) if feature in features), "none")
+
+
+def vectors_of(row: dict) -> str:
+    return row.get("vectors", FIRST_VECTORS)
+
+
+@cache
 def made_with() -> dict:
     return provenance()
 
@@ -79,7 +91,8 @@ def add(part: str, row: dict) -> None:
 def accuracies(seeds: list[int], codes: list[str], kind: str, together: int, folder: Path) -> None:
     """The runs that the record does not have yet, `together` at a time."""
     wanted = [(seed, code) for seed in seeds for code in codes]
-    known = {(row["seed"], row["code"]) for row in record()["runs"] if row["as"] == kind}
+    here = [row for row in record()["runs"] if row["as"] == kind and vectors_of(row) == widest_vectors()]
+    known = {(row["seed"], row["code"]) for row in here}
     missing = [one for one in wanted if one not in known]
     cores, free = sorted(os.sched_getaffinity(0)), queue.Queue()
     for place in range(together):
@@ -95,7 +108,8 @@ def accuracies(seeds: list[int], codes: list[str], kind: str, together: int, fol
         if (kind, *one) == ("default", 0, NATIVE):
             shutil.copy(workdir / "training.png", ROOT / "docs/digits.png")
         shutil.rmtree(workdir)
-        return {"as": kind, "seed": seed, "code": code, "cores": len(mine)} | {name: result[name] for name in KEPT}
+        facts = {"as": kind, "seed": seed, "code": code, "vectors": widest_vectors(), "cores": len(mine)}
+        return facts | {name: result[name] for name in KEPT}
 
     with ThreadPoolExecutor(together) as pool:
         for row in pool.map(run, missing):
@@ -140,8 +154,9 @@ def main():
         else:
             accuracies(arguments.seeds, arguments.codes, arguments.kind, arguments.together, Path(directory))
     rows = record()["runs"]
-    for kind, code in dict.fromkeys((row["as"], row["code"]) for row in rows):
-        print(kind, code, spread([row for row in rows if (row["as"], row["code"]) == (kind, code)]))
+    keys = [(row["as"], row["code"], vectors_of(row)) for row in rows]
+    for key in dict.fromkeys(keys):
+        print(*key, spread([row for row, its in zip(rows, keys, strict=True) if its == key]))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-ep
 class Raising:
     """Synthetic images; reading one raises after `ends_at` images."""
 
+    classes = 10
+
     def __init__(self, examples: int, ends_at: float):
         self.examples, self.ends_at, self.read = examples, ends_at, 0
 

@@ -33,11 +33,18 @@ STEP = ["-m", "jaxdp", "bench", "step", "--config", "imagenet_goyal_256", "--mod
 STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimizer.label-smoothing", "0.1"]
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
 ONE = "224:imagenet:256"
+FORMS = ("separate", "folded")  # of batch normalization
 CHANGES = [f"jaxdp:{name}" for name in VARIANTS if name not in ("given-back", "direct")]  # the others apply to CPUs only
 COMPARED = {
     "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
     "changes": ["--only", "jaxdp", *CHANGES, "--cases", ONE],
-    "batches": ["--only", "jaxdp", "--cases", *(f"224:imagenet:{batch}" for batch in (128, 256, 400, 512, 1024))],
+    "batches": [
+        "--only",
+        "jaxdp",
+        "jaxdp:folded",
+        "--cases",
+        *(f"224:imagenet:{batch}" for batch in (128, 256, 400, 512, 1024)),
+    ],
     "best": ["--cases", ONE, "224:imagenet:400", "224:imagenet:512"],
 }
 
@@ -69,16 +76,18 @@ def main():
     out.parent.mkdir(parents=True, exist_ok=True)
     if args.call in ("position", "start"):
         more = ["--kernels", "--no-starts"] if args.call == "position" else ["--repeats", "1"]
-        with tempfile.TemporaryDirectory() as folder:
-            started([*STEP, *more, "--output", folder])
-            shutil.copy(Path(folder) / "step.json", out)
+        for form in FORMS if args.call == "position" else FORMS[:1]:
+            with tempfile.TemporaryDirectory() as folder:
+                started([*STEP, *more, "--model.batch-norm", form, "--output", folder])
+                name = out.name if form == FORMS[0] else f"{out.stem}_{form}.json"
+                shutil.copy(Path(folder) / "step.json", out.with_name(name))
     elif args.call == "run":
         with tempfile.TemporaryDirectory() as folder:
             started(["train.py", "--workdir", folder])
             shutil.copy(Path(folder) / "result.json", out)
     else:
         cases = ["--cases", *args.cases] if args.cases else []
-        only = ["--only", "jaxdp", *pytorchs_best(out.parent)] if args.call == "best" else []
+        only = ["--only", "jaxdp", "jaxdp:folded", *pytorchs_best(out.parent)] if args.call == "best" else []
         started([*SIDE_BY_SIDE, *only, *COMPARED[args.call], *cases, "--output", str(out)])
 
 

@@ -24,7 +24,7 @@ from jaxdp.bench.step import published_ceilings
 from jaxdp.xla import kernels
 
 ROOT = Path(__file__).parent.parent
-CASES = {"custom_vjp": [], "autodiff": ["--model.gradients", "autodiff"]}
+CASES = {"custom_vjp": [], "folded": ["--model.batch-norm", "folded"], "autodiff": ["--model.gradients", "autodiff"]}
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
 
 
@@ -60,7 +60,7 @@ def shown(result: dict):
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.title = f"{result['case']}: MB an image, batch {result['batch']}, {result['chip']}"
+    table.title = f"{result['case']}: MB an image, batch {result['batch']}, {result['gpu']}"
     limits = result["limits"]
     table.caption = (
         f"{result['kernels']} kernels; {result['convolutions_gigaflop_an_image']:.1f} GFLOP an image in convolutions; at "

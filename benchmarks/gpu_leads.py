@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.bench.environment import provenance
-from jaxdp.models import batch_norm, convolution, resnet
+from jaxdp.models import convolution, folded_batch_norm, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
 
@@ -31,10 +31,14 @@ def weights_in_cudnns_order():
         @resnet.nn.compact
         def __call__(self, x):
             shape = (self.features, self.size, self.size, x.shape[-1])
-            kernel = self.param("kernel", lambda _: jnp.ones(shape, jnp.float32)).astype(self.dtype)
+            kernel = self.param("kernel", lambda _: jnp.ones(shape, jnp.float32))
+            if self.folds_from(x.shape[-1]):
+                return folded_batch_norm.Projection(x[:, :: self.stride, :: self.stride], kernel[:, 0, 0].T)
             pads = [(self.size // 2, self.size // 2)] * 2
             order = ("NHWC", "OHWI", "NHWC")
-            return lax.conv_general_dilated(x, kernel, (self.stride, self.stride), pads, dimension_numbers=order)
+            return lax.conv_general_dilated(
+                x, kernel.astype(self.dtype), (self.stride, self.stride), pads, dimension_numbers=order
+            )
 
     resnet.Conv = Conv
 
@@ -57,40 +61,6 @@ def stem_space_to_depth():
     resnet.convolve = convolve
 
 
-def sums(*values):
-    """Sums over all but the channels, in one reduction."""
-    return lax.reduce(
-        values, (jnp.float32(0),) * len(values), lambda a, b: [x + y for x, y in zip(a, b, strict=True)], (0, 1, 2)
-    )
-
-
-def moments_in_one_reduction():
-    def moments(x, axes=()):
-        wide = x.astype(jnp.float32)
-        count = wide.size // wide.shape[-1]
-        return tuple(one / count for one in sums(wide, wide * wide))
-
-    resnet.moments = moments
-
-
-def backward_sums_in_one_reduction():
-    def backward(fusion, saved, gradient):
-        terms, y, has_shortcut = saved
-        kept = terms[0].output() > 0 if y is None else y > 0
-        passed = jnp.where(kept, gradient.astype(jnp.float32 if y is None else gradient.dtype), 0)
-        wide = passed.astype(jnp.float32)
-        total, *products = sums(wide, *(wide * term.x.astype(jnp.float32) for term in terms))
-        if y is not None:
-            passed, total, products = lax.optimization_barrier((passed, total, products))
-        each = zip(terms, products, strict=True)
-        found = tuple(
-            batch_norm._term_gradient(term, passed, total=total, product=product, axes=fusion.axes) for term, product in each
-        )
-        return found, passed if has_shortcut else None
-
-    batch_norm.fused_bn_relu.defvjp(batch_norm._forward, backward)
-
-
 def no_excess_precision():
     os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
@@ -103,20 +73,21 @@ LEADS = {
     "unchanged": unchanged,
     "weights in cuDNN's order": weights_in_cudnns_order,
     "stem space to depth": stem_space_to_depth,
-    "moments in one reduction": moments_in_one_reduction,
-    "backward sums in one reduction": backward_sums_in_one_reduction,
     "no excess precision": no_excess_precision,
 }
+FORMS = {"separate": [], "folded": ["--model.batch-norm", "folded"]}
 
 
-def measured(lead: str) -> dict:
+def measured(case: str) -> dict:
+    lead, _, form = case.partition("; ")
     LEADS[lead]()
-    return gpu_bytes.measured(lead, [], 256, "h200")
+    return gpu_bytes.measured(case, FORMS[form], 256, "h200")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--leads", nargs="+", default=list(LEADS), choices=LEADS)
+    cases = [f"{lead}; {form}" for form in FORMS for lead in LEADS]
+    parser.add_argument("--leads", nargs="+", default=cases, choices=cases)
     args = parser.parse_args()
     # A process for each: XLA reads its flags once, and a patch stays.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as one_by_one:
@@ -124,7 +95,7 @@ def main():
     record = {"provenance": provenance(), "results": results}
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     for one in results:
-        print(f"{one['case']:32} {one['kernels']:5} kernels {one['all_megabytes_an_image']:6.1f} MB an image")
+        print(f"{one['case']:36} {one['kernels']:5} kernels {one['all_megabytes_an_image']:6.1f} MB an image")
 
 
 if __name__ == "__main__":

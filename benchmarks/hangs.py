@@ -121,6 +121,8 @@ class Blocker:
 class Images:
     """Synthetic JPEGs. block: called for every image; seconds: time to read one."""
 
+    classes = 10
+
     def __init__(self, examples: int, block=lambda: None, seconds: float = 0.0):
         import cv2
         import numpy as np

@@ -40,6 +40,7 @@ STAGES = (3, 4, 6, 3)
 VARIANTS = {
     "given-back": ("", {"mesh": {"keep_memory": False}}),
     "direct": ("", {"model": {"convolution": "direct"}}),
+    "folded": ("", {"model": {"batch_norm": "folded"}}),
     "autodiff": ("", {"model": {"gradients": "autodiff"}}),
     "untuned": ("", {"compile": {"tuned": False}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),

@@ -1,9 +1,10 @@
-"""Write the tables of README.md and docs/measurements.md from benchmarks/results/; with --check, fail if they are out of date.
+"""Write the tables of README.md and of pages in docs/ from benchmarks/results/; with --check, fail if they are out of date.
 
 python benchmarks/tables.py [--check]
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import collectives
 import digits_seeds
 import failures
 import hangs
+import lr_range
+import memory
 import network
 import other_devices
 import saving
@@ -26,14 +29,12 @@ RESULTS = ROOT / "benchmarks/results"
 
 def digits() -> str:
     measured = json.loads((RESULTS / "digits_seeds.json").read_text())
-    runs = [row for row in measured["runs"] if row["as"] == "default"]
-    codes = list(dict.fromkeys(row["code"] for row in runs))
-    named = {digits_seeds.NATIVE: "this CPU"}
-    groups = {f"compiled for {named.get(code, code)}": [row for row in runs if row["code"] == code] for code in codes}
-    groups |= {
-        f"{kind}, compiled for this CPU": [row for row in measured["runs"] if row["as"] == kind]
-        for kind in dict.fromkeys(row["as"] for row in measured["runs"] if row["as"] != "default")
-    }
+    groups: dict[str, list[dict]] = {}
+    for row in measured["runs"]:
+        kind, code = row["as"], row["code"]
+        words = [] if kind == "default" else [kind]
+        words += [f"processor with {digits_seeds.vectors_of(row)}"] + [f"code for {code}"] * (code != digits_seeds.NATIVE)
+        groups.setdefault(", ".join(words), []).append(row)
     lines = ["| | runs | worst | median | best |", "|---" * 5 + "|"]
     for name, rows in groups.items():
         spread = digits_seeds.spread(rows)
@@ -47,7 +48,12 @@ def digits() -> str:
         whole, first = (f"{row[key]:.0f} s" for key in ("wall_seconds", "seconds_to_first_step"))
         lines.append(f"| {row['cache']} | {whole} | {first} | {row['images_per_second']:.0f} |")
     made = measured["runs"][0]["provenance"]
-    ending = f"JAX {made['versions']['jax']}" + "; durations with all cores, compilation included" * bool(timed)
+    ending = f"JAX {made['versions']['jax']}"
+    if timed:
+        row, epochs = timed[0], measured["config"]["epochs"]
+        one = row["seconds_to_first_step"] + (row["training_seconds"] + row["evaluation_seconds"]) / epochs
+        cores = ", ".join(sorted({str(row["provenance"]["cores"]) for row in timed}))
+        ending += f"; durations on {cores} cores, compilation included (one of the {epochs:g} epochs: about {one:.0f} s)"
     split = (
         "The recipe was chosen on the validation split: 1,149 of the 1,437 training images to train, the other 288 to evaluate."
     )
@@ -237,7 +243,7 @@ def start() -> str:
 def gpu() -> str:
     record = json.loads((RESULTS / "gpu_bytes.json").read_text())
     kinds = ("convolution", "input gradient", "weight gradient", "forward", "backward", "rest")
-    lines = ["| gradients | " + " | ".join(kinds) + " | total | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
+    lines = ["| step | " + " | ".join(kinds) + " | total | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
     for one in record["results"]:
         megabytes = one["megabytes_an_image"]
         sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[-1] == kind) for kind in kinds]
@@ -279,8 +285,35 @@ def leads() -> str:
     return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
 
 
+def imagenet_hours() -> str:
+    """Hours, decoding cores and disk bandwidth of 90 epochs of ImageNet, by training speed."""
+    images, epochs, archive_bytes = 1_281_167, 90, 147_897_477_120  # bytes: of the training archive, from tensorflow-datasets
+    stages = json.loads((RESULTS / "input_cpu.json").read_text())
+    (row,) = (row for row in stages["rows"] if row["stage"] == "batch, 2 threads")
+    per_core = row["images_per_second"] / row["threads"]
+    bound = json.loads((RESULTS / "gpu_bytes.json").read_text())["results"][0]["floor_images_per_second"]
+    lines = ["| images/s of all GPUs | hours for 90 epochs | cores that decode | read per second |", "|---|---|---|---|"]
+    for rate in (4_000, 8_000, 20_000, 40_000, 8 * bound):
+        note = " (8 x H200, upper bound)" if rate == 8 * bound else ""
+        cores, read = math.ceil(rate / per_core), rate * archive_bytes / images
+        lines.append(f"| {rate:,.0f}{note} | {epochs * images / rate / 3600:.1f} | {cores} | {read / 1e9:.1f} GB |")
+    decoded = (
+        f"{per_core:,.0f} images/s per core, measured with JPEGs of {stages['file_bytes'] / 1e3:.0f} KB on {made_on(stages)}"
+    )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Cores: {decoded}. ImageNet's JPEGs have {archive_bytes / images / 1e3:.0f} KB on average and take longer. "
+            "The bound is that of [memory traffic](measurements.md#memory-traffic-on-an-h200).",
+        ]
+    )
+
+
 TABLES = {
     "README.md": {"digits": digits},
+    "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
+    "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/measurements.md": {
         "step": step,
         "speed": speed,

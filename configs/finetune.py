@@ -1,8 +1,8 @@
 """A ResNet-50 with ImageNet weights, fine-tuned on a folder of images.
 
-    python train.py --config finetune --data.source folder --data.directory D --model.classes N --finetune.weights FILE
+    python train.py --config finetune --data.source folder --data.directory D --finetune.weights FILE
 
-D/train/CLASS/ and D/val/CLASS/ contain the images of N classes; FILE is a safetensors file of torchvision, timm or jaxdp.
+D/train/CLASS/ and D/val/CLASS/ contain the images of each class; FILE is a safetensors file of torchvision, timm or jaxdp.
 Without these flags the recipe trains on the handwritten digits from random weights, as a rehearsal.
 
 Source: none; the values are common choices, not tuned:

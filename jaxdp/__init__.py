@@ -48,11 +48,11 @@ def plan(config: "Config", devices: int | None = None, hosts: int = 1) -> "Plan"
 
     Raises ConfigError for an invalid config, or one that cannot run on these devices.
     """
-    from jaxdp.data.sources import training_examples
+    from jaxdp.data.sources import inspect
     from jaxdp.distributed.runtime import start
     from jaxdp.planning import make_plan
     from jaxdp.validation import validate
 
-    config = validate(config)
+    config, examples = inspect(validate(config))
     devices = len(start(config.mesh)) if devices is None else devices
-    return make_plan(config, examples=training_examples(config), devices=devices, hosts=hosts)
+    return make_plan(config, examples=examples, devices=devices, hosts=hosts)

@@ -28,13 +28,13 @@ class Choice:
 class Source(Choice):
     """A data source.
 
-    in_memory: it makes its images itself, in one size. min_classes: smallest `model.classes`. train_split, eval_split: allowed
-    values (None: any). train_images: size of the training set, if published. mean, std: pixel statistics for normalization, on
-    the scale 0 to 255, per channel or for all channels.
+    in_memory: it makes its images itself, in one size. classes: their number, if known without the data. train_split,
+    eval_split: allowed values (None: any). train_images: size of the training set, if published. mean, std: pixel statistics
+    for normalization, on the scale 0 to 255, per channel or for all channels.
     """
 
     in_memory: bool = False
-    min_classes: int = 2
+    classes: int | None = None
     train_split: tuple[str, ...] | None = None
     eval_split: tuple[str, ...] | None = None
     train_images: int | None = None
@@ -189,7 +189,7 @@ SOURCES = Choices(
             "scikit-learn's handwritten digits (1,797 real images)",
             "train_split eval_split",
             in_memory=True,
-            min_classes=10,
+            classes=10,
             train_split=("train", "fit"),
             eval_split=("test", "validation"),
             mean=78.0,
@@ -200,8 +200,8 @@ SOURCES = Choices(
         ),
         "folder": Source("images in `directory`/SPLIT/CLASS/", READ_FROM_DISK),
         "given": Source("the `datasets` argument of `jaxdp.train`", READ_FROM_DISK),
-        "imagenet2012": Source("ImageNet", READ_FROM_DISK, min_classes=1000, train_images=1_281_167),
-        "cifar10": Source("CIFAR-10", READ_FROM_DISK, min_classes=10, train_images=50_000),
+        "imagenet2012": Source("ImageNet", READ_FROM_DISK, classes=1000, train_images=1_281_167),
+        "cifar10": Source("CIFAR-10", READ_FROM_DISK, classes=10, train_images=50_000),
     },
     other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", READ_FROM_DISK),
 )

@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
 
-The text below a field is its help in `jaxdp train --help`. Fields whose values have names take types and help from the tables
-in `choices.py`.
+The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
+tables in `choices.py`.
 """
 
 from dataclasses import dataclass, field
@@ -60,7 +60,11 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
-SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:-]+$"), Doc(f"Data set. {choices.SOURCES.help}")]
+SourceName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
+    Doc(f"Data set: {', '.join(choices.SOURCES.entries)}, or one of tensorflow-datasets. {choices.SOURCES.help}"),
+]
 
 
 class _Strict:
@@ -150,8 +154,8 @@ class Model(_Strict):
     """Number of channels of the first ResNet stage (published network: 64)"""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
-    classes: Annotated[int, Field(ge=2, le=1_000_000)] = 1000
-    """Number of classes"""
+    classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    """Number of classes (None: that of the data set)"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
     `loss_scale`"""
@@ -165,6 +169,9 @@ class Model(_Strict):
     gradients: Literal["custom_vjp", "autodiff"] = "custom_vjp"
     """Gradients of fused batch normalization and ReLU and of max pooling: hand-written ones, which move less memory (see
     jaxdp/models/batch_norm.py), or JAX's"""
+    batch_norm: Literal["auto", "separate", "folded"] = "auto"
+    """Batch normalization behind 1x1 convolutions in training. separate: of the convolution's result; folded: into its kernel,
+    which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """Algorithm of 1x1 and small-map convolutions. product: matrix products, faster on CPUs; auto: product on a CPU, else
     direct"""
@@ -174,10 +181,18 @@ class Model(_Strict):
         """The display name of the network."""
         return f"ResNet-{self.depth}" if self.name == RESNET else self.name
 
+    @property
+    def class_count(self) -> int:
+        """The number of classes. Raises ConfigError while it is None, before the data set is opened."""
+        if self.classes is None:
+            reason = "the number of classes is not known before the data set is opened"
+            raise ConfigError("model.classes", None, reason=reason, hint="give it, for example --model.classes 10")
+        return self.classes
+
 
 @dataclass(frozen=True)
 class Phase(_Strict):
-    """A part of training with one batch size."""
+    """A phase: a part of training with one batch size."""
 
     global_batch: Count = 256
     """Number of images per step on all devices"""
@@ -369,8 +384,8 @@ class Compile(_Strict):
 class Logging(_Strict):
     """Logs and profiles."""
 
-    every_steps: Count = 10
-    """Number of steps between lines in metrics.jsonl"""
+    every_steps: Count | None = None
+    """Number of steps between lines in metrics.jsonl (None: 10, or fewer in a run of less than 200 steps)"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
     profile: str | None = None
@@ -436,6 +451,16 @@ RESUME_SAFE_FIELDS = (
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
     return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
+
+
+HELD_OUT_LABELS = "plain labels"
+
+
+def training_labels(config: Config) -> str:
+    """The labels of the training loss, in a few words. The held-out loss has plain labels, so the two differ in meaning."""
+    smoothing, mix = config.optimizer.label_smoothing, config.data.mix
+    words = [f"labels smoothed by {smoothing:g}"] * (smoothing > 0) + [f"labels mixed by {mix}"] * (mix != "none")
+    return ", ".join(words) or HELD_OUT_LABELS
 
 
 def crops_while_loading(config: Config) -> bool:

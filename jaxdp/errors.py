@@ -8,6 +8,8 @@ from functools import partial
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
+SIMILAR = 0.7  # least similarity of a suggestion, as difflib measures it
+
 
 class OneLine:
     """Mixin for exceptions whose message is sufficient: notebooks and the command line print it without a traceback.
@@ -58,8 +60,11 @@ class TrainingError(OneLine, RuntimeError):
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most similar to `word`, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(word, choices, 1)), None)
+    """`word` itself, else the first choice that begins with it, else the most similar one, or None. Case is ignored."""
+    word, by_lower = word.lower(), {choice.lower(): choice for choice in choices}
+    same, longer = [word] * (word in by_lower), [choice for choice in by_lower if word and choice.startswith(word)]
+    found = same or longer or difflib.get_close_matches(word, by_lower, 1, SIMILAR)
+    return by_lower[found[0]] if found else None
 
 
 def suggest(word: str, choices: Iterable[object]) -> str:

@@ -11,6 +11,7 @@ from typing import IO
 from jaxdp.errors import ConfigError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+RUNS, CONFIG = "runs", "config.json"  # the folder of runs by default; the file that every run directory has
 LARGEST = 2**30  # largest file to read, in bytes: a sparse file may claim any size
 
 
@@ -22,6 +23,11 @@ def check_local(path: object, field: str) -> None:
     """Raise ConfigError, naming `field`, for a URL, which would otherwise become a local directory such as `gs:`."""
     if URL.match(str(path).lstrip()):
         raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a directory holds a run."""
+    return (Path(path) / CONFIG).is_file()
 
 
 def open_regular(path: str | Path, mode: str = "rb") -> IO[bytes]:

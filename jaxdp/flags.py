@@ -1,49 +1,23 @@
 """Parsing of command lines with tyro, preceded by a check that reports the first error in one line with the nearest flag."""
 
 import dataclasses
-import inspect
+import itertools
 import re
-import shutil
-import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from jaxdp.errors import ConfigError, nearest, one_of
-from jaxdp.files import check_local
+from jaxdp.errors import ConfigError, nearest, one_of, plural
+from jaxdp.files import RUNS, check_local, is_run
+from jaxdp.flag_help import ALL, GENERAL, asks_for_help, show
+from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART
 
 Options = TypeVar("Options")
 ADDRESS = "--coordinator"  # not a path
-NARROWEST, WIDEST = 40, 100  # columns of wrapped text
+WORKDIR = "--workdir"
+UNEXPECTED = "unexpected argument"
 NUMBERS = {int: "an integer", float: "a number"}
-ALIASES = {  # names of flags in other trainers
-    "lr": "--schedule.learning-rate",
-    "warmup": "--schedule.warmup-epochs",
-    "batch": "--batch.0.global-batch",
-    "batch-size": "--batch.0.global-batch",
-    "wd": "--optimizer.weight-decay",
-    "arch": "--model.depth",
-    "num-classes": "--model.classes",
-    "num-workers": "--data.threads",
-    "workers": "--data.threads",
-    "data-dir": "--data.directory",
-    "data-path": "--data.directory",
-    "output-dir": "--workdir",
-    "num-epochs": "--epochs",
-    "amp": "--model.dtype",
-}
-
-
-def rows(texts: dict[str, str]) -> str:
-    """Names with their descriptions, wrapped to the width of the terminal."""
-    width, indent = _width(), 14 * " "
-    wrapped = (indent + f"\n{indent}".join(_wrap(text, width - len(indent))) for text in texts.values())
-    return "\n".join(f"  {name:<11} {text.lstrip()}" for name, text in zip(texts, wrapped, strict=True))
-
-
-def asks_for_help(arguments: Iterable[str]) -> bool:
-    """Whether a command line contains -h or --help."""
-    return bool({"-h", "--help"} & set(arguments))
 
 
 def flag_value(arguments: list[str], flag: str) -> str | None:
@@ -56,78 +30,46 @@ def flag_value(arguments: list[str], flag: str) -> str | None:
     return value
 
 
-def flag_for(field: str, value: object) -> str:
-    """A config field and its value as a command-line flag."""
-    name = field.replace("_", "-")
-    if isinstance(value, bool):
-        section, _, last = name.rpartition(".")
-        return f"--{section}.{last if value else f'no-{last}'}"
-    values = value if isinstance(value, tuple) else (value,)
-    return " ".join([f"--{name}", *map(str, values)])
-
-
-def parse(options: type[Options], arguments: Iterable[str], program: str, *, default: Options | None = None) -> Options:
-    """An instance of the dataclass `options` from a command line. default: values of omitted flags.
+def parse(
+    options: type[Options],
+    arguments: Iterable[str],
+    program: str,
+    *,
+    default: Options | None = None,
+    everyday: Sequence[str] = (),
+) -> Options:
+    """An instance of the dataclass `options` from a command line. default: values of omitted flags. everyday: flags of config
+    fields that `--help` shows.
 
     Raises ConfigError for an unknown flag, a missing value, or a value of the wrong type. `--help` prints help and exits.
     """
     import tyro
 
-    arguments = list(arguments)
-    if check(Flags.of(options, default), arguments, program):
-        arguments = ["--help"]
-        _join_help_lines(options)
+    arguments, flags = list(arguments), Flags.of(options, default)
+    topic = check(flags, arguments, program)
+    if topic is not None:
+        show(options, default, flags, program=program, topic=topic, everyday=everyday)
     omitted = tyro.MISSING_NONPROP if default is None else default
-    return tyro.cli(options, args=arguments, prog=program, description=description(options), default=omitted)
-
-
-def _join_help_lines(options: type) -> None:
-    """Annotate the fields of an options class, and of those inside it, with their docstrings as one line for tyro to wrap.
-
-    From a docstring tyro keeps the line breaks of the source. The process exits after the help, so the change does no harm.
-    """
-    import docstring_parser
-    from typing_extensions import Doc
-
-    texts = {field.arg_name: field.description for field in docstring_parser.parse_from_object(options).params}
-    for field in dataclasses.fields(options):
-        annotation, _ = _without_marks(field.type)
-        for inner in (annotation, *get_args(annotation)):
-            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-                _join_help_lines(inner)
-        if text := texts.get(field.name):
-            options.__annotations__[field.name] = Annotated[field.type, Doc(" ".join(text.split()))]
-
-
-def description(options: type) -> str:
-    """The docstring of an options class, wrapped to the width of the terminal, including the examples that tyro omits.
-
-    Text is indented because tyro joins lines that start with a letter.
-    """
-    text, _, examples = (inspect.getdoc(options) or "").partition("\n\nExamples:\n")
-    width = _width()
-    paragraphs = ("\n".join(_wrap(paragraph, width - 2)) for paragraph in text.split("\n\n"))
-    shown = textwrap.indent("\n\n".join(paragraphs), "  ")
-    wrapped = [(" \\\n" + 6 * " ").join(_wrap(line, width - 8)) for line in examples.splitlines()]
-    return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in wrapped)]) if examples else shown
-
-
-def _width() -> int:
-    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Lines of a text, broken only at spaces so that commands and flags can be copied."""
-    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+    return tyro.cli(options, args=arguments, prog=program, default=omitted)
 
 
 @dataclasses.dataclass
 class Flag:
-    """A flag or positional argument. types: types and literal choices of its value. repeated: takes any number of values.
-    switch: takes none."""
+    """A flag or positional argument.
+
+    types: types and literal choices of its value. field: the field that it sets, of the dataclass `owner`. default: value of
+    the field if omitted. group: group of the flag in the help. spelling: the flag that sets the field; differs from the name
+    for --no-NAME. metavar: its values in words. repeated: takes any number of values. switch: takes none.
+    """
 
     name: str
     types: tuple
+    field: dataclasses.Field
+    owner: type
+    default: Any
+    group: str
+    spelling: str
+    metavar: str = ""
     repeated: bool = False
     switch: bool = False
     required: bool = False
@@ -135,6 +77,14 @@ class Flag:
     @property
     def choices(self) -> list[str]:
         return [str(choice) for choice in self.types if not isinstance(choice, type)]
+
+    @property
+    def value_name(self) -> str:
+        """The type of the flag's value in the help: STR, INT; "" for a switch."""
+        if self.metavar:
+            return self.metavar
+        kinds = [kind if isinstance(kind, type) else type(kind) for kind in self.types if kind is not NoneType]
+        return "|".join(dict.fromkeys(kind.__name__.upper() for kind in kinds))
 
     def check(self, value: str) -> None:
         """Raise ConfigError for a value of the wrong type. Ranges are checked with the config."""
@@ -155,26 +105,39 @@ class Flag:
     @property
     def expected(self) -> str:
         """What the flag's value must be."""
+        if self.metavar:
+            return self.metavar
         numbers = [NUMBERS[kind] for kind in self.types if kind in NUMBERS]
         none = ["None"] * (NoneType in self.types and bool(numbers))
         return " or ".join([", ".join(self.choices)] * bool(self.choices) + numbers + none) or "a value"
 
 
 class Flags:
-    """The flags of a command by name, and its positional arguments."""
+    """The flags of a command by name, its positional arguments, and its groups of flags with their dataclasses.
+
+    A group is a dataclass in the options, or in the config in the options; `general` has the other flags. A command without
+    such a dataclass has no groups.
+    """
 
     def __init__(self) -> None:
         self.named: dict[str, Flag] = {}
         self.positional: list[Flag] = []
+        self.groups: dict[str, type] = {}
 
     @classmethod
     def of(cls, options: type, default: Any = None) -> "Flags":
         """The flags that tyro derives from a dataclass. default: values, which decide the number of phases, for example."""
         flags = cls()
-        flags._add(options, default, "")
+        flags._add(options, default, "", group=GENERAL)
+        if flags.groups:
+            flags.groups = {GENERAL: options} | flags.groups
         return flags
 
-    def _add(self, options: Any, value: Any, prefix: str) -> None:
+    def help_command(self, program: str) -> str:
+        """The command that lists all flags."""
+        return f"{program} --help {ALL}" if self.groups else f"{program} --help"
+
+    def _add(self, options: Any, value: Any, prefix: str, *, group: str) -> None:
         import tyro
 
         for field in dataclasses.fields(options):
@@ -182,22 +145,33 @@ class Flags:
             annotation, marks = _without_marks(field.type)
             name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")
             inner = f"{prefix}{name}." if name else prefix
+            section = field.name.replace("_", "-")
             if dataclasses.is_dataclass(annotation):
-                self._add(annotation, default, inner)
-            elif isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
-                for index, item in enumerate(default):
-                    self._add(type(item), item, f"{inner}{index}.")
-            elif annotation is bool:
-                negatable = tyro.conf.FlagCreatePairsOff not in marks
-                for spelling in (name, f"no-{name}")[: 1 + negatable]:
-                    self.named[f"--{prefix}{spelling}"] = Flag(f"--{prefix}{spelling}", (), switch=True)
-            else:
-                types, repeated = _value_types(annotation)
-                flag = Flag(f"--{prefix}{name}", types, repeated, required=required and not repeated)
-                if tyro.conf.Positional in marks:
-                    self.positional.append(dataclasses.replace(flag, name=name.upper()))
+                if any(dataclasses.is_dataclass(_without_marks(each.type)[0]) for each in dataclasses.fields(annotation)):
+                    section = group  # the config, which contains the sections
                 else:
-                    self.named[flag.name] = flag
+                    self.groups[section] = cast(type, annotation)
+                self._add(annotation, default, inner, group=section)
+                continue
+            if isinstance(default, tuple) and default and dataclasses.is_dataclass(default[0]):
+                self.groups[section] = type(default[0])
+                for index, item in enumerate(default):
+                    self._add(type(item), item, f"{inner}{index}.", group=section)
+                continue
+            spelling = f"--{prefix}{name}"
+            metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), "")
+            flag = Flag(spelling, (), field, options, default, group, spelling, metavar)
+            if annotation is bool:
+                negatable = tyro.conf.FlagCreatePairsOff not in marks
+                for shown in (name, f"no-{name}")[: 1 + negatable]:
+                    self.named[f"--{prefix}{shown}"] = dataclasses.replace(flag, name=f"--{prefix}{shown}", switch=True)
+                continue
+            flag.types, flag.repeated = _value_types(annotation)
+            flag.required = required and not flag.repeated
+            if tyro.conf.Positional in marks:
+                self.positional.append(dataclasses.replace(flag, name=name.upper()))
+            else:
+                self.named[flag.name] = flag
 
 
 def _default(field: dataclasses.Field, value: Any) -> tuple[Any, bool]:
@@ -234,17 +208,23 @@ def _value_types(annotation: Any) -> tuple[tuple, bool]:
     return (annotation,), False
 
 
-def check(flags: Flags, arguments: list[str], program: str) -> bool:
-    """Raise ConfigError for the first word that cannot be parsed. Returns True if --help precedes it."""
+def check(flags: Flags, arguments: list[str], program: str) -> str | None:
+    """Raise ConfigError for the first word that cannot be parsed. If --help precedes it, returns the word after --help, or ""
+    if there is none; otherwise None.
+    """
     seen, positional, rest = set(), iter(flags.positional), list(arguments)
     argument = next(positional, None)
     while rest:
         word = rest.pop(0)
         if asks_for_help([word]):
-            return True
+            return word.partition("=")[2] or next((following for following in rest[:1] if not _is_flag(following)), "")
         if not _is_flag(word):
+            if WORKDIR in flags.named and is_run(word):
+                raise ConfigError(repr(word), reason="is a run", hint=f"give it with {WORKDIR} {word}")
             if argument is None:
-                raise ConfigError(repr(word), reason="unexpected argument", hint=f"`{program} --help` lists all flags")
+                missing = [flag.name for flag in flags.named.values() if flag.required and not flag_value(arguments, flag.name)]
+                hint = f"did you mean {missing[0]} {word}?" if missing else f"`{flags.help_command(program)}` lists all flags"
+                raise ConfigError(repr(word), reason=UNEXPECTED, hint=hint)
             argument.check(word)
             seen.add(argument.name)
             argument = argument if argument.repeated else next(positional, None)
@@ -253,7 +233,7 @@ def check(flags: Flags, arguments: list[str], program: str) -> bool:
         name = name.replace("_", "-")
         flag = flags.named.get(name)
         if flag is None:
-            raise _unknown(name, flags, program)
+            raise _unknown_flags(flags, program, [word, *rest])
         seen.add(name)
         if flag.switch:
             if equals:
@@ -268,8 +248,17 @@ def check(flags: Flags, arguments: list[str], program: str) -> bool:
             flag.check(value)
     for flag in (*flags.named.values(), *flags.positional):
         if flag.required and flag.name not in seen:
-            raise ConfigError(flag.name, reason="required", hint=f"see `{program} --help`")
-    return False
+            hint = _runs_hint() if flag.name == WORKDIR else f"see `{program} --help`"
+            raise ConfigError(flag.name, reason="required", hint=hint)
+    return None
+
+
+def _runs_hint() -> str:
+    """How to give a run, with those in the folder of runs."""
+    runs = sorted(str(path) for path in Path(RUNS).glob("*") if is_run(path))
+    if not runs:
+        return f"give the directory of a run; ./{RUNS} holds none"
+    return f"give the directory of a run, for example {WORKDIR} {runs[0]}; ./{RUNS} holds {', '.join(runs)}"
 
 
 def _is_flag(word: str) -> bool:
@@ -277,16 +266,55 @@ def _is_flag(word: str) -> bool:
     return re.match(r"--|-[^\d.]", word) is not None
 
 
-def _unknown(name: str, flags: Flags, program: str) -> ConfigError:
-    """The error for an unknown flag, with the most similar one by its whole name or its last part (--depth: --model.depth)."""
+def _is_valid(flags: Flags, words: list[str]) -> bool:
+    """Whether the flags in `words` exist and have values of their types."""
+    try:
+        check(flags, [*words, "--help"], "")  # which ends the check before required flags
+    except ConfigError:
+        return False
+    return True
+
+
+def _unknown_flags(flags: Flags, program: str, words: list[str]) -> ConfigError:
+    """The error for all unknown flags among `words`, the first of which is one."""
+    errors = []
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if _is_flag(word) and name not in flags.named and not asks_for_help([word]):
+            errors.append(_unknown(flags, program, name=name, following=[value] if equals else words[index + 1 :]))
+    first, *others = errors
+    return ConfigError(first.field, reason=first.reason, hint="; ".join([first.hint, *map(str, others)]))
+
+
+def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> ConfigError:
+    """The error for an unknown flag, with its counterpart or the most similar flag by its whole name or its last part.
+
+    following: the words after it.
+    """
     by_last_part = {flag.rpartition(".")[2].removeprefix("--"): flag for flag in reversed(flags.named)}
     word = name.removeprefix("--")
-    alias = ALIASES.get(word)
-    near = (
-        by_last_part.get(word)
-        or (alias if alias in flags.named else None)
-        or nearest(name, [*flags.named, "--help"])
-        or by_last_part.get(nearest(word, by_last_part) or "")
-    )
-    hint = f"did you mean {near}?" if near else f"`{program} --help` lists all flags"
+    counterpart = COUNTERPARTS.get(word)
+    if counterpart and counterpart.flag in flags.named:
+        values = list(itertools.takewhile(lambda word: not _is_flag(word), following))
+        repeated = flags.named[counterpart.flag].repeated
+        hint = counterpart.hint(values if repeated else values[:1], lambda words: _is_valid(flags, words))
+        return ConfigError(name, reason="unknown flag", hint=hint)
+    if any(argument.name == word.upper() for argument in flags.positional):
+        return ConfigError(name, reason="unknown flag", hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
+    phases = sum(re.fullmatch(r"--batch\.\d+\.global-batch", flag) is not None for flag in flags.named)
+    phase = re.match(r"--batch\.(\d+)\.", name)
+    if phase and 0 < phases <= int(phase[1]):
+        hint = "add phases in a recipe file, as batch=(Phase(...), Phase(...)) in configs/digits.py"
+        return ConfigError(name, reason=f"the recipe has only {plural(phases, 'phase')}", hint=hint)
+    if word in flags.groups:
+        fields = ", ".join(flag for flag in flags.named if flags.named[flag].group == word)
+        return ConfigError(name, reason="unknown flag", hint=f"its fields are {fields}")
+    near = by_last_part.get(word.rpartition(".")[2])
+    if near is None and flags.groups and word in NO_COUNTERPART:
+        return ConfigError(name, reason="unknown flag", hint=NO_COUNTERPART[word])
+    near = near or nearest(name, [*flags.named, "--help"]) or by_last_part.get(nearest(word, by_last_part) or "")
+    if near and not phase and phases > 1 and near.startswith("--batch."):
+        near = f"{near} (every phase has its own)"
+    hint = f"did you mean {near}?" if near else f"`{flags.help_command(program)}` lists all flags"
     return ConfigError(name, reason="unknown flag", hint=hint)

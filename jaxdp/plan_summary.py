@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Finetune, Optimizer
+from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, training_labels
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
@@ -13,6 +13,8 @@ from jaxdp.planning import Plan, PlannedPhase
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+START_ROWS = {"run", "model", "data", "devices", "all-reduce", "optimizer", "schedule", "loss", "fine-tuning", "phase"}
 
 
 def model_summary(config: Config) -> dict[str, Any]:
@@ -86,64 +88,94 @@ def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def summary_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "Table":
-    """The table of `jaxdp plan`: model, data, devices, optimizer and phases. devices: description of the devices."""
+def start_table(plan: Plan, devices: str, model_summary: dict[str, Any]) -> "Table":
+    """The table that a run prints at its start: the rows of `summary_table` that identify the run."""
+    table = _table([row for row in _rows(plan, devices, model_summary) if row[0].rstrip("0123456789 ") in START_ROWS])
+    table.caption = "jaxdp plan prints sizes, memory and learning rates"
+    return table
+
+
+def summary_table(
+    plan: Plan, devices: str, model_summary: dict[str, Any], *, device_memory: str = "", rate: float | None = None
+) -> "Table":
+    """The table of `jaxdp plan`: model, data, devices, optimizer and phases.
+
+    devices: description of the devices. device_memory: estimate of the memory per device; "": none.
+    rate: images/s of one device, from which the hours follow.
+    """
+    rows = _rows(plan, devices, model_summary)
+    rows.insert(1, ("length", f"{plural(plan.total_samples, 'image', ',')}; {_describe_hours(plan, rate)}"))
+    if device_memory:
+        rows.insert([label for label, _ in rows].index("devices"), ("memory", device_memory))
+    return _table(rows)
+
+
+def _table(rows: list[tuple[str, str]]) -> "Table":
     from rich.table import Table
 
-    config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row(
-        "run", f"{config.name}, seed {config.seed}, {plural(config.epochs, 'epoch', 'g')}, {plural(plan.total_steps, 'step')}"
-    )
-    table.add_row(
-        "model",
-        f"{config.model.title}, {config.model.dtype}: {model_summary['parameters']:,} parameters, "
-        f"{model_summary['macs']:,} multiply-adds an image",
-    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """(label, fact). A label of "" continues the row before."""
+    config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
     size = config.data.image_size
-    table.add_row("data", f"{config.data.source}: {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch")
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
-    table.add_row(
-        "input",
-        f"up to {memory['host'] / 1e6:,.0f} MB per host, {memory['device'] / 1e6:,.0f} MB per device for {resident}",
-    )
-    state = model_summary["state_bytes"]
+    state, decayed, not_decayed = (model_summary[name] for name in ("state_bytes", "decayed", "not_decayed"))
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
-    table.add_row("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}; activations are not included")
-    table.add_row("devices", devices)
-    statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+    gradient = f"{model_summary['gradient_bytes']:,} bytes"
+    warmup = plural(schedule.warmup_epochs, "epoch", "g")
+    whole = f"{plan.total_samples / plan.examples:.1f}"
+    rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
+    epochs = plural(config.epochs, "epoch", "g") + rounded
+    rows = [
+        ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step')}"),
+        ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
+        ("compute", f"{model_summary['macs']:,} multiply-adds an image"),
+        ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch"),
+        ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for {resident}"),
+        ("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}"),
+        ("devices", devices),
+    ]
     if max(phase.devices for phase in plan.phases) > 1:
-        gradient = (
-            f"{config.reduce.strategy} all-reduce of {model_summary['gradient_bytes']:,} bytes in {config.reduce.wire_dtype}, "
-            f"and {model_summary['statistics_bytes']:,} bytes of {statistics} in float32"
-        )
+        statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+        rows += [
+            ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
+            ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} in float32"),
+        ]
     else:
-        gradient = f"{model_summary['gradient_bytes']:,} bytes; one device needs no all-reduce"
-    table.add_row("gradient", gradient)
-    table.add_row(
-        "optimizer",
-        f"{_describe_optimizer(optimizer)}, {schedule.name} learning rate with "
-        f"{plural(schedule.warmup_epochs, 'epoch', 'g')} of warm-up",
-    )
-    table.add_row("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"])))
+        rows.append(("all-reduce", f"none on one device, {gradient} of gradients"))
+    rows += [
+        ("optimizer", _describe_optimizer(optimizer)),
+        ("schedule", f"{schedule.name}, learning rate {schedule.learning_rate:g}, {warmup} of warm-up"),
+        ("loss", f"training: {training_labels(config)}; held-out: {HELD_OUT_LABELS}"),
+        ("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"]))),
+    ]
     if config.finetune != Finetune():
-        table.add_row("fine-tuning", _describe_finetuning(config))
-    decayed, not_decayed = model_summary["decayed"], model_summary["not_decayed"]
-    table.add_row(
-        "weight decay",
-        f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on {not_decayed['tensors']} with "
-        f"{not_decayed['parameters']:,}",
+        rows.append(("fine-tuning", _describe_finetuning(config)))
+    rows.append(
+        (
+            "weight decay",
+            f"on {decayed['tensors']} tensors with {decayed['parameters']:,} parameters, not on {not_decayed['tensors']} with "
+            f"{not_decayed['parameters']:,}",
+        )
     )
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
-        table.add_row(
-            f"phase {phase.index}",
-            f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step')}: "
-            f"global batch {phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
-            f"{phase.per_worker_batch}{micro}{idle}; learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}",
-        )
-    return table
+        rows += [
+            (
+                f"phase {phase.index}",
+                f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step')}, batch "
+                f"{phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
+                f"{phase.per_worker_batch}{micro}{idle}",
+            ),
+            ("", f"learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}"),
+        ]
+    return rows
 
 
 def input_bytes(plan: Plan) -> dict[str, int]:
@@ -169,7 +201,6 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
     used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov"})
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
-    words.append(f"label smoothing {optimizer.label_smoothing:g}")
     if optimizer.momentum_rule != "constant":
         rule = _format(optimizer.momentum_rule)
         words.append(f"momentum {optimizer.momentum:g} at batch {optimizer.momentum_batch} with rule {rule!r}")
@@ -178,6 +209,17 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     if optimizer.average_decay is not None:
         words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
     return ", ".join(words)
+
+
+def _describe_hours(plan: Plan, rate: float | None) -> str:
+    if rate is None:
+        return "--images-per-second N, the speed of one device by `jaxdp bench step`, predicts the hours"
+    hours = plural(plan.training_hours(rate), "hour", ",.2g" if plan.training_hours(rate) < 10 else ",.0f")
+    return f"{hours} at {rate:,.6g} images/s per device, without start-up, evaluation and checkpoints"
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e3:,.0f} KB" if size < 1e6 else f"{_megabytes(size)} MB"
 
 
 def _megabytes(size: int) -> str:

@@ -76,6 +76,10 @@ class Plan:
         """Samples seen at the end of the run."""
         return self.phases[-1].end
 
+    def training_hours(self, images_per_second: float) -> float:
+        """Hours of all steps if each device that a phase uses trains `images_per_second`."""
+        return sum(phase.steps * phase.per_device_batch for phase in self.phases) / images_per_second / 3600
+
     def phase_at(self, samples: int) -> int:
         """The index of the phase of the step that starts after `samples` samples."""
         return max(i for i, phase in enumerate(self.phases) if phase.first_sample <= samples)
@@ -106,12 +110,18 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
         raise ConfigError("devices", devices, reason="must be at least 1")
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
     spans = schedules.phase_steps(config.batch, config.epochs, examples)
-    phases = tuple(
-        _plan_phase(config, index, span=span, examples=examples, machine=machine)
-        for index, span in enumerate(spans)
-        if span[1] > 0
-    )
-    plan = Plan(config, examples, phases)
+    phases, errors = [], {}
+    for index, span in enumerate(spans):
+        if span[1] > 0:
+            try:
+                phases.append(_plan_phase(config, index, span=span, examples=examples, machine=machine))
+            except ConfigError as error:
+                errors[str(error)] = error
+    if errors:
+        first, *others = errors.values()
+        hint = "; also ".join(filter(None, [first.hint, *map(str, others)]))
+        raise ConfigError(first.field, first.value, reason=first.reason, hint=hint)
+    plan = Plan(config, examples, tuple(phases))
     if plan.total_samples >= 2**32:
         reason = f"{plan.total_samples} samples with {examples} training images; must be less than 2^32 samples"
         raise ConfigError("epochs", config.epochs, reason=reason)
@@ -173,9 +183,11 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
     else:
         shares = phase.global_batch // phase.per_worker_batch
         shared = f"{plural(shares, 'worker')} ({phase.global_batch} / {phase.per_worker_batch})"
-    if mesh.vertical is not None and mesh.horizontal is not None:
+    sides = {"mesh.vertical": mesh.vertical, "mesh.horizontal": mesh.horizontal}
+    given = {name: side for name, side in sides.items() if side is not None}
+    omit = f", or omit {' and '.join(given)}" if given else ""
+    if len(given) == 2:
         unit = math.prod(choose_shape(mesh, machine.devices, machine.hosts))
-        divisor = f"{mesh.vertical}x{mesh.horizontal} mesh"
         if unit % machine.processes:
             reason = f"{plural(unit, 'device')} cannot be divided evenly among {plural(machine.processes, 'process')}"
             raise ConfigError(
@@ -184,17 +196,16 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
         usable = [unit] if shares % unit == 0 else []
     else:
         unit = math.lcm(mesh.vertical or mesh.horizontal or 1, machine.processes)
-        divisor = f"mesh side of {unit}" if unit > machine.processes else f"{plural(machine.processes, 'process')}"
         if unit > machine.devices:
             choose_shape(mesh, machine.devices, machine.hosts)  # raises: there are not enough devices
         usable = [n for n in range(unit, min(machine.devices, shares) + 1, unit) if shares % n == 0]
     if not usable:
         unit *= phase.per_worker_batch or 1
         near = max(unit, (phase.global_batch + (unit - 1) // 2) // unit * unit)
-        reason = f"{shared} cannot be divided evenly among the {divisor}"
-        raise ConfigError(
-            field, phase.global_batch, reason=reason, hint=f"use the nearest possible batch {near}, or omit the mesh"
-        )
+        divisors = [f"{name}={side}" for name, side in given.items()]
+        divisors += [plural(machine.processes, "process")] * (machine.processes > 1)
+        reason = f"{shared} cannot be divided evenly among {' and '.join(divisors)}"
+        raise ConfigError(field, phase.global_batch, reason=reason, hint=f"use the nearest possible batch {near}{omit}")
     used = max(usable)
     if used < machine.devices and mesh.idle == "refuse":
         share = machine.devices * (phase.per_worker_batch or 1)

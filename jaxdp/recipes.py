@@ -7,15 +7,19 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
 import jaxdp.config
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, read_text
 from jaxdp.flags import flag_value, parse
-from jaxdp.validation import changes, from_json, reset_ignored_fields, scale_schedule, validate
+from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, validate
+
+_shows_notes = ContextVar("shows_notes", default=True)
 
 
 def config_directories() -> list[Path]:
@@ -52,17 +56,19 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
 
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
     optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults. Another
-    number of epochs scales the recipe's phase ends, warm-up and schedule boundaries, which one line on stderr lists;
+    number of epochs scales the recipe's phase ends, warm-up and schedule boundaries, as one line on stderr says;
     `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
+    if isinstance(overrides, str):
+        raise ConfigError("overrides", overrides, reason="must be a list of flags", hint=f"give {overrides.split()}")
     path, flags = find_config(str(path_or_name)), list(overrides)
     try:
         config = _read_json(path) if path.suffix == ".json" else validate(_run_recipe(path))
         if flags:
             recipe = adapt(config, flags)
             config = validate(apply_flags(recipe.config, flags))
-            if recipe.note:
+            if recipe.note and _shows_notes.get():
                 print(recipe.note, file=sys.stderr, flush=True)
     except OSError as error:
         raise ConfigError("--config", str(path), reason=error.strerror or "cannot be read") from None
@@ -71,31 +77,54 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     return config
 
 
+DIGITS_WARNING = "warning: without --config, images become 32x32 and are augmented as digits; --config finetune is for your own"
+
+
 class Recipe(NamedTuple):
-    """A recipe adapted to flags that are yet to be applied. note: what the number of epochs has scaled; "" for nothing."""
+    """A recipe adapted to flags that are yet to be applied.
+
+    note: what the number of epochs has scaled, after a warning of images that the default recipe does not fit; "" for nothing.
+    """
 
     config: Config
     note: str
 
 
-def load_recipe(arguments: list[str], default: str) -> Recipe:
-    """The recipe that --config names on a command line, to which the other flags can be applied."""
-    return adapt(load_config(flag_value(arguments, "--config") or default), arguments)  # the parser reports a missing value
+def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> Recipe:
+    """The recipe that --config names on a command line, to which the other flags can be applied.
+
+    notes: whether a recipe file that calls `load_config` prints its notes.
+    """
+    chosen = flag_value(arguments, "--config")  # the parser reports a missing value
+    name, own_images = chosen or default, flag_value(arguments, f"--{SOURCES.field}") in ("folder", "given")
+    shown = _shows_notes.set(notes)
+    try:
+        recipe = adapt(load_config(name), arguments)
+        return recipe if chosen or not own_images else Recipe(recipe.config, f"{DIGITS_WARNING}\n{recipe.note}".rstrip())
+    finally:
+        _shows_notes.reset(shown)
 
 
 def adapt(config: Config, flags: list[str]) -> Recipe:
     """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply."""
     config = reset_ignored_fields(config, flags)
     scaled = scale_schedule(config, flags)
-    scaled_fields = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.4g}", ", ".join(changes(config, scaled, ignore=())))
-    note = f"--epochs scales the schedule (--no-scale-schedule keeps it): {scaled_fields}" if scaled_fields else ""
-    return Recipe(scaled, note)
+    before, after = config.schedule, scaled.schedule
+    parts = {
+        "phases": scaled.batch != config.batch,
+        "warm-up": after.warmup_epochs != before.warmup_epochs,
+        "learning-rate steps": after.boundaries != before.boundaries,
+    }
+    if not (changed := ", ".join(part for part, differs in parts.items() if differs)):
+        return Recipe(scaled, "")
+    epochs = f"from {config.epochs:g} epochs to {float(flag_value(flags, '--epochs') or config.epochs):g}"
+    return Recipe(scaled, f"the recipe's schedule is scaled {epochs}: {changed} (--no-scale-schedule keeps it)")
 
 
 def register_from(recipe: str | None) -> None:
     """Run a recipe's file for the models and strategies that it registers; None: do nothing. Raises ConfigError if it fails."""
     if recipe is not None:
-        load_config(recipe)
+        load_recipe([], recipe)
 
 
 def _read_json(path: Path) -> Config:

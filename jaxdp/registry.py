@@ -1,5 +1,6 @@
 """The user's own models and all-reduce strategies, by the names that a config refers to."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,18 +12,27 @@ from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 own_models: dict[str, Callable] = {}
 
 
-def register_model(name: str, build: Callable[..., Any]) -> None:
+def register_model(name: str, build: Any) -> None:
     """Register a model for `Model(name=name)` in this process.
 
-    build(model_config) returns an object with init(key, image_shape) -> (params, batch_stats) and
-    apply(params, batch_stats, images, train) -> (logits [B, classes], moments).
-    params: tree of float32 arrays; weight decay applies to those with two or more dimensions. images: [B, H, W, 3] float32,
-    normalized. Without batch normalization, batch_stats and moments are {}. With it, for each layer, batch_stats has
-    {"mean", "var"} and in training moments has {"mean", "square"}: mean and mean square over the worker's batch.
+    build: one of these; docs/extending.md describes their interface.
+    - a function of the model config that returns a flax.linen module, or such a module or its class;
+    - a function of (model config, rngs) that returns a flax.nnx module, or such a class;
+    - a function of the model config that returns an object with init(key, image_shape) -> (params, batch_stats) and
+      apply(params, batch_stats, images, train) -> (logits, moments).
+    A module class with a parameter `classes` or `num_classes` receives it, and `dtype` if it takes it, in place of the config.
+
+    images: [B, H, W, 3] float32, normalized. logits: [B, classes]. params: float32 arrays; weight decay applies to those with
+    two or more dimensions. Of an object, batch_stats has {"mean", "var"} for each layer of batch normalization, and in training
+    moments has {"mean", "square"}: mean and mean square over the worker's batch; both are {} without such layers.
     Resuming or evaluating a run requires the same registration. A repeated name replaces the model.
-    Raises ConfigError for an invalid or reserved name.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    own_models[_free(name, (RESNET,))] = _callable(name, build)
+    _free(name, (RESNET,))
+    if not callable(build):
+        reason = f"{kind_of(build)} is no Flax module and cannot be called"
+        raise ConfigError("register_model", name, reason=reason, hint=model_hint(name))
+    own_models[name] = build
 
 
 def register_strategy(name: str, *stages: Stage) -> None:
@@ -36,8 +46,26 @@ def register_strategy(name: str, *stages: Stage) -> None:
     if not stages:
         raise ConfigError("register_strategy", name, reason="needs at least one stage")
     builtin = (*(strategy.name for strategy in STRATEGIES.values() if strategy.builtin), AUTO)
-    checked = tuple(_callable(name, stage) for stage in stages)
-    STRATEGIES[_free(name, builtin)] = Strategy(name=name, stages=checked, builtin=False)
+    _free(name, builtin)
+    for stage in stages:
+        if not callable(stage):
+            raise ConfigError(name, stage, reason="must be a function")
+    STRATEGIES[name] = Strategy(name=name, stages=stages, builtin=False)
+
+
+def model_hint(name: str) -> str:
+    """What `register_model` takes, with an example."""
+    example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
+    return f"register a Flax module, its class, or a function of (config) or (config, rngs) that returns one: {example}"
+
+
+def kind_of(thing: object) -> str:
+    """What an object is, in a few words: "the function build", "the class Net", "an instance of Net", "None"."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    if inspect.isroutine(thing):
+        return f"the function {thing.__name__}"
+    return "None" if thing is None else f"an instance of {type(thing).__name__}"
 
 
 def check_names(config: Config) -> None:
@@ -56,19 +84,13 @@ def check_model(name: str) -> None:
 
 
 def _unknown(field: str, name: str, *, known: Iterable[str], function: str) -> ConfigError:
-    register = f"register it with jaxdp.{function}({name!r}, ...) in Python or in the recipe given by --config"
+    register = f"register it with jaxdp.{function}({name!r}, ...) in Python, or give the recipe that registers it with --config"
     return ConfigError(field, name, reason="unknown name", hint=f"{suggest(name, known)}, or {register}")
 
 
-def _free(name: str, reserved: tuple[str, ...]) -> str:
+def _free(name: str, reserved: tuple[str, ...]) -> None:
+    """Raise ConfigError for an invalid or reserved name."""
     if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
         raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
     if name in reserved:
         raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(reserved)}")
-    return name
-
-
-def _callable(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    if not callable(function):
-        raise ConfigError(name, function, reason="must be a function")
-    return function

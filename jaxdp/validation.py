@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
-from jaxdp.config import IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, Config, Finetune
-from jaxdp.errors import ConfigError, one_of, suggest
+from jaxdp.config import IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, SMALLEST, Config, Finetune
+from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local
-from jaxdp.flags import flag_for, flag_value
+from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
 
@@ -61,7 +61,10 @@ def _config_error(error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     reason = re.sub(r"^(Input|String) should ", "must ", first["msg"])
-    if isinstance(bound := next(iter(first.get("ctx", {}).values()), None), float):
+    bound = next(iter(first.get("ctx", {}).values()), None)
+    if bound == SMALLEST and first["input"] <= 0:
+        reason = "must be greater than 0"
+    elif isinstance(bound, float):
         reason = f"{reason.rpartition(' ')[0]} {bound:.10g}"  # pydantic writes all digits
     if first["type"] == "json_invalid":
         return ConfigError("config", reason=f"invalid JSON: {reason}")
@@ -84,10 +87,12 @@ def _check_dependent_fields(config: Config) -> None:
         fields = [f"{table.section}.{name}" for name in table.ignored_fields(choice)]
         if changed := [field for field in fields if values[field] != defaults[field]]:
             users = table.users(field.rpartition(".")[2] for field in changed)
-            reset = " ".join(flag_for(field, defaults[field]) for field in changed)
-            set_choice = f"set {table.field} to {', '.join(users)}, or " if users else ""
+            normal = {field: "empty" if defaults[field] == () else defaults[field] for field in changed}
+            omitted = ", ".join(f"{field} (default: {value})" for field, value in normal.items())
+            others = f" (or {', '.join(users[1:])})" if users[1:] else ""
+            set_choice = f"use --{table.field.replace('_', '-')} {users[0]}{others}, or " if users else ""
             reason = f"not used with {table.field}={choice!r}"
-            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}use Config's default: {reset}")
+            raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}omit {omitted}")
 
 
 def _check_phases(config: Config) -> None:
@@ -102,7 +107,8 @@ def _check_phases(config: Config) -> None:
         end = config.epochs if phase.until_epoch is None else phase.until_epoch
         if end <= previous_end and phase.until_epoch is None:
             reason = f"phase {index - 1} must end before the run (epochs={config.epochs:g})"
-            raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason)
+            hint = f"lower it, or in Python use load_config(name, ['--epochs', '{config.epochs:g}']), which scales the phases"
+            raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason, hint=hint)
         if end <= previous_end:
             raise ConfigError(field, end, reason=f"must be greater than batch.{index - 1}.until_epoch ({previous_end:g})")
         if index == last and end != config.epochs:
@@ -135,6 +141,12 @@ def _check_deterministic(config: Config) -> None:
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
+def _check_batch_norm(config: Config) -> None:
+    if config.model.batch_norm == "folded" and config.model.gradients == "autodiff":
+        hint = "use --model.gradients custom_vjp"
+        raise ConfigError("model.batch_norm", "folded", reason="not possible with model.gradients='autodiff'", hint=hint)
+
+
 def _check_augmentation(config: Config) -> None:
     """Ranges are not empty, and stored images have a size that the augmentation can use."""
     ranges, data = config.augment, config.data
@@ -155,7 +167,7 @@ def _check_loss_scale(config: Config) -> None:
     scale = config.loss_scale
     for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
         if value == "float16" and scale.name == "none":
-            hint = f"use --loss-scale.name dynamic (or static), or {flag_for(field, 'bfloat16')}"
+            hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
             raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
     if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
         reason = f"must be between loss_scale.minimum ({scale.minimum:g}) and loss_scale.maximum ({scale.maximum:g})"
@@ -210,9 +222,19 @@ def _check_source(config: Config) -> None:
     if data.source == "digits" and data.train_split == "train" and data.eval_split == "validation":
         reason = "the validation split is part of the training split train"
         raise ConfigError("data.eval_split", "validation", reason=reason, hint="use --data.train-split fit")
-    if config.model.classes < source.min_classes:
-        reason = f"data.source={data.source!r} has {source.min_classes} classes"
-        hint = f"use --model.classes {source.min_classes} or more"
+    check_classes(config, source.classes)
+
+
+def check_classes(config: Config, classes: int | None, *, counted: str | None = None) -> None:
+    """Raise ConfigError if the data set has another number of classes than the model.
+
+    classes: its own, None if unknown. counted: sentence that states them, if the data are not those of `data.source`.
+    """
+    if classes is not None and config.model.classes not in (None, classes):
+        reason = counted or f"data.source={config.data.source!r} has {plural(classes, 'class')}"
+        hint = f"omit it, or use {classes}"
+        if counted is None and config.data.source != "folder":
+            hint += " (data sets given in Python: --data.source given)"
         raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
 
 
@@ -227,6 +249,7 @@ CHECKS = (
     _check_worker_batches,
     _check_deterministic,
     _check_augmentation,
+    _check_batch_norm,
     _check_loss_scale,
     _check_schedule,
     _check_finetune,
@@ -248,13 +271,43 @@ def profiled_steps(text: str | None) -> range | None:
 
 
 def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS) -> list[str]:
-    """Fields in which two configs differ, each as `field: old -> new`. ignore: fields and sections to leave out."""
+    """Fields in which two configs differ, each as `field: old -> new`. ignore: fields and sections to leave out.
+
+    Fields that `scale_schedule` scales with the number of epochs are not listed but mentioned with it.
+    """
     flat_old, flat_new = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
-    return [
-        f"{name}: {flat_old.get(name)!r} -> {flat_new.get(name)!r}"
+    changed = {
+        name: (flat_old.get(name), flat_new.get(name))
         for name in sorted(flat_old.keys() | flat_new.keys())
         if flat_old.get(name) != flat_new.get(name) and not any(f"{name}.".startswith(f"{part}.") for part in ignore)
-    ]
+    }
+    scaled = [name for name, values in changed.items() if _is_scaled(name, values, ratio=new.epochs / old.epochs)]
+    lines = {name: f"{name}: {_change(*values)}" for name, values in changed.items() if name not in scaled}
+    if scaled:
+        lines["epochs"] += ", which scales the schedule"
+    return list(lines.values())
+
+
+def _is_scaled(name: str, values: tuple[Any, Any], *, ratio: float) -> bool:
+    """Whether a field has changed as `scale_schedule` changes it with the number of epochs."""
+    if ratio == 1 or not re.fullmatch(r"batch\.\d+\.until_epoch|schedule\.(warmup_epochs|boundaries)", name):
+        return False
+    before, after = (value if isinstance(value, tuple) else (value,) for value in values)
+    if len(before) != len(after) or None in (*before, *after):
+        return False
+    return all(math.isclose(epoch * ratio, scaled) for epoch, scaled in zip(before, after, strict=True))
+
+
+def _change(old: Any, new: Any) -> str:
+    """`old -> new` with four significant digits, or more if they differ only there."""
+
+    def short(value: Any) -> str:
+        if isinstance(value, tuple):
+            return f"({', '.join(map(short, value))})"
+        return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+    texts = short(old), short(new)
+    return f"{old!r} -> {new!r}" if texts[0] == texts[1] else " -> ".join(texts)
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -273,9 +326,12 @@ def reset_ignored_fields(config: Config, flags: list[str]) -> Config:
     """`config` with defaults in the fields that the choices made by `flags` ignore.
 
     This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
-    still rejected by `validate`.
+    still rejected by `validate`. If a flag chooses another source, a number of classes that is the recipe's source's is reset.
     """
     defaults = Config()
+    source, chosen = config.data.source, flag_value(flags, f"--{SOURCES.field}")
+    if chosen not in (None, source) and config.model.classes == SOURCES[source].classes:
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=None))
     for table in TABLES:
         name = flag_value(flags, f"--{table.field}")
         if name is not None and (name in table or table.other):

@@ -12,7 +12,9 @@ from pathlib import Path
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: commands that tests interrupt would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")  # LLVM's: most of the time is compilation
+# LLVM's level 0 for the tests, whose time is mostly compilation, and 1 for processes that they start, which train for longer.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=1", "optimization_level=0")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache/xla"))
 
 import jax
@@ -27,6 +29,7 @@ from jaxdp.models import resnet
 
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 runtime.start(Mesh(cpu_devices=8))
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
 class NormalizedLinear:

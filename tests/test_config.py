@@ -5,10 +5,10 @@ import time
 import pytest
 
 from jaxdp.choices import OPTIMIZERS, TABLES
-from jaxdp.config import Augment, Config, Model, Phase, Schedule
+from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule, training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
-from jaxdp.validation import changes, from_json, to_json, validate
+from jaxdp.validation import changes, from_json, scale_schedule, to_json, validate
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 
@@ -33,7 +33,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
     [
         ("epochs", "3", "epochs='3': must be a valid number"),
         ("epochs", float("nan"), "epochs=nan: must be "),
-        ("epochs", -1, "epochs=-1: must be greater than or equal to 1e-15"),
+        ("epochs", -1, "epochs=-1: must be greater than 0"),
         ("seed", True, "seed=True: must be a valid integer"),
         ("model.classes", 0, "model.classes=0: must be greater than or equal to 2"),
         ("model.clases", 3, "model.clases: unknown field; did you mean classes? choose from name, depth"),
@@ -44,7 +44,12 @@ def test_from_json_of_to_json_returns_an_equal_config():
         ("batch.1.globalbatch", 1, "batch.1.globalbatch: unknown field; did you mean global_batch?"),
         ("batch.0.until_epoch", None, "batch.0.until_epoch=None: required for all phases but the last"),
         ("batch.1.until_epoch", 2.0, "batch.1.until_epoch=2.0: must be greater than batch.0.until_epoch (3)"),
-        ("epochs", 3.0, "batch.0.until_epoch=3.0: phase 0 must end before the run (epochs=3)"),
+        (
+            "epochs",
+            3.0,
+            "batch.0.until_epoch=3.0: phase 0 must end before the run (epochs=3); lower it, or in Python use load_config(name, "
+            "['--epochs', '3']), which scales the phases",
+        ),
         ("batch.1.until_epoch", 80.0, "batch.1.until_epoch=80.0: the last phase ends with the run (epochs=90); omit it"),
         (
             "batch.1.per_worker_batch",
@@ -59,7 +64,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
         (
             "data.directory",
             "/images",
-            "data.directory='/images': not used with data.source='digits'; set data.source to folder, given",
+            "data.directory='/images': not used with data.source='digits'; use --data.source folder (or given, ",
         ),
         ("model", Model(classes=3).__dict__, "model.classes=3: data.source='digits' has 10 classes"),
         ("name", "../x", "name='../x': must match pattern"),
@@ -114,6 +119,18 @@ def test_changes_lists_changed_fields_except_resume_safe_ones():
     assert changes(TWO_PHASES, other) == ["batch.1.global_batch: 512 -> 256", "seed: 0 -> 7"]
 
 
+def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
+    recipe = load_config("imagenet_sony_exp2")
+    old, new = (scale_schedule(recipe, ["--epochs", epochs]) for epochs in ("0.3", "0.7"))
+    old, new = dataclasses.replace(old, epochs=0.3), dataclasses.replace(new, epochs=0.1 * 7)
+    assert changes(old, new) == ["epochs: 0.3 -> 0.7, which scales the schedule"]
+    assert changes(old, dataclasses.replace(old, epochs=0.7)) == ["epochs: 0.3 -> 0.7"]
+    schedule = dataclasses.replace(new.schedule, warmup_epochs=0.123456)
+    listed = changes(old, dataclasses.replace(new, schedule=schedule))
+    assert "schedule.warmup_epochs: " + f"{old.schedule.warmup_epochs:.4g} -> 0.1235" in listed
+    assert changes(Config(epochs=1.0), Config(epochs=1.000001)) == ["epochs: 1.0 -> 1.000001"]
+
+
 ANOTHER = {
     "aspect": 1.5,
     "boundaries": (1.0, 2.0),
@@ -155,15 +172,31 @@ def test_dependent_field_is_rejected_by_the_choices_that_ignore_it_and_by_no_oth
             assert rejected == (name in table.ignored_fields(choice)), (name, choice)
 
 
-def test_error_for_an_ignored_field_shows_the_flag_that_resets_it():
+def test_error_for_an_ignored_field_names_the_fields_to_omit():
     config = Config(schedule=Schedule(boundaries=(1.0,), factor=0.5))
-    with pytest.raises(ConfigError, match=r"use Config's default: --schedule.boundaries --schedule.factor 0.1$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"or omit schedule.boundaries \(default: empty\), schedule.factor \(default: 0.1\)$",
+    ):
         validate(config)
     config = Config(augment=Augment(flip=False))
-    with pytest.raises(ConfigError, match=r"use Config's default: --augment.flip$"):
+    with pytest.raises(ConfigError, match=r"omit augment.flip \(default: True\)$"):
         validate(config)
 
 
 def test_schedule_with_decreasing_boundaries_is_rejected():
     with pytest.raises(ConfigError, match=r"schedule.boundaries=\(3.0, 2.0\): must increase"):
         validate(Config(schedule=Schedule(name="goyal", boundaries=(3.0, 2.0))))
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "mix", "labels"),
+    [
+        (0.0, "none", "plain labels"),
+        (0.1, "none", "labels smoothed by 0.1"),
+        (0.0, "mixup", "labels mixed by mixup"),
+        (0.1, "cutmix", "labels smoothed by 0.1, labels mixed by cutmix"),
+    ],
+)
+def test_training_labels_names_smoothing_and_mixing(smoothing, mix, labels):
+    assert training_labels(Config(optimizer=Optimizer(label_smoothing=smoothing), data=Data(mix=mix))) == labels

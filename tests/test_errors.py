@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.errors import ConfigError, one_of, plural, printable, suggest
+from jaxdp.errors import ConfigError, nearest, one_of, plural, printable, suggest
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,14 @@ def test_config_error_is_one_line_and_keeps_its_fields_when_pickled(error, line)
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == line
     assert (copy.field, copy.value, copy.reason, copy.hint) == (error.field, error.value, error.reason, error.hint)
+
+
+@pytest.mark.parametrize(
+    ("word", "choice"),
+    [("A100", "a100"), ("v100", "v100-16gb"), ("h10", "h100"), ("H20O", "h200"), ("--wandb", None), ("", None)],
+)
+def test_nearest_prefers_the_same_word_then_a_longer_one_then_a_similar_one(word, choice):
+    assert nearest(word, ["v100-16gb", "a100-40gb", "a100", "h100", "h200", "--rank"]) == choice
 
 
 def test_every_config_error_in_jaxdp_has_a_field_and_a_reason():

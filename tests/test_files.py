@@ -15,7 +15,7 @@ from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
 from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
 from jaxdp.inference.load_run import list_checkpoints
-from jaxdp.inference.predict import ImageFiles
+from jaxdp.inference.predict import Images
 from jaxdp.models import weights
 from jaxdp.report import report, write
 from jaxdp.training import autotune, run_dir
@@ -69,7 +69,7 @@ def test_images_that_are_not_regular_files_raise_image_error(tmp_path):
     folder = tmp_path / "train/only"
     folder.mkdir(parents=True)
     paths = irregular(folder)
-    for source in (ImageFolder.open(tmp_path / "train"), ImageFiles(list(map(str, sorted(paths))))):
+    for source in (ImageFolder.open(tmp_path / "train"), Images(sorted(paths))):
         assert len(source) == 3
         for index in range(3):
             with pytest.raises(ImageError, match=r"not a regular file|Is a directory"):

@@ -33,14 +33,22 @@ def failing(capsys, *arguments) -> str:
     [
         ("train --model.dept 18", "--model.dept: unknown flag; did you mean --model.depth?"),
         ("train --sede 1", "--sede: unknown flag; did you mean --seed?"),
-        ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate?"),
-        ("train --batch-size 8", "--batch-size: unknown flag; did you mean --batch.0.global-batch?"),
-        ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay?"),
-        ("export --lr 0.1", "--lr: unknown flag; did you mean --help?"),
-        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help` lists all flags"),
+        ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate 0.1?"),
+        (
+            "train --batch-size 8",
+            "did you mean --batch.0.global-batch 8 (the global batch: that of all GPUs together, not of one GPU)?",
+        ),
+        ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay 0 (not of biases and normalization)?"),
+        ("export --lr 0.1", "--lr: unknown flag; `jaxdp export --help` lists all flags"),
+        ("train --tyro-foo", "--tyro-foo: unknown flag; `jaxdp train --help all` lists all flags"),
         ("plan --depth 18", "--depth: unknown flag; did you mean --model.depth?"),
         ("plan --logging.no-tensorboar", "--logging.no-tensorboar: unknown flag; did you mean --logging.no-tensorboard?"),
-        ("train --batch.2.global-batch 3", "--batch.2.global-batch: unknown flag; did you mean --batch.1.global-batch?"),
+        (
+            "train --batch.2.global-batch 3",
+            "--batch.2.global-batch: the recipe has only 2 phases; "
+            "add phases in a recipe file, as batch=(Phase(...), Phase(...)) in configs/digits.py",
+        ),
+        ("train --batch.1.global-batc 3", "--batch.1.global-batc: unknown flag; did you mean --batch.1.global-batch?"),
         ("checkpoints --workdr a", "--workdr: unknown flag; did you mean --workdir?"),
         ("bench step --kernel", "--kernel: unknown flag; did you mean --kernels?"),
         ("doctor --verfy", "--verfy: unknown flag; did you mean --verify?"),
@@ -49,8 +57,32 @@ def failing(capsys, *arguments) -> str:
             "train --reduce.strategy tours",
             "reduce.strategy='tours': unknown name; did you mean torus? choose from "
             f"{', '.join(STRATEGIES)}, auto, "
-            "or register it with jaxdp.register_strategy('tours', ...) in Python or in the recipe given by --config",
+            "or register it with jaxdp.register_strategy('tours', ...) in Python, "
+            "or give the recipe that registers it with --config",
         ),
+        ("train --wandb", "--wandb: unknown flag; jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"),
+        ("plan --output x", "--output: unknown flag; `jaxdp plan --help all` lists all flags"),
+        (
+            "train --batch.global-batch 32",
+            "--batch.global-batch: unknown flag; did you mean --batch.0.global-batch (every phase has its own)?",
+        ),
+        ("train --schedule.epochs 3", "--schedule.epochs: unknown flag; did you mean --epochs?"),
+        (
+            "train --lr 0.1 --seed 1 --wd 0 --sede 2",
+            "--lr: unknown flag; did you mean --schedule.learning-rate 0.1?; --wd: unknown flag; did you mean "
+            "--optimizer.weight-decay 0 (not of biases and normalization)?; --sede: unknown flag; did you mean --seed?",
+        ),
+        (
+            "train --reduce psum",
+            "--reduce: unknown flag; its fields are --reduce.strategy, --reduce.wire-dtype, --reduce.bucket-bytes, "
+            "--reduce.overlap, --reduce.no-overlap",
+        ),
+        ("train --data pets", "did you mean --data.directory pets --data.source folder (folder: images in SPLIT/CLASS/)?"),
+        ("train --no-resume", "--no-resume: unknown flag; use --resume never"),
+        ("train --resume", "--resume: missing value; expected auto|never|PATH"),
+        ("launch -n 2", "-n: unknown flag; did you mean --processes 2 (of jaxdp launch)?"),
+        ("launch --processes 2 train.py", "'train.py': unexpected argument; put -- before the command"),
+        ("train --config imagenet", "or use the path of a .py or .json file"),
         ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
         ("train --model.depth=20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
         ("train --seed", "--seed: missing value; expected an integer"),
@@ -64,7 +96,7 @@ def failing(capsys, *arguments) -> str:
             "--dtypes='bfloat61': invalid choice; did you mean bfloat16? choose from float32, bfloat16, float16",
         ),
         ("train --config", "--config: missing value; expected a value"),
-        ("train extra", "'extra': unexpected argument; `jaxdp train --help` lists all flags"),
+        ("train extra", "'extra': unexpected argument; `jaxdp train --help all` lists all flags"),
         ("plan --json=yes", "--json='yes': takes no value"),
         ("export --workdir a", "--output: required; see `jaxdp export --help`"),
         ("train --epochs --help", "--epochs: missing value; expected a number"),
@@ -74,13 +106,36 @@ def failing(capsys, *arguments) -> str:
         ("plan --epochs many --help", "--epochs='many': expected a number"),
         ("launch", "--processes: required; see `jaxdp launch --help`"),
         ("data prepare", "NAME: required; see `jaxdp data prepare --help`"),
-        ("bench scalng", "bench='scalng': invalid choice; did you mean scaling? choose from allreduce, input, scaling, step"),
+        ("bench scalng", "invalid choice; did you mean scaling? choose from allreduce, input, lr, scaling, step"),
         ("data prpare", "data='prpare': invalid choice; did you mean prepare? choose from prepare"),
         ("train --config imagenet_goyal_8", "or use the path of a .py or .json file"),
     ],
 )
 def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message):
     assert failing(capsys, *arguments.split()).endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("evaluate", "--workdir: required; {give}"),
+        ("checkpoints", "--workdir: required; {give}"),
+        ("predict a.jpg", "--workdir: required; {give}"),
+        ("export --output w.safetensors", "--workdir: required; {give}"),
+        ("predict runs/b a.jpg", "'runs/b': is a run; give it with --workdir runs/b"),
+        ("evaluate runs/b", "'runs/b': is a run; give it with --workdir runs/b"),
+        ("checkpoints runs/none", "'runs/none': unexpected argument; did you mean --workdir runs/none?"),
+        ("export --workdir a w.safetensors", "'w.safetensors': unexpected argument; did you mean --output w.safetensors?"),
+        ("report --workdir runs/b", "--workdir: unknown flag; give it as an argument: jaxdp report runs/b"),
+    ],
+)
+def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    for name in ("b", "a"):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, "config.json").touch()
+    give = "give the directory of a run, for example --workdir runs/a; ./runs holds runs/a, runs/b"
+    assert failing(capsys, *arguments.split()) == message.format(give=give)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +166,7 @@ def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatc
     out, err = capsys.readouterr()
     assert err == ""
     assert "Example" in out
-    examples = out.partition("Example")[2].partition("╭")[0]
+    examples = re.split("╭|ptions:", out.partition("Example")[2])[0]
     assert f"jaxdp {' '.join(command)}" in examples
     assert "\x1b" not in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("usage:")) <= 80  # which is tyro's own
@@ -120,7 +175,7 @@ def test_help_of_every_command_has_examples_within_80_columns(capsys, monkeypatc
 def test_help_shows_one_default_per_flag_and_wraps_to_the_terminal_only(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
-        main.main(["train", "--help"])
+        main.main(["train", "--help", "all"])
     lines = [line.strip("\u2502 |") for line in capsys.readouterr().out.splitlines()]
     text = " ".join(lines)
     assert not re.search(r"\(default: [^)]*\) \(default: ", text)
@@ -134,7 +189,7 @@ def test_help_breaks_examples_only_at_spaces(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main.main(["plan", "--help"])
     out = capsys.readouterr().out
-    examples = out.partition("Examples:")[2].partition("╭")[0].replace("\\\n", "").split()
+    examples = out.partition("Examples:")[2].partition("ptions:")[0].replace("\\\n", "").split()
     for flag in ("--compile-for", "--gpus-per-host", "--network"):
         assert flag in examples
 

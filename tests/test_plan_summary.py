@@ -9,9 +9,10 @@ from rich.console import Console
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Finetune, Model, Optimizer
+from jaxdp.config import Config, Data, Finetune, Model, Optimizer
+from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.plan_summary import _describe_optimizer, as_dict, model_summary, summary_table
+from jaxdp.plan_summary import _describe_optimizer, _rows, as_dict, model_summary, start_table, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.training.state import create_state
@@ -33,16 +34,23 @@ def test_as_dict_has_phases_rates_model_and_gradient_bytes():
 def test_model_summary_with_a_16_bit_wire_has_half_the_gradient_bytes():
     config = load_config("digits", ["--reduce.wire-dtype", "bfloat16", "--model.depth", "18"])
     assert model_summary(config)["gradient_bytes"] == 2 * model_summary(config)["parameters"]
-    assert model_summary(Config(model=Model()))["gradient_bytes"] == 102_228_128
+    assert model_summary(Config(model=Model(classes=1000), data=Data(source="synthetic")))["gradient_bytes"] == 102_228_128
+
+
+def test_table_says_how_many_epochs_whole_steps_make():
+    config = load_config("digits", ["--epochs", "2", "--model.depth", "18"])
+    rows = {
+        examples: _rows(make_plan(config, examples=examples, devices=4), "", model_summary(config)) for examples in (150, 1437)
+    }
+    assert "2 epochs (whole steps make it 2." in dict(rows[150])["run"]
+    assert "2 epochs, " in dict(rows[1437])["run"]
 
 
 def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
     assert _describe_optimizer(Optimizer(name="lars", trust_coefficient=0.01)) == (
-        "lars, denominator sum of norms, eps 1e-06, trust coefficient 0.01, weight decay 0.0001, label smoothing 0"
+        "lars, denominator sum of norms, eps 1e-06, trust coefficient 0.01, weight decay 0.0001"
     )
-    assert _describe_optimizer(Optimizer(name="sgd", nesterov=True)) == (
-        "sgd with Nesterov momentum, weight decay 0.0001, label smoothing 0"
-    )
+    assert _describe_optimizer(Optimizer(name="sgd", nesterov=True)) == ("sgd with Nesterov momentum, weight decay 0.0001")
 
 
 @pytest.mark.parametrize("average_decay", [None, 0.9])
@@ -72,7 +80,9 @@ def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     assert as_dict(plan, summary)["state_bytes"] == summary["state_bytes"]
     total = sum(summary["state_bytes"].values())
     assert rows["state"].startswith(f"{total / 1e6:,.0f} MB per device: parameters ")
-    assert rows["state"].endswith("; activations are not included")
+    assert "memory" not in rows
+    shown = summary_table(plan, "4", summary, device_memory="about 1 GB")
+    assert dict(zip(*(column.cells for column in shown.columns), strict=True))["memory"] == "about 1 GB"
 
 
 def table_text(config, summary, devices):
@@ -84,8 +94,8 @@ def table_text(config, summary, devices):
 def test_summary_table_on_one_device_names_no_all_reduce():
     config = load_config("digits", ["--model.depth", "18"])
     summary = model_summary(config)
-    assert "one device needs no all-reduce" in table_text(config, summary, 1)
-    assert f"torus all-reduce of {summary['gradient_bytes']:,} bytes in float32" in table_text(config, summary, 4)
+    assert "none on one device" in table_text(config, summary, 1)
+    assert f"torus, {summary['gradient_bytes']:,} bytes of gradients in float32" in table_text(config, summary, 4)
 
 
 def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm():
@@ -95,3 +105,16 @@ def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm()
     text = table_text(config, summary | {"statistics": 0}, 4)
     assert "batch norm" not in text
     assert "bytes of loss and accuracy in float32" in text
+
+
+def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
+    config = load_config("digits")
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.console.width = 80
+    screen.table(start_table(make_plan(config, examples=1437, devices=4), "4 x cpu", model_summary(config)))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= 80
+    assert "phase 1     epoch 4.01 to 7.04, 34 steps, batch 128 = 4 devices (2x2) x 32" in lines
+    assert "jaxdp plan" in lines[-1]

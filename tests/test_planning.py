@@ -23,6 +23,12 @@ def test_make_plan_with_two_phases_has_their_steps_and_meshes():
     assert [plan.phase_at(s) for s in (0, 3456, 3552, 9000)] == [0, 0, 1, 1]
 
 
+def test_training_hours_follow_from_the_devices_that_each_phase_uses():
+    plan = make_plan(config_with(Phase(100, 1.0), Phase(50), epochs=3.0), examples=1000, devices=4)
+    assert [phase.devices for phase in plan.phases] == [4, 2]
+    assert plan.training_hours(10.0) == pytest.approx((1000 / 4 + 2000 / 2) / 10 / 3600)
+
+
 def test_make_plan_with_more_workers_than_devices_accumulates():
     (phase,) = make_plan(config_with(Phase(1024, per_worker_batch=32)), examples=5000, devices=8).phases
     assert (phase.workers, phase.accumulation, phase.devices, phase.per_device_batch) == (32, 4, 8, 128)
@@ -42,8 +48,8 @@ def test_make_plan_with_a_batch_that_the_mesh_cannot_divide_raises_with_the_near
     with pytest.raises(ConfigError) as caught:
         make_plan(config_with(Phase(100), mesh=Mesh(vertical=2, horizontal=4)), examples=5000, devices=8)
     assert str(caught.value) == (
-        "batch.0.global_batch=100: global batch 100 cannot be divided evenly among the 2x4 mesh; "
-        "use the nearest possible batch 96, or omit the mesh"
+        "batch.0.global_batch=100: global batch 100 cannot be divided evenly among mesh.vertical=2 and mesh.horizontal=4; "
+        "use the nearest possible batch 96, or omit mesh.vertical and mesh.horizontal"
     )
 
 
@@ -79,8 +85,21 @@ def test_choose_shape_with_sides_or_hosts_follows_them():
 def test_make_plan_with_one_side_chooses_the_other_by_the_workers():
     phases = make_plan(config_with(Phase(96, 5.0), Phase(160), mesh=Mesh(horizontal=4)), examples=5000, devices=24).phases
     assert [(p.vertical, p.horizontal, p.idle_devices) for p in phases] == [(6, 4, 0), (5, 4, 4)]
-    with pytest.raises(ConfigError, match="among the mesh side of 3; use the nearest possible batch 255"):
+    with pytest.raises(ConfigError, match=r"among mesh\.vertical=3; use the .* batch 255, or omit mesh\.vertical$"):
         make_plan(config_with(Phase(256), mesh=Mesh(vertical=3)), examples=5000, devices=8)
+
+
+def test_make_plan_names_every_phase_that_does_not_fit():
+    with pytest.raises(ConfigError, match=r"^batch\.0\.global_batch=100: .*; also batch\.1\.global_batch=256: .* batch 255"):
+        make_plan(config_with(Phase(100, 5.0), Phase(256), mesh=Mesh(vertical=3)), examples=5000, devices=8)
+    with pytest.raises(ConfigError) as caught:  # the same error in both phases
+        make_plan(config_with(Phase(100, 5.0), Phase(256), mesh=Mesh(vertical=9)), examples=5000, devices=8)
+    assert "also" not in str(caught.value)
+
+
+def test_make_plan_with_an_odd_batch_on_two_processes_names_the_processes_only():
+    with pytest.raises(ConfigError, match=r"among 2 processes; use the nearest possible batch 62$"):
+        make_plan(config_with(Phase(63)), examples=5000, devices=8, hosts=2)
 
 
 def test_make_mesh_has_the_papers_axes_and_rows_of_consecutive_devices():

@@ -8,7 +8,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 from jaxdp.planning import make_plan
-from jaxdp.recipes import find_config, load_config, load_recipe
+from jaxdp.recipes import find_config, load_config, load_recipe, register_from
 from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +22,11 @@ def test_load_config_of_an_invalid_json_file_names_it(tmp_path, text, message):
     saved.write_text(text)
     with pytest.raises(ConfigError, match=f"^--config='{saved}': config.*: {message}"):
         load_config(saved)
+
+
+def test_load_config_with_flags_in_one_text_says_how_to_give_them():
+    with pytest.raises(ConfigError, match=r"^overrides='--epochs 1': must be a list of flags; give \['--epochs', '1'\]$"):
+        load_config("digits", "--epochs 1")
 
 
 def test_load_config_by_name_and_by_path_are_equal(tmp_path):
@@ -113,11 +118,27 @@ def test_load_config_with_other_epochs_scales_the_schedule_and_prints_one_line(c
     assert config.batch[0].until_epoch == 2 * recipe.batch[0].until_epoch
     assert config.schedule.warmup_epochs == 2 * recipe.schedule.warmup_epochs
     assert capsys.readouterr().err == (
-        "--epochs scales the schedule (--no-scale-schedule keeps it): "
-        "batch.0.until_epoch: 4 -> 8, schedule.warmup_epochs: 2 -> 4\n"
+        "the recipe's schedule is scaled from 7 epochs to 14: phases, warm-up (--no-scale-schedule keeps it)\n"
     )
     goyal = load_config("imagenet_goyal_256", ["--epochs", "9"])
     assert goyal.schedule.boundaries == pytest.approx((3, 6, 8))
+
+
+def test_only_train_and_plan_print_the_notes_of_a_recipe_file_that_calls_load_config(capsys, tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("import jaxdp\n\ndef config():\n    return jaxdp.load_config('digits', ['--epochs', '14'])\n")
+    register_from(str(recipe))
+    load_recipe(["--config", str(recipe)], "digits")
+    assert capsys.readouterr().err == ""
+    load_recipe(["--config", str(recipe)], "digits", notes=True)
+    assert capsys.readouterr().err.startswith("the recipe's schedule is scaled")
+
+
+def test_recipe_chosen_by_omission_warns_of_own_images():
+    folder = ["--data.source", "folder", "--data.directory", "D"]
+    assert "--config finetune is for your own" in load_recipe([*folder, "--epochs", "3"], "digits").note
+    for flags in ([*folder, "--config", "digits"], ["--data.source", "synthetic"], []):
+        assert load_recipe(flags, "digits").note == ""
 
 
 @pytest.mark.parametrize("flags", [["--no-scale-schedule"], ["--epochs=7"], []])

@@ -87,7 +87,11 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
         (lambda: jaxdp.register_strategy("mine", "psum"), "mine='psum': must be a function"),
         (lambda: jaxdp.register_strategy("My ring", both_ways), "name='My ring': must consist of lower-case letters"),
         (lambda: jaxdp.register_model("resnet", Linear), "name='resnet': reserved"),
-        (lambda: jaxdp.register_model("linear", None), "linear=None: must be a function"),
+        (lambda: jaxdp.register_model("linear", None), "register_model='linear': None is no Flax module and cannot be called"),
+        (
+            lambda: jaxdp.register_model("mine", object()),
+            "an instance of object is no Flax module and cannot be called; register a",
+        ),
     ],
 )
 def test_register_with_an_invalid_name_or_function_raises(call, message):
@@ -168,7 +172,7 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
         registry.own_models.clear()
         with pytest.raises(SystemExit, match="2"):
             main.main([*command, *run])
-        assert "in Python or in the recipe given by --config" in capsys.readouterr().err
+        assert "in Python, or give the recipe that registers it with --config" in capsys.readouterr().err
         main.main([*command, *run, "--config", str(recipe), "--json"])
         assert json.loads(capsys.readouterr().out)["checkpoint"] == newest
     main.main(["evaluate", *run, "--config", str(recipe), "--data.eval-examples", "7", "--json"])
@@ -208,11 +212,13 @@ def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny
     assert not (tmp_path / "run").exists()
 
 
-def test_examples_of_the_extending_page_can_be_planned():
-    page = (Path(__file__).parent.parent / "docs/extending.md").read_text()
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "register" in block]
-    assert len(blocks) == 2
-    for block in blocks:
-        names = {}
-        exec(block, names)
-        assert jaxdp.plan(names["config"], devices=4).total_steps > 0
+PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(4))
+def test_examples_of_the_extending_page_can_be_planned(block):
+    names = {}
+    exec(block, names)
+    assert jaxdp.plan(names["config"], devices=4).total_steps > 0
+    assert models.summary(names["config"].model, (32, 32, 3))["parameters"] > 0

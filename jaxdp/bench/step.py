@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -197,6 +198,10 @@ def render(record: dict) -> Iterator[Table | str]:
     table.title = f"{record['model']}: {record['batch']:,} images per step on {mesh} {record['device']}, {record['strategy']}"
     rate = {name: record["batch"] / record[name] for name in ("fastest", "slowest")}
     table.add_row("images/s", f"{record['images_per_second']:,.1f}", f"{rate['slowest']:,.1f} to {rate['fastest']:,.1f}")
+    if (devices := math.prod(record["mesh"])) > 1:
+        table.add_row(
+            "images/s per device", f"{record['images_per_second'] / devices:,.1f}", "for --images-per-second of jaxdp plan"
+        )
     rounds = f"{record['repeats']} rounds of {plural(record['steps_a_round'], 'step')}"
     table.add_row("step", f"{1e3 * record['step_seconds']:.2f} ms", rounds)
     for name, unit in (("flops", "GFLOP/s"), ("bytes_per_second", "GB/s")):

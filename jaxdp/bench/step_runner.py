@@ -80,7 +80,7 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
         key = jax.random.key(0)
         return {
             "images": jax.random.randint(key, (global_batch, size, size, 3), 0, 256, jnp.int32).astype(jnp.uint8),
-            "labels": jnp.arange(global_batch, dtype=jnp.int32) % config.model.classes,
+            "labels": jnp.arange(global_batch, dtype=jnp.int32) % config.model.class_count,
             "positions": jnp.arange(global_batch, dtype=jnp.uint32),
         }
 

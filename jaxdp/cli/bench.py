@@ -11,7 +11,8 @@ from typing import Any, Literal
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import IN_MEMORY, Config
 from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of
-from jaxdp.flags import flag_value, parse, rows
+from jaxdp.flag_help import rows
+from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
 
@@ -118,7 +119,33 @@ class Step:
     """Output as one JSON document on stdout"""
 
 
-Options = Allreduce | Input | Scaling | Step
+@dataclasses.dataclass(frozen=True)
+class LearningRate:
+    """Find a learning rate for the recipe's data, batch, model and optimizer with a range test: train with a rate that grows
+    from step to step, and suggest a peak rate from the losses. Nothing is saved but the record and the plot.
+
+    Examples:
+      jaxdp bench lr
+      jaxdp bench lr --config finetune --optimizer.name lars --batch.0.global-batch 128 --steps 200
+    """
+
+    run: ConfigFields = dataclasses.field(default_factory=Config)
+    config: str = "digits"
+    """Recipe that is trained, with the batch of its first phase"""
+    steps: int = 100
+    """Number of steps"""
+    lowest: float | None = None
+    """Learning rate of the first step (None: a thousandth of the recipe's peak)"""
+    highest: float | None = None
+    """Learning rate of the last step (None: a hundred times the recipe's peak)"""
+    output: str = "bench/lr"
+    """Directory for lr.json and lr.png"""
+    json: Switch = False
+    """Output as one JSON document on stdout"""
+
+
+Timed = Allreduce | Input | Scaling | Step
+Options = Timed | LearningRate
 
 
 def run(arguments: list[str], program: str) -> None:
@@ -126,12 +153,14 @@ def run(arguments: list[str], program: str) -> None:
         print(
             f"usage: {program} NAME [options]\n\nMeasure parts of a run on this machine.\n\n"
             f"benchmarks:\n{rows(BENCHES)}\n\n"
-            f"`{program} NAME --help` lists every option.\n\nExamples:\n"
+            f"`{program} NAME --help` lists its options.\n\nExamples:\n"
             f"  {program} allreduce --mesh.cpu-devices 8\n  {program} step --config imagenet_goyal_256 --batch-size 256"
         )
         return
-    if not arguments or arguments[0] not in BENCHES:
-        raise one_of("bench", arguments[0] if arguments else "", BENCHES)
+    if not arguments:
+        raise ConfigError("bench", reason="missing benchmark", hint=f"choose from {', '.join(BENCHES)}")
+    if arguments[0] not in BENCHES:
+        raise one_of("bench", arguments[0], BENCHES)
     name, flags = arguments[0], arguments[1:]
     kind, bench = COMMANDS[name]
     recipe = load_recipe(flags, default=kind.config)
@@ -191,6 +220,17 @@ def _bench_input(options: Input, flags: list[str]) -> None:
     _bench_result(options, "input", record, bench=bench)
 
 
+def _bench_lr(options: LearningRate, flags: list[str]) -> None:
+    config = validate(options.run)
+    from jaxdp.bench import lr as bench
+    from jaxdp.loggers.console import Screen
+
+    record = bench.run(
+        config, lowest=options.lowest, highest=options.highest, steps=options.steps, progress=Screen(sys.stderr).info
+    )
+    _bench_result(options, "lr", record, bench=bench)
+
+
 def _bench_scaling(options: Scaling, flags: list[str]) -> None:
     config, devices = _start(options)
     from jaxdp.bench import scaling
@@ -234,14 +274,22 @@ def _bench_step(options: Step, flags: list[str]) -> None:
     _bench_result(options, "step", record, bench=bench)
 
 
-def _validated(options: Options) -> Config:
-    """The config of a benchmark. Raises ConfigError for it or for the common options."""
+def _validated(options: Timed) -> Config:
+    """The config of a benchmark, with the number of classes if it needs a model.
+
+    Raises ConfigError for it or for the common options.
+    """
     if options.repeats < 1:
         raise ConfigError("--repeats", options.repeats, reason="must be at least 1")
-    return validate(options.run)
+    config = validate(options.run)
+    if config.model.classes is None and not isinstance(options, Input):
+        from jaxdp.data.sources import inspect
+
+        config, _ = inspect(config)
+    return config
 
 
-def _start(options: Options) -> tuple[Config, list]:
+def _start(options: Timed) -> tuple[Config, list]:
     """(validated config, devices of this machine)."""
     from jaxdp.distributed import runtime
 
@@ -269,12 +317,14 @@ def _bench_result(options: Options, name: str, record: dict[str, Any], *, bench:
 COMMANDS: dict[str, tuple[type[Options], Callable[[Any, list[str]], None]]] = {
     "allreduce": (Allreduce, _bench_allreduce),
     "input": (Input, _bench_input),
+    "lr": (LearningRate, _bench_lr),
     "scaling": (Scaling, _bench_scaling),
     "step": (Step, _bench_step),
 }
 BENCHES = {
     "allreduce": "Time every all-reduce strategy",
     "input": "Time the input pipeline: read, decode, crop, transfer",
+    "lr": "Find a learning rate with a range test",
     "scaling": "Time the training step on increasing numbers of devices",
     "step": "Time the training step, and the start of a command",
 }

@@ -16,7 +16,7 @@ class Checkpoints:
       jaxdp checkpoints --workdir runs/digits
     """
 
-    workdir: str = "runs/digits"
+    workdir: str
     """Working directory of the run"""
     json: Switch = False
     """Output as one JSON document: a list with an object per checkpoint"""

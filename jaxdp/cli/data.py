@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxdp.errors import one_of
+from jaxdp.errors import ConfigError, one_of
 from jaxdp.flags import parse
 
 
@@ -33,8 +33,10 @@ def run(arguments: list[str], program: str) -> None:
             f"`{program} prepare --help` lists every option.\n\nExample:\n  {program} prepare imagenette"
         )
         return
-    if not arguments or arguments[0] != "prepare":
-        raise one_of("data", arguments[0] if arguments else "", ["prepare"])
+    if not arguments:
+        raise ConfigError("data", reason="missing command", hint=f"use {program} prepare NAME")
+    if arguments[0] != "prepare":
+        raise one_of("data", arguments[0], ["prepare"])
     options = parse(Prepare, arguments[1:], f"{program} prepare")
     from jaxdp.data.tfds import prepare
 

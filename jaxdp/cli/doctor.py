@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch
 from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_FAILURE, ConfigError
@@ -36,6 +36,7 @@ def run(arguments: list[str], program: str) -> None:
         Examples:
           jaxdp doctor
           jaxdp doctor --config imagenet_goyal_8k --images-per-second 2000
+          jaxdp doctor --check-images --data.source folder --data.directory ~/pictures
           jaxdp doctor --verify --output proofs.json
           jaxdp doctor --verify --mesh.cpu-devices 8
           jaxdp launch --processes 2 -- jaxdp doctor --verify
@@ -48,14 +49,8 @@ def run(arguments: list[str], program: str) -> None:
         """Working directory of the run; None: runs/NAME"""
         images_per_second: float | None = None
         """Training speed of one device in images/s, as `jaxdp bench step` measures it, for the number of decoding cores"""
-        cluster: str = "auto"
-        """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
-        coordinator: str | None = None
-        """HOST:PORT of rank 0, with --processes and --rank, as for `jaxdp train`"""
-        processes: int | None = None
-        """Number of processes of the run, on all hosts"""
-        rank: int | None = None
-        """Rank of this process, from 0"""
+        check_images: Switch = False
+        """Decoding of every image of the data set, which reports those that cannot be used"""
         verify: Switch = False
         """Proofs of correct training instead of checks, on all processes; splits a CPU into --mesh.cpu-devices, or 4"""
         output: str | None = None
@@ -64,32 +59,35 @@ def run(arguments: list[str], program: str) -> None:
         """Overwrite an existing file given by --output"""
         json: Switch = False
         """Output as one JSON document on stdout"""
+        launch: LaunchFields = dataclasses.field(default_factory=Launch)
 
     options = parse(Doctor, arguments, program)
     config = validate(options.run)
     rate = options.images_per_second
     if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError("--images-per-second", rate, reason="must be above 0")
+        raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     if options.verify:
         if rate is not None:
             raise ConfigError("--images-per-second", rate, reason="has no effect with --verify")
+        if options.check_images:
+            raise ConfigError("--check-images", reason="has no effect with --verify")
         from jaxdp.distributed import runtime
 
         join = partial(
             runtime.join,
-            options.cluster,
-            coordinator=options.coordinator,
-            processes=options.processes,
-            rank=options.rank,
+            options.launch.cluster,
+            coordinator=options.launch.coordinator,
+            processes=options.launch.processes,
+            rank=options.launch.rank,
         )
         _verify(config, options.workdir, join=join, output=Output(options.output, options.overwrite, options.json))
         return
     if options.output is not None:
         raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
-        from jaxdp.doctor import runner
+        from jaxdp.doctor import dataset, runner
     from jaxdp.distributed import launchers
-    from jaxdp.doctor.check_result import ERROR, any_running, summarize, to_dict
+    from jaxdp.doctor.check_result import ERROR, ResultBuilder, any_running, summarize, to_dict
     from jaxdp.loggers.console import Screen
 
     results = runner.run_checks(
@@ -98,12 +96,16 @@ def run(arguments: list[str], program: str) -> None:
         images_per_second=rate,
         detect=partial(
             launchers.detect,
-            options.cluster,
-            coordinator=options.coordinator,
-            processes=options.processes,
-            rank=options.rank,
+            options.launch.cluster,
+            coordinator=options.launch.coordinator,
+            processes=options.launch.processes,
+            rank=options.launch.rank,
         ),
     )
+    if options.check_images:
+        images = ResultBuilder("images")
+        dataset.check_images(images, config, Screen(sys.stderr).info)
+        results.append(images.build())
     if options.json:
         print(json.dumps(to_dict(results, config.name), indent=2))
     else:

@@ -5,7 +5,8 @@ import json
 
 from jaxdp.cli.options import ConfigFields, Switch
 from jaxdp.config import Config
-from jaxdp.flags import asks_for_help, flag_value, parse
+from jaxdp.flag_help import asks_for_help
+from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import register_from
 
 
@@ -18,9 +19,9 @@ class Evaluate:
       jaxdp evaluate --workdir runs/digits --checkpoint best --json
     """
 
-    run: ConfigFields = dataclasses.field(default_factory=Config)
-    workdir: str = "runs/digits"
+    workdir: str
     """Working directory of the run"""
+    run: ConfigFields = dataclasses.field(default_factory=Config)
     checkpoint: str = "newest"
     """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     config: str | None = None
@@ -32,8 +33,8 @@ class Evaluate:
 def run(arguments: list[str], program: str) -> None:
     from jaxdp.training.run_dir import run_config
 
-    workdir = flag_value(arguments, "--workdir") or "runs/digits"
-    default = Evaluate(run=Config() if asks_for_help(arguments) else run_config(workdir))
+    workdir = None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
+    default = None if workdir is None else Evaluate(workdir, run_config(workdir))
     options = parse(Evaluate, arguments, program, default=default)
     register_from(options.config)
     from jaxdp.inference.evaluate import evaluate
@@ -45,6 +46,6 @@ def run(arguments: list[str], program: str) -> None:
     top5 = f"top-5 {100 * result['eval_top5']:.2f} %, " if "eval_top5" in result else ""
     print(
         f"accuracy {100 * result['eval_accuracy']:.2f} %  ({top5}"
-        f"{result['eval_examples']} held-out images)  loss {result['eval_loss']:.4f}  "
+        f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
         f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
     )

@@ -20,7 +20,7 @@ class Export:
 
     output: str
     """File to write, ending in .safetensors"""
-    workdir: str = "runs/digits"
+    workdir: str
     """Working directory of the run"""
     checkpoint: str = "newest"
     """Checkpoint to export: newest, best (by accuracy), or its number of samples"""

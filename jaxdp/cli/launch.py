@@ -3,7 +3,8 @@
 import dataclasses
 import sys
 
-from jaxdp.flags import parse
+from jaxdp.errors import ConfigError
+from jaxdp.flags import UNEXPECTED, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,12 @@ def run(arguments: list[str], program: str) -> None:
     if "--" in arguments:
         index = arguments.index("--")
         flags, command = arguments[:index], arguments[index + 1 :]
-    options = parse(Launch, flags, program)
+    try:
+        options = parse(Launch, flags, program)
+    except ConfigError as error:
+        if error.reason == UNEXPECTED:
+            raise ConfigError(error.field, reason=UNEXPECTED, hint="put -- before the command") from None
+        raise
     from jaxdp.distributed.launch import launch
 
     sys.exit(launch(command, options.processes, options.restarts))

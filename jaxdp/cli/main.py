@@ -19,7 +19,7 @@ from jaxdp.errors import (
     printable,
     printable_lines,
 )
-from jaxdp.flags import asks_for_help, rows
+from jaxdp.flag_help import asks_for_help, rows
 
 COMMANDS = {
     "train": "Train a model",
@@ -29,7 +29,7 @@ COMMANDS = {
     "checkpoints": "List and verify the checkpoints of a run",
     "export": "Write the weights of a checkpoint to a safetensors file",
     "import": "Convert weights of torchvision or timm to a file for --finetune.weights",
-    "bench": "Measure this machine: allreduce, input, scaling, step",
+    "bench": "Measure this machine: allreduce, input, lr, scaling, step",
     "data": "Prepare a data set of tensorflow-datasets",
     "launch": "Start several processes of a run on this machine",
     "report": "Summarize runs on a page with curves",
@@ -52,9 +52,11 @@ def run(command: str, arguments: list[str], program: str) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help") or arguments == ["help"]:
         print(_help(), flush=True)
         sys.exit(0 if arguments else EXIT_CONFIG)
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     command, rest = arguments[0], arguments[1:]
     if command == "--version":
         return _version()
@@ -149,7 +151,7 @@ def _help() -> str:
     return (
         "usage: jaxdp COMMAND [options]\n       jaxdp --version\n\n"
         "Synchronous data-parallel training of image classifiers on a 2-D device mesh.\n\n"
-        f"commands:\n{rows(COMMANDS)}\n\n`jaxdp COMMAND --help` lists every option.\n\n"
+        f"commands:\n{rows(COMMANDS)}\n\n`jaxdp COMMAND --help` lists its options.\n\n"
         "Examples:\n  jaxdp train --config digits --seed 1\n  jaxdp plan --config imagenet_sony_exp2 --devices 64\n"
         "  jaxdp doctor"
     )

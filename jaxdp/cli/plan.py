@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.cli.options import EVERYDAY, ConfigFields, Switch
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.files import check_output, write_output
@@ -23,6 +23,7 @@ class Plan:
     Examples:
       jaxdp plan
       jaxdp plan --config imagenet_sony_exp2 --devices 8 --json
+      jaxdp plan --config imagenet_goyal_256 --devices 8 --images-per-second 2500
       jaxdp plan --config imagenet_sony_exp2 --devices 3456 --wire --network 5e-6,10e9
       jaxdp plan --config imagenet_sony_exp1 --compile-for h200 --hosts 272 --gpus-per-host 8
     """
@@ -36,14 +37,16 @@ class Plan:
     """Number of hosts, the rows of the mesh, among which the devices are divided evenly"""
     gpus_per_host: int | None = None
     """Number of devices per host"""
+    gpu: str | None = None
+    """GPU whose memory must hold the run, such as a100, h100 or rtx4090 (None: those of this machine)"""
     wire: Switch = False
     """Collectives of a step: axis, type, bytes and number of each kind"""
     network: str | None = None
     """LATENCY,BANDWIDTH of the network in seconds and bytes/s, for example 5e-6,10e9: predicts step time and efficiency of each
     strategy"""
     images_per_second: float | None = None
-    """Speed of one device without communication in images/s, for --network (None: the paper's V100, scaled by
-    multiply-adds)"""
+    """Training speed of one device in images/s, from `jaxdp bench step`: predicts the hours of the run. With --network
+    the speed without communication (None: the paper's V100, scaled by multiply-adds)"""
     picture: str | None = None
     """PNG file for a plot of efficiency against devices, up to 16,384, with --network"""
     overwrite: Switch = False
@@ -57,24 +60,34 @@ class Plan:
 
 
 def run(arguments: list[str], program: str) -> None:
-    recipe = load_recipe(arguments, default="digits")
-    options = parse(Plan, arguments, program, default=Plan(run=recipe.config))
+    recipe = load_recipe(arguments, default="digits", notes=True)
+    options = parse(Plan, arguments, program, default=Plan(run=recipe.config), everyday=EVERYDAY)
     config = validate(options.run)
     if options.compile_for is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
     import jaxdp
+    from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
     from jaxdp.plan_summary import as_dict, model_summary, summary_table
+    from jaxdp.training import finetune
 
-    devices = _number_of_devices(options)
+    devices, rate = _number_of_devices(options), options.images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
+    finetune.read_weights(config)  # raises what a run would
     plan = jaxdp.plan(config, devices, options.hosts)
-    summary = model_summary(config)
-    document: dict[str, Any] = as_dict(plan, summary)
+    summary = model_summary(plan.config)
+    needed = memory.estimate(plan, summary)
+    hours = None if rate is None else plan.training_hours(rate)
+    document: dict[str, Any] = as_dict(plan, summary) | {"memory_bytes": needed, "training_hours": hours}
     parts: list[Any] = []
     if not options.json:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
         parts += [recipe.note] if recipe.note else []
-        parts.append(summary_table(plan, described, summary))
+        parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
+    if text := _memory_verdict(options, plan, needed, given=devices is not None):
+        document["memory_verdict"] = text
+        parts.append(text)
     for name, section in (("wire", _wire), ("network", _network), ("compiled", _compiled)):
         result = section(options, plan, summary)
         if result is not None:
@@ -90,6 +103,26 @@ def run(arguments: list[str], program: str) -> None:
         if number:
             screen.info("")
         (screen.info if isinstance(part, str) else screen.table)(part)
+
+
+def _memory_verdict(options: Plan, plan: RunPlan, needed: dict[str, int], *, given: bool) -> str | None:
+    """Whether the named GPU can hold the run; a warning if this machine's cannot.
+
+    given: whether the devices are not this machine's.
+    """
+    from jaxdp.analysis import memory
+    from jaxdp.distributed import runtime
+
+    gpu = options.gpu or (options.compile_for if options.compile_for in memory.GPU_MEMORY else None)
+    if gpu:
+        limit = memory.usable_bytes(gpu)
+        fits = f"{gpu} can hold this run: JAX uses {limit / 1e9:,.1f} GB of its memory"
+        return memory.warning(plan, needed, limit=limit, device=gpu) or fits
+    if given:
+        return None
+    device = runtime.start(plan.config.mesh)[0]
+    found = (device.memory_stats() or {}).get("bytes_limit")
+    return memory.warning(plan, needed, limit=found, device=device.device_kind) if found else None
 
 
 def _number_of_devices(options: Plan) -> int | None:
@@ -131,20 +164,16 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     """Step time and efficiency on a network."""
     if options.network is None:
-        for name in ("picture", "images_per_second"):
-            if getattr(options, name) is not None:
-                raise ConfigError(f"--{name.replace('_', '-')}", getattr(options, name), reason="requires --network")
+        if options.picture is not None:
+            raise ConfigError("--picture", options.picture, reason="requires --network")
         return None
     from jaxdp.analysis import network_model
     from jaxdp.analysis.cost_model import parse_network
     from jaxdp.training.step_compiler import normalization_messages
 
-    rate = options.images_per_second
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     network = network_model.Network(*parse_network(options.network))
     messages = normalization_messages(plan)
-    prediction = network_model.predict(plan, summary, network, rate=rate, normalization_messages=messages)
+    prediction = network_model.predict(plan, summary, network, rate=options.images_per_second, normalization_messages=messages)
     parts = [*network_model.tables(prediction), *network_model.notes(prediction)]
     if options.picture is not None:
         if not options.picture.endswith(".png"):

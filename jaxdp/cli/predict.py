@@ -30,7 +30,7 @@ class Predict:
 
     images: tyro.conf.Positional[tuple[str, ...]]
     """Image files, or directories that are searched recursively"""
-    workdir: str = "runs/digits"
+    workdir: str
     """Working directory of the run"""
     checkpoint: str = "newest"
     """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
@@ -51,7 +51,7 @@ def run(arguments: list[str], program: str) -> None:
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
-    from jaxdp.inference.predict import ImageFiles, predict_source
+    from jaxdp.inference.predict import Images, predict_source
     from jaxdp.training.run_dir import run_config
 
     run_config(options.workdir)  # raises for a missing run before anything is said about images
@@ -59,7 +59,7 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
-    predictions, bad, about = predict_source(options.workdir, ImageFiles(files), options.checkpoint, top=options.top)
+    predictions, bad, about = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
     bad = unreadable | bad
     results = [(file, classes) for file, classes in zip(files, _by_image(predictions), strict=True) if classes]
     if table is not None:
@@ -75,13 +75,13 @@ def run(arguments: list[str], program: str) -> None:
         if skipped:
             _log(f"skipped {plural(len(skipped), 'file')} without an image suffix, first {printable(skipped[0], LONGEST_PATH)}")
     for file, reason in bad.items():
-        _log(f"cannot read {printable(file, LONGEST_PATH)}: {reason}")
+        _log(f"jaxdp: cannot read {printable(file, LONGEST_PATH)}: {reason}")
     if bad:
         sys.exit(EXIT_FAILURE)
 
 
 def _log(text: str) -> None:
-    print(f"jaxdp: {printable_lines(text)}", file=sys.stderr, flush=True)
+    print(printable_lines(text), file=sys.stderr, flush=True)
 
 
 def _print(results: Iterable[tuple[str, list[dict[str, Any]]]]) -> None:

@@ -53,7 +53,7 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.report import as_text, report, write
 
     if not options.workdir:
-        raise ConfigError("workdir", reason="missing", hint="give the directory of at least one run")
+        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if not options.html and options.output is not None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
     if not options.html and options.communication:

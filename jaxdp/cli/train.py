@@ -5,7 +5,7 @@ import dataclasses
 import faulthandler
 import os
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
 from jaxdp.errors import EXIT_STOPPED, ConfigError
@@ -41,12 +41,14 @@ def run(arguments: list[str], program: str) -> None:
 
 
 def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None:
-    from jaxdp.cli.options import ConfigFields, Switch
+    import tyro
+
+    from jaxdp.cli.options import EVERYDAY, ConfigFields, Launch, LaunchFields, Switch
     from jaxdp.flags import parse
     from jaxdp.recipes import load_recipe
     from jaxdp.validation import validate
 
-    recipe = load_recipe(arguments, default="digits")
+    recipe = load_recipe(arguments, default="digits", notes=True)
 
     @dataclasses.dataclass(frozen=True)
     class Train:
@@ -63,25 +65,18 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         """Recipe: a name in configs/, a .py file with config(), or a saved config.json"""
         workdir: str | None = None
         """Working directory for all output (None: runs/NAME)"""
-        resume: str = "auto"
+        resume: Annotated[str, tyro.conf.arg(metavar="auto|never|PATH")] = "auto"
         """Checkpoint to resume from. auto: the newest in the working directory; never: none, in a new directory if there is a
         run; PATH: the newest of another run, or a checkpoint, in a new directory"""
         accept_changes: Switch = False
         """Resume with a changed configuration"""
-        cluster: str = "auto"
-        """Launcher whose variables describe the processes of the run: auto, none, jax, kubeflow, torchrun, openmpi or slurm"""
-        coordinator: str | None = None
-        """HOST:PORT of rank 0, with --processes and --rank, instead of a launcher's variables"""
-        processes: int | None = None
-        """Number of processes of the run, on all hosts"""
-        rank: int | None = None
-        """Rank of this process, from 0"""
         profile: str | None = None
         """FIRST,COUNT: short for --logging.profile"""
         json: Switch = False
         """Result as one JSON document on stdout, all other output on stderr"""
+        launch: LaunchFields = dataclasses.field(default_factory=Launch)
 
-    options = parse(Train, arguments, program)
+    options = parse(Train, arguments, program, everyday=EVERYDAY)
     config = validate(_with_profile(options.run, options.profile))
     from jaxdp.distributed import runtime
     from jaxdp.loggers.console import Screen
@@ -90,18 +85,17 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.training.session import train
 
     document = _stdout_for_the_document() if options.json else None
+    launch = options.launch
     group = runtime.join(
-        options.cluster,
+        launch.cluster,
         guard=config.guard,
         while_waiting=signals.raise_if_signaled,
         secret_dir=run_dir.resolve_workdir(options.workdir, config),
-        coordinator=options.coordinator,
-        processes=options.processes,
-        rank=options.rank,
+        coordinator=launch.coordinator,
+        processes=launch.processes,
+        rank=launch.rank,
     )
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    if recipe.note and group.is_rank0:
-        screen.info(recipe.note)
     result = train(
         config,
         options.workdir,
@@ -110,6 +104,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         accept_changes=options.accept_changes,
         started=STARTED,
         signals=signals,
+        notes=[recipe.note] if recipe.note else [],
     )
     if options.json and group.is_rank0:
         print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)

@@ -15,6 +15,7 @@ from jaxdp.config import Augment, Config, crops_while_loading
 
 ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radians, ratio, ratio, share of the image's size
 PixelStat = jax.typing.ArrayLike | tuple[float, ...]
+MIX_KEY, MODEL_KEY = 1, 2  # uses of `worker_key`
 CROP_ATTEMPTS = 10  # of `random_resized_crop`, as in torchvision
 
 
@@ -30,6 +31,11 @@ def normalize(images: jax.Array, mean: PixelStat, std: PixelStat) -> jax.Array:
 def keys_for(seed: jax.typing.ArrayLike, positions: jax.Array) -> jax.Array:
     """One random key for each example, which depends on seed and position alone: equal on any mesh. positions: [B] uint32."""
     return jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(positions)
+
+
+def worker_key(seed: jax.typing.ArrayLike, positions: jax.Array, use: int) -> jax.Array:
+    """One random key for a worker's batch, from seed and first position; another one for each use. positions: [B] uint32."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), positions[0]), use)
 
 
 def resample(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -212,8 +218,7 @@ def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Ar
     """
     batch = len(images)
     partner = jnp.arange(batch)[::-1]
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), positions[0]), 1)
-    draw, place = jax.random.split(key)
+    draw, place = jax.random.split(worker_key(config.seed, positions, MIX_KEY))
     share = jax.random.beta(draw, config.data.mix_alpha, config.data.mix_alpha)
     mixed, share = MIXERS[config.data.mix](images, images[partner], share=share, key=place)
     return mixed, partner, jnp.full((batch,), share)

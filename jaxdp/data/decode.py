@@ -28,7 +28,11 @@ AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuff
 
 
 class ImageError(ValueError):
-    """An image that cannot be used; the message is the reason, on one line."""
+    """An image that cannot be used; the message is the reason, on one line. hint: how to fix it."""
+
+    def __init__(self, reason: object, hint: str = "fix or remove it, or give --data.on-bad-image skip") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 class Scratch(threading.local):
@@ -83,7 +87,7 @@ def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
     except ImageError:
         raise
     except ValueError as error:
-        raise ImageError(first_line(error)) from None
+        raise ImageError(f"damaged or truncated JPEG: {first_line(error)}") from None
 
 
 def _decode_opencv(data: bytes) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import check_local, read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
+LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
 EVALUATION_NAMES = ("val", "validation", "valid", "test")
 
 
@@ -41,9 +42,9 @@ class ImageFolder:
             return ConfigError("data.directory", str(split.parent), reason=reason, hint=hint)
 
         if not split.parent.is_dir():
-            raise error("directory not found")
+            raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
         if not split.is_dir():
-            raise error(f"it has no folder {split.name!r}")
+            raise error(f"it has no folder {split.name!r}", LAYOUT_HINT)
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
@@ -56,11 +57,13 @@ class ImageFolder:
                 raise error(f"class folder name {name!r} is not UTF-8", "rename it")
         classes = names if classes is None else classes
         if unknown := sorted(set(names) - set(classes)):
-            raise error(f"{split.name!r} has the class {unknown[0]!r}, which the training split lacks")
+            empty = "" if os.listdir(split / unknown[0]) else "empty "
+            reason = f"{split.name!r} has the {empty}class {unknown[0]!r}, which the training split lacks"
+            raise error(reason, "add it to the training split, or remove it")
         if missing := sorted(set(classes) - set(names)):
             raise error(
-                f"{split.name!r} lacks {len(missing)} of {len(classes)} classes, {missing[0]!r} first",
-                "add them: accuracy over the remaining classes would be too high",
+                f"{split.name!r} has no folder for {len(missing)} of {len(classes)} training classes, such as {missing[0]!r}",
+                "add the folders with their images, or remove these classes from the training split",
             )
         paths, labels, ignored = [], [], []
         for label, name in enumerate(classes):
@@ -181,6 +184,6 @@ def evaluation_split(root: Path, requested: str | None) -> str:
             "data.eval_split",
             None,
             reason=f"{str(root)!r} has none of the folders {', '.join(EVALUATION_NAMES)}",
-            hint="give the folder's name",
+            hint=f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
         )
     return existing[0]

@@ -32,10 +32,23 @@ class ArraySource:
 
 
 class ArrayItems:
-    """Images and labels of the caller, without a copy. images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers [N]."""
+    """Images and labels of the caller, without a copy. images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers [N].
+
+    classes: the largest label plus one.
+    """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
+        self.classes = int(labels.max(initial=-1)) + 1
+
+    @property
+    def missing_classes(self) -> list[int]:
+        """Classes without an image."""
+        return sorted({*range(min(self.classes, 2**20))} - {*np.unique(self.labels).tolist()})
+
+    def labels_without(self, other: "ArrayItems") -> list[int]:
+        """The labels that the other has not."""
+        return np.setdiff1d(self.labels, other.labels).tolist()
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -100,8 +100,7 @@ class Loader:
             except ImageError as error:
                 name = self._name(candidate)
                 if self.on_bad_image == "stop":
-                    hint = "fix or remove it, or give --data.on-bad-image skip"
-                    raise DataError(f"{name} cannot be used: {error}; {hint}") from None
+                    raise DataError(f"{name} cannot be used: {error}; {error.hint}") from None
                 self.bad_images[name] = str(error)
                 if self.on_bad_image == "ignore":
                     out[:] = 0
@@ -123,7 +122,7 @@ class Loader:
         if number.size != 1 or number.dtype.kind not in "iu" or not 0 <= number.item() < self.classes:
             raise DataError(
                 f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "
-                "fix it or give a larger model.classes"
+                "fix it or the number of classes"
             )
         if isinstance(image, (bytearray, memoryview)):
             image = bytes(image)
@@ -139,7 +138,10 @@ def _check_pixels(image: object) -> np.ndarray:
     """Pixels of a source as contiguous uint8 [H, W, 3]; they may be [H, W] or [H, W, 1] for gray."""
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3)):
-        raise ImageError(f"expected uint8 pixels of shape [H, W, 3] or [H, W], got {pixels.dtype} of shape {pixels.shape}")
+        raise ImageError(
+            f"expected uint8 pixels of shape [H, W, 3] or [H, W], got {pixels.dtype} of shape {pixels.shape}",
+            hint="return uint8 [H, W, 3], without ToTensor and Normalize; jaxdp normalizes",
+        )
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         pixels = np.repeat(pixels.reshape(*pixels.shape[:2], 1), 3, axis=2)
     if min(pixels.shape[:2]) < MIN_SIDE:

@@ -1,5 +1,6 @@
 """Opens the data source that a config names as training and evaluation sets of decoded images."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +16,12 @@ from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_sp
 from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
 from jaxdp.errors import ConfigError, plural
+from jaxdp.validation import check_classes
 
 if TYPE_CHECKING:
     from jaxdp.data.tfds import TfdsSource
 
+SYNTHETIC_CLASSES = 1000  # unless the model's number is given
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 DecodedSource = ArraySource | SyntheticSource | Loader
@@ -28,13 +31,15 @@ class Datasets(NamedTuple):
     """The training and evaluation sets of a run.
 
     mean, std: pixel statistics on the 0-255 scale with which the device normalizes images, a number or one for each channel;
-    classes: class names, empty where unknown; warnings: what users should know, such as ignored files.
+    class_count: number of classes; classes: their names, empty where unknown; warnings: what users should know, such as
+    ignored files.
     """
 
     train: DecodedSource
     evaluation: DecodedSource
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
+    class_count: int
     classes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -51,63 +56,85 @@ class Datasets(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """The implementation of a data source. open: config -> data sets; count: number of training images, without reading any."""
+    """The implementation of a data source.
 
-    open: Callable[[Config], Datasets]
-    count: Callable[[DataConfig], int]
+    open: (config, whether the data may lack classes of the model) -> data sets. size: (number of training images, number of
+    classes or None), without reading any image.
+    """
+
+    open: Callable[[Config, bool], Datasets]
+    size: Callable[[Config], tuple[int, int | None]]
 
 
-def _open_digits(config: Config) -> Datasets:
+def _open_digits(config: Config, may_lack_classes: bool) -> Datasets:
     data = config.data
     splits = in_memory.digits(data.stored_size or data.image_size)
     train, evaluation = (ArraySource(*splits[name]) for name in (data.train_split, data.eval_split or "test"))
-    return Datasets(train, evaluation, *pixel_stats(config), classes=tuple(map(str, range(10))))
+    names = tuple(map(str, range(_model_classes(config, SOURCES["digits"].classes))))
+    return Datasets(train, evaluation, *pixel_stats(config), class_count=len(names), classes=names)
 
 
-def _count_digits(data: DataConfig) -> int:
+def _size_of_digits(config: Config) -> tuple[int, int | None]:
     train = in_memory.DIGITS - in_memory.TEST
-    return {"train": train, "fit": train - in_memory.VALIDATION}[data.train_split]
+    return {"train": train, "fit": train - in_memory.VALIDATION}[config.data.train_split], SOURCES["digits"].classes
 
 
-def _open_synthetic(config: Config) -> Datasets:
+def _open_synthetic(config: Config, may_lack_classes: bool) -> Datasets:
     data = config.data
     size, counts = data.stored_size or data.image_size, (data.train_examples, data.eval_examples)
+    _, classes = _size_of_synthetic(config)
     train, evaluation = (
-        SyntheticSource(count, size, config.model.classes, seed=config.seed, split=split) for split, count in enumerate(counts)
+        SyntheticSource(count, size, classes, seed=config.seed, split=split) for split, count in enumerate(counts)
     )
-    return Datasets(train, evaluation, *pixel_stats(config))
+    return Datasets(train, evaluation, *pixel_stats(config), class_count=classes)
 
 
-def _open_folder(config: Config) -> Datasets:
-    data = config.data
-    train = _folder_split(data, data.train_split)
-    split = evaluation_split(Path(data.directory or ""), data.eval_split)
-    return _decoded(config, train, _folder_split(data, split, train.classes), name=data.source)
+def _size_of_synthetic(config: Config) -> tuple[int, int]:
+    return config.data.train_examples, config.model.classes or SYNTHETIC_CLASSES
 
 
-def _open_tfds(config: Config) -> Datasets:
-    data = config.data
+def _open_files(config: Config, may_lack_classes: bool) -> Datasets:
+    (_, train), (_, evaluation) = open_splits(config.data)
+    return _decoded(config, train, evaluation, name=config.data.source, may_lack_classes=may_lack_classes)
+
+
+def open_splits(data: DataConfig) -> "list[tuple[str, ImageFolder | TfdsSource]]":
+    """(name, encoded images) of the training and the evaluation split of a folder or a data set of tensorflow-datasets.
+
+    Raises ConfigError if one of them does not exist.
+    """
+    if data.source == "folder":
+        train_folder = _folder_split(data, data.train_split)
+        folder = evaluation_split(Path(data.directory or ""), data.eval_split)
+        return [(data.train_split, train_folder), (folder, _folder_split(data, folder, train_folder.classes))]
     train = _tfds_split(data, data.train_split)
     split = data.eval_split or next((name for name in EVALUATION_NAMES if name in train.splits), None)
     if split is None:
         reason = f"{data.source} has only the splits {', '.join(train.splits)}"
         raise ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")
-    return _decoded(config, train, _tfds_split(data, split), name=data.source)
+    return [(data.train_split, train), (split, _tfds_split(data, split))]
 
 
-def _count_files(data: DataConfig) -> int:
-    published = SOURCES[data.source].train_images
-    if published is not None and data.train_split == "train" and data.directory is None:
-        return published
-    return len(open_split(data, data.train_split))
+def _size_of_files(config: Config) -> tuple[int, int | None]:
+    data = config.data
+    published = SOURCES[data.source]
+    if published.train_images is not None and data.train_split == "train" and data.directory is None:
+        return published.train_images, published.classes
+    source = open_split(data, data.train_split)
+    return len(source), _stated_classes(source)
 
 
-TFDS = Reader(_open_tfds, _count_files)
+def _size_of_folder(config: Config) -> tuple[int, int | None]:
+    (_, train), _ = open_splits(config.data)  # the evaluation split too, to raise what a run would
+    return len(train), _stated_classes(train)
+
+
+TFDS = Reader(_open_files, _size_of_files)
 READERS = SOURCES.implement(
     {
-        "digits": Reader(_open_digits, _count_digits),
-        "synthetic": Reader(_open_synthetic, lambda data: data.train_examples),
-        "folder": Reader(_open_folder, _count_files),
+        "digits": Reader(_open_digits, _size_of_digits),
+        "synthetic": Reader(_open_synthetic, _size_of_synthetic),
+        "folder": Reader(_open_files, _size_of_folder),
         "given": TFDS,
         "imagenet2012": TFDS,
         "cifar10": TFDS,
@@ -122,7 +149,21 @@ def _reader(config: Config) -> Reader:
 
 def training_examples(config: Config) -> int:
     """Number of training images, without reading any. Raises ConfigError for a data set that does not exist."""
-    return _reader(config).count(config.data)
+    return _reader(config).size(config)[0]
+
+
+def inspect(config: Config) -> tuple[Config, int]:
+    """(the config with the number of classes, number of training images), without reading any image.
+
+    Raises ConfigError for a data set that does not exist or has another number of classes.
+    """
+    examples, classes = _reader(config).size(config)
+    return with_classes(config, _model_classes(config, classes)), examples
+
+
+def with_classes(config: Config, classes: int) -> Config:
+    """The config with a number of classes."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
 
 
 def pixel_stats(config: Config) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
@@ -131,19 +172,20 @@ def pixel_stats(config: Config) -> tuple[float | tuple[float, ...], float | tupl
     return source.mean, source.std
 
 
-def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None) -> Datasets:
+def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, may_lack_classes: bool = False) -> Datasets:
     """The data sets of a config. pair: (training, evaluation) items from Python, which replace the config's source.
 
+    may_lack_classes: whether the data may have fewer classes than the model, as in an evaluation.
     Raises ConfigError for a data set that cannot be trained on.
     """
     if pair is not None:
-        return _decoded(config, *_check_pair(pair), name="given")
-    return _reader(config).open(config)
+        return _decoded(config, *_check_pair(pair), name="given", may_lack_classes=may_lack_classes)
+    return _reader(config).open(config, may_lack_classes)
 
 
-def open_split(data: DataConfig, split: str, classes: list[str] | None = None) -> "ImageFolder | TfdsSource":
-    """The encoded images of a split of a folder or a data set of tensorflow-datasets. classes: required class folders."""
-    return _folder_split(data, split, classes) if data.source == "folder" else _tfds_split(data, split)
+def open_split(data: DataConfig, split: str) -> "ImageFolder | TfdsSource":
+    """The encoded images of a split of a folder or a data set of tensorflow-datasets."""
+    return _folder_split(data, split) if data.source == "folder" else _tfds_split(data, split)
 
 
 def _folder_split(data: DataConfig, split: str, classes: list[str] | None = None) -> ImageFolder:
@@ -186,7 +228,7 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
 def prediction_loader(config: Config, source: ItemSource) -> Loader:
     """Images prepared as for evaluation; unreadable ones are ignored and listed in `Loader.bad_images`."""
     transform, size = evaluation_transform(config)
-    classes, threads = config.model.classes, config.data.threads
+    classes, threads = config.model.class_count, config.data.threads
     return Loader(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
 
 
@@ -200,30 +242,42 @@ def is_resident(data: DataConfig, train: DecodedSource, platform: str) -> bool:
     return data.resident == "on"
 
 
-def _decoded(config: Config, train: ItemSource, evaluation: ItemSource, *, name: str) -> Datasets:
-    """Data sets of two sources of single items. name: of the data source.
+def _decoded(
+    config: Config, train: ItemSource, evaluation: ItemSource, *, name: str, may_lack_classes: bool = False
+) -> Datasets:
+    """Data sets of two sources of single items. name: of the data source. may_lack_classes: see `open_datasets`.
 
-    Raises ConfigError for an empty source, and for more classes than the model has.
+    Raises ConfigError for an empty source, and for another number of classes than the model has.
     """
     for source, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(source) == 0:
             raise ConfigError("data.source", name, reason=f"the {kind} set is empty")
-        classes = getattr(source, "classes", None)
-        count = classes if isinstance(classes, int) else len(classes or ())
-        if count > config.model.classes:
-            reason, hint = f"{name} has {plural(count, 'class')}", f"give at least {count}"
-            raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
+    stated = max(_stated_classes(train) or 0, _stated_classes(evaluation) or 0) or None
+    if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
+        stated = None
+    counted = None
+    if stated and isinstance(train, ArrayItems):
+        counted = f"the arrays have {plural(stated, 'class')}, from 0 to the largest label, {stated - 1}"
+    elif stated and name == "given":
+        counted = f"the given data have {plural(stated, 'class')}"
+    config = with_classes(config, _model_classes(config, stated, counted=counted))
     on_bad_image = config.data.on_bad_image
     training = _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     held_out = _loaded(evaluation, config, evaluation_transform(config), on_bad_image=ignore, kind="evaluation image")
-    warnings = [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
+    missing = train.missing_classes if isinstance(train, ArrayItems) else []
+    from_one = "; if your labels count from 1, subtract 1" if missing[:1] == [0] else ""
+    warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
+    if isinstance(train, ArrayItems) and isinstance(evaluation, ArrayItems) and (unseen := evaluation.labels_without(train)):
+        warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
+    warnings += [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
     return Datasets(
         training,
         held_out,
         SOURCES[name].mean,
         SOURCES[name].std,
+        class_count=config.model.class_count,
         classes=_class_names(train),
         warnings=tuple(warnings),
     )
@@ -234,7 +288,7 @@ def _loaded(
 ) -> Loader | ArraySource:
     """A Loader, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
-    classes, threads = config.model.classes, config.data.threads
+    classes, threads = config.model.class_count, config.data.threads
     loader = Loader(
         source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image=on_bad_image, kind=kind
     )
@@ -243,6 +297,28 @@ def _loaded(
     indices = np.arange(len(source))
     images, labels = loader.batch(indices, indices)
     return ArraySource(images, labels, loader.bad_images)
+
+
+def _stated_classes(source: ItemSource) -> int | None:
+    """The number of classes that a source states in its attribute `classes`, a number or a list of names."""
+    classes: Any = getattr(source, "classes", None)
+    return classes if isinstance(classes, int) else len(classes) if classes else None
+
+
+def _model_classes(config: Config, stated: int | None, *, counted: str | None = None) -> int:
+    """The number of classes of the model: the one that the data state, or else the config's.
+
+    counted: see `check_classes`. Raises ConfigError if they differ or are both None.
+    """
+    check_classes(config, stated, counted=counted)
+    count = stated if config.model.classes is None else config.model.classes
+    if count is None:
+        python = "load_config(name, ['--data.source', 'given', '--model.classes', 'N'])"
+        hint = f"give the data set an attribute `classes`, or set --model.classes (in Python, {python})"
+        raise ConfigError("model.classes", None, reason="the data set does not state its number of classes", hint=hint)
+    if count < 2:
+        raise ConfigError("model.classes", count, reason=f"data.source={config.data.source!r} has only one class")
+    return count
 
 
 def _class_names(source: ItemSource) -> tuple[str, ...]:
@@ -254,6 +330,9 @@ def _class_names(source: ItemSource) -> tuple[str, ...]:
 
 def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
+        reason, hint = "are two arrays, not two data sets", "give ((images, labels), (evaluation_images, evaluation_labels))"
+        raise ConfigError("datasets", reason=reason, hint=hint)
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason)
@@ -261,8 +340,15 @@ def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     return training, evaluation
 
 
+def _is_image(item: Any) -> bool:
+    return getattr(item, "ndim", 0) >= 2
+
+
 def _as_source(item: Any, name: str) -> ItemSource:
     """A source of a pair of arrays (images, labels); any other object unchanged."""
+    if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], list) and all(map(_is_image, item[0])):
+        hint = "give arrays: (numpy.stack(images), numpy.array(labels))"
+        raise ConfigError("datasets", reason=f"{name} images are a list", hint=hint)
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
         return item
     images, labels = np.asarray(item[0]), np.asarray(item[1])

@@ -111,9 +111,13 @@ def open_builder(
     for path in _json_files(name, directory):
         if not path.is_file():  # tensorflow-datasets would read it and might block forever
             raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
+    hint = f"use --data.source folder --data.directory {name}"
+    is_folder = ConfigError(field, name, reason="is a folder", hint=hint) if Path(name).is_dir() else None
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
     except tfds.core.registered.DatasetNotFoundError:
+        if is_folder:
+            raise is_folder from None
         if prepared := _prepared(name, directory):
             hint = f"prepared are {', '.join(prepared)}"
             raise ConfigError(field, name, reason="no such config or version", hint=hint) from None
@@ -123,6 +127,8 @@ def open_builder(
         hint = f"{question}give {known}a data set of tensorflow-datasets, such as imagenette or cifar10"
         raise ConfigError(field, name, reason="unknown data set", hint=hint) from None
     except Exception as error:  # ImportError, ValueError, AssertionError, ParseError, by data set and damage
+        if is_folder:
+            raise is_folder from None
         prepared = _prepared(name, directory)
         hint = f"prepared are {', '.join(prepared)}" if prepared else ""
         reason = f"tensorflow-datasets cannot open it: {first_line(error).rstrip('.')}"

@@ -9,6 +9,7 @@ from jaxdp.distributed.status import OUTSIDE, Heartbeat, Location
 
 SLOW_FACTOR = 15.0  # times the typical duration of a step: below it a step is slow, not stuck
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
+FIRST_STEP_FACTOR = 4.0  # times `stuck_seconds`, for the first step of a single process, which waits for no other
 UNKNOWN_FACTOR = 1.75  # times `stuck_seconds`, if no duration is known: compilation, the first steps
 COMPILE_ACTIVITIES = ("compile",)
 ITERATION_ACTIVITIES = ("load", "step", "audit", "evaluate")
@@ -52,12 +53,20 @@ def idle_limit(heartbeats: Heartbeats, rank: int, limits: HangLimits) -> float:
     typical = max((beat.typical_seconds for beat in heartbeats.values() if beat.typical_seconds is not None), default=None)
     if activity in COMPILE_ACTIVITIES:
         return UNKNOWN_FACTOR * limits.stuck_seconds
+    if _is_first_step(heartbeats):
+        return FIRST_STEP_FACTOR * limits.stuck_seconds
     if activity in ITERATION_ACTIVITIES and typical is None:
         longest = max(beat.longest_seconds for beat in heartbeats.values())
         return max(UNKNOWN_FACTOR * limits.stuck_seconds, FIRST_STEPS_FACTOR * longest)
     if activity in SAVE_ACTIVITIES:
         return _save_limit(heartbeats, limits)
     return max(limits.stuck_seconds, SLOW_FACTOR * (typical or 0.0))
+
+
+def _is_first_step(heartbeats: Heartbeats) -> bool:
+    """Whether a single process runs the first step of its session, which takes minutes on a slow machine."""
+    (beat, *others) = heartbeats.values()
+    return not others and beat.activity == "step" and beat.typical_seconds is None and not beat.longest_seconds
 
 
 def _save_limit(heartbeats: Heartbeats, limits: HangLimits) -> float:
@@ -163,6 +172,8 @@ class HangDescription:
             end = f". The run ends after {limits.end_seconds / 60:g} minutes without progress (guard.step_minutes)"
         if self._is_compiling():
             return [f"XLA has been compiling for {self.hang.seconds:.0f} s; this can take minutes: {self.headline()}{end}"]
+        if _is_first_step(self.heartbeats) and not self.hang.in_save:
+            return [f"the first step has taken {self.hang.seconds:.0f} s so far, which is normal on a slow machine{end}"]
         lines = [f"no progress for {self.hang.seconds:.0f} s: {self.headline()}{end}"]
         for rank in self._shown[:MAX_NAMED]:
             owner = f" of rank {rank} on {self.hosts[rank]}" if len(self.hosts) > 1 else ""

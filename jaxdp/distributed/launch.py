@@ -24,6 +24,7 @@ STOP_SECONDS = 2.0  # for the other processes to exit on their own after one has
 POLL_SECONDS = 0.05
 LAST_LINES = 20
 MAX_PROCESSES = 1024
+CONNECTION_LINE = "[Gloo] Rank "  # JAX's CPU collectives report every connection they make
 FAILURE_LINE = re.compile(r"jaxdp: rank (\d+) (?:on \S+ )?(?:failed|was stopped)")
 Write = Callable[[TextIO, str], None]
 
@@ -68,6 +69,8 @@ class Process:
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
         with source:
             for line in source:
+                if line.startswith(CONNECTION_LINE):
+                    continue
                 text = line.rstrip("\n")
                 self.last_lines.append(text)
                 write(target, f"[{self.rank}] {text}\n")
@@ -119,6 +122,8 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
         raise ConfigError("command", reason="is missing", hint=hint)
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
+    elif command[0] == "jaxdp":  # this one, which need not be on the PATH
+        command = [sys.executable, "-m", *command]
     signals: list[int] = []
     previous = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in STOP_SIGNALS}
     try:

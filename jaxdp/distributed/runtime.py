@@ -221,7 +221,8 @@ def _check_cpu(available: int, required: int) -> None:
             "mesh.cpu_devices",
             required,
             reason=f"JAX already runs in this process with {available} CPU device{'s' * (available > 1)}",
-            hint="start a new process (or restart the kernel)",
+            hint=f'call jax.config.update("jax_num_cpu_devices", {required}) before the first use of JAX (in a notebook, after '
+            f"a restart of the kernel), or set --mesh.cpu-devices {available}",
         )
 
 

@@ -88,7 +88,9 @@ class Stragglers:
 
 
 def describe(report: dict[str, Any]) -> str:
-    """One line for the log. report: of `Stragglers.report`, not empty."""
+    """One line for the log; "" if the share rounds to 0 %. report: of `Stragglers.report`, not empty."""
+    if report["waiting_share"] < 0.005:
+        return ""
     slowest = report["slowest"][0]
     return (
         f"devices waited for other processes {100 * report['waiting_share']:.0f} % of the time, mostly for rank "

@@ -1,35 +1,26 @@
-"""Check of the recipe's data set: present, readable, and with no more classes than the model."""
+"""Checks of the recipe's data set: present, readable, and with as many classes as the model."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from jaxdp.config import IN_MEMORY, Config
 from jaxdp.data.decode import ImageError, decode
-from jaxdp.data.image_folder import evaluation_split
-from jaxdp.data.sources import open_split
+from jaxdp.data.loader import DataError, Loader
+from jaxdp.data.sources import open_splits
 from jaxdp.doctor.check_result import Problem, ResultBuilder
 from jaxdp.errors import ConfigError, plural
+from jaxdp.validation import check_classes
+
+HINT = "replace or remove what cannot be read, or train with --data.on-bad-image skip"
+IMAGES_AT_A_TIME, LISTED = 4096, 100
 
 
 def check_data(result: ResultBuilder, config: Config) -> None:
     """Open the training and the evaluation split, and decode the first image of each."""
-    settings = config.data
-    if settings.source in IN_MEMORY:
-        result.ok(f"{settings.source}: no files needed")
-        return
-    try:
-        train: Any = open_split(settings, settings.train_split)
-        splits: dict[str, Any] = {settings.train_split: train}
-        if settings.source == "folder" and settings.directory is not None:
-            name = evaluation_split(Path(settings.directory), settings.eval_split)
-            splits[name] = open_split(settings, name, train.classes)
-        elif settings.eval_split is not None:
-            splits[settings.eval_split] = open_split(settings, settings.eval_split)
-    except ConfigError as error:
-        Problem.from_error(error).report(result, default_fix="see docs/data.md for the layout of a data set")
-        return
-    classes = train.classes if isinstance(train.classes, int) else len(train.classes)
-    for name, split in splits.items():
+    splits = _splits(result, config)
+    for name, split in splits:
         result.ok(f"{name}: {plural(len(split), 'image', ',')}")
         try:
             image = split[0][0]
@@ -37,8 +28,59 @@ def check_data(result: ResultBuilder, config: Config) -> None:
                 decode(image)
         except ImageError as error:
             message = f"cannot read the first image of {name}: {error}"
-            result.error(message, "replace or remove it, or give --data.on-bad-image skip")
-    if classes > config.model.classes:
-        result.error(f"{plural(classes, 'class')}, but the model has {config.model.classes}", f"give --model.classes {classes}")
-    else:
-        result.ok(f"{plural(classes, 'class')}")
+            result.error(message, HINT)
+    if not splits:
+        return
+    classes = _class_count(splits[0][1])
+    try:
+        check_classes(config, classes)
+        result.ok(plural(classes, "class"))
+    except ConfigError as error:
+        Problem.from_error(error).report(result, default_fix="")
+
+
+def check_images(result: ResultBuilder, config: Config, info: Callable[[str], None]) -> None:
+    """Decode every image of the training and the evaluation split with the threads of training. info: receives progress."""
+    report = result.warning if config.data.on_bad_image == "skip" else result.error
+    for name, split in _splits(result, config):
+        total = plural(len(split), "image", ",")
+        info(f"decoding {total} of {name} ...")
+        loader = Loader(
+            split,
+            transform=lambda pixels, out, position: None,
+            size=1,
+            classes=_class_count(split),
+            threads=config.data.threads,
+            on_bad_image="ignore",
+            kind=f"image of {name}",
+        )
+        for start in range(0, len(split), IMAGES_AT_A_TIME):
+            rows = np.arange(start, min(start + IMAGES_AT_A_TIME, len(split)))
+            try:
+                loader.batch(rows, rows)
+            except DataError as error:
+                result.error(str(error), "correct the data set")
+                break
+        bad = loader.bad_images
+        if bad:
+            listed = [f"{file} ({reason})" for file, reason in list(bad.items())[:LISTED]]
+            listed += [f"and {len(bad) - LISTED} more"] * (len(bad) > LISTED)
+            report(f"{len(bad)} of {total} of {name} cannot be used: {', '.join(listed)}", HINT)
+        else:
+            result.ok(f"{total} of {name} decoded")
+
+
+def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
+    """(name, images) of the splits; [] for a source without files, and after an error, which is reported."""
+    if config.data.source in IN_MEMORY:
+        result.ok(f"{config.data.source}: no files needed")
+        return []
+    try:
+        return list(open_splits(config.data))
+    except ConfigError as error:
+        Problem.from_error(error).report(result, default_fix="see docs/data.md for the layout of a data set")
+        return []
+
+
+def _class_count(split: Any) -> int:
+    return split.classes if isinstance(split.classes, int) else len(split.classes)

@@ -125,12 +125,16 @@ def _probe_plan(config: "Config", probe: Probe) -> Probe:
     from jaxdp.parallel.mesh import make_mesh
     from jaxdp.training.state import abstract_state
 
-    leaves = jax.tree.leaves(abstract_state(config, models.create(config.model), make_mesh(1, 1)))
-    probe = dataclasses.replace(probe, state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
     try:
-        plan = jaxdp.plan(config, len(probe.devices))
+        plan, problem = jaxdp.plan(config, len(probe.devices)), None
+        config = plan.config
     except ConfigError as error:
-        return dataclasses.replace(probe, plan_problem=Problem.from_error(error))
+        plan, problem = None, Problem.from_error(error)
+    if config.model.classes is not None:
+        leaves = jax.tree.leaves(abstract_state(config, models.create(config.model), make_mesh(1, 1)))
+        probe = dataclasses.replace(probe, state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
+    if plan is None:
+        return dataclasses.replace(probe, plan_problem=problem)
     return dataclasses.replace(probe, input_bytes=plan_summary.input_bytes(plan)["host"])
 
 

@@ -39,9 +39,9 @@ def confusion_matrix(
     names of the classes). Every image is counted once.
     """
     config = run_config(workdir) if config is None else config
-    matrix = evaluation.Confusion(config.model.classes)
+    matrix = evaluation.Confusion(config.model.class_count)
     result = _evaluate(config, workdir, checkpoint, datasets=datasets, on_batch=matrix)
-    return result, matrix.counts, class_names(workdir, config.model.classes)
+    return result, matrix.counts, class_names(workdir, config.model.class_count)
 
 
 def _evaluate(
@@ -52,8 +52,12 @@ def _evaluate(
     datasets: tuple[Any, Any] | None,
     on_batch: Callable | None = None,
 ) -> dict[str, Any]:
+    if (run_config(workdir) if config is None else config).data.source == "given" and datasets is None:
+        call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
+        reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
+        raise ConfigError("data.source", "given", reason=reason, hint=hint)
     state, config, manifest = load_run(workdir, checkpoint, config)
-    data = open_datasets(config, datasets)
+    data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
@@ -66,7 +70,7 @@ def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[st
     """Raise ConfigError if the data's classes differ from those the run was trained on, or come in another order."""
     if not classes or not (Path(workdir) / CLASSES).exists():
         return
-    for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.classes), classes, strict=False)):
+    for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.class_count), classes, strict=False)):
         if trained != current:
             raise ConfigError(
                 "data.directory",

@@ -1,6 +1,7 @@
 """Predicting the most likely classes of images with a trained run."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from jaxdp.training.run_dir import class_names, run_config
 from jaxdp.training.state import TrainState
 
 DEFAULT_TOP = 5
+PATH_TYPES = (str, os.PathLike)
 
 
 class Predictions(NamedTuple):
@@ -51,67 +53,60 @@ class SourcePredictions(NamedTuple):
 def predict(workdir: str | Path, images: Any, checkpoint: str | int = "newest", *, top: int | None = None) -> Predictions:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
-    images: uint8 [N, H, W, 3] of NumPy, JAX or PyTorch, or a list of Pillow images or uint8 arrays [H, W, 3] or [H, W]
-    (grayscale) of any sizes. They are resized and cropped as in the run's evaluation. checkpoint: newest, best, or its number
-    of samples. top: number of classes per image (default: 5, or all if there are fewer).
+    images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
+    list of paths, Pillow images or uint8 arrays [H, W, 3] or [H, W] of any sizes. They are resized and cropped as in the run's
+    evaluation. checkpoint: newest, best, or its number of samples. top: number of classes per image (default: 5, or all if
+    there are fewer).
 
     Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
     """
-    predictions, bad_images, _ = predict_source(workdir, _ArrayImages(_as_list(images)), str(checkpoint), top=top)
+    predictions, bad_images, _ = predict_source(workdir, Images(_as_list(images)), str(checkpoint), top=top)
     for name, reason in bad_images.items():
         raise ConfigError(name, reason=reason)
     return predictions
 
 
 def _as_list(images: Any) -> list:
-    """The images of an array or an iterable. Raises ConfigError for other types and shapes."""
+    """The images of an array, an iterable or a path. Raises ConfigError for other types and shapes."""
+    if isinstance(images, PATH_TYPES):
+        return [images]
     kind = type(images).__name__
     try:
         if hasattr(images, "shape"):
             images = np.asarray(images)
             kind = f"{images.dtype} array of shape {images.shape}"
-            if images.ndim == 4 and images.shape[3] == 3 and images.dtype == np.uint8:
+            gray = images.ndim == 3 and images.shape[2] > 4  # otherwise it is one image [H, W, channels]
+            if images.dtype == np.uint8 and (gray or (images.ndim == 4 and images.shape[3] in (1, 3))):
                 return list(images)
-        elif not isinstance(images, (str, bytes, dict)):
+        elif not isinstance(images, (bytes, dict)):
             return list(images)
     except (TypeError, RuntimeError):  # not iterable, or a PyTorch tensor on another device
         pass
-    raise ConfigError("images", reason=f"unsupported type: {kind}", hint="use uint8 [N, H, W, 3] or a list of uint8 [H, W, 3]")
+    hint = "use uint8 [N, H, W, 3] or [N, H, W], a path, or a list of paths, Pillow images or uint8 [H, W, 3]"
+    raise ConfigError("images", reason=f"unsupported type: {kind}", hint=hint)
 
 
-class _ArrayImages:
-    """Images in memory as a source for `Loader`. All labels are 0."""
+class Images:
+    """Images in memory, and files by path, as a source for `Loader`. All labels are 0."""
 
-    def __init__(self, images: list) -> None:
+    def __init__(self, images: Sequence[Any]) -> None:
         self.images = images
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.images[index], 0
-
-    def name(self, index: int) -> str:
-        return f"images[{index}]"
-
-
-class ImageFiles:
-    """Encoded images by path as a source for `Loader`. All labels are 0."""
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        image = self.images[index]
+        if not isinstance(image, PATH_TYPES):
+            return image, 0
         try:
-            return read_regular(self.paths[index]), 0
+            return read_regular(Path(image)), 0
         except OSError as error:
             raise ImageError(error.strerror) from None
 
     def name(self, index: int) -> str:
-        return self.paths[index]
+        image = self.images[index]
+        return str(image) if isinstance(image, PATH_TYPES) else f"images[{index}]"
 
 
 def predict_source(
@@ -122,7 +117,7 @@ def predict_source(
     source: as for `Loader`; its labels are ignored. Other arguments and errors are those of `predict`.
     """
     config = run_config(workdir)
-    names = class_names(workdir, config.model.classes)
+    names = class_names(workdir, config.model.class_count)
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")

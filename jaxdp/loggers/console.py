@@ -27,7 +27,7 @@ def format_duration(seconds: float) -> str:
 def format_step(record: dict[str, Any]) -> str:
     """A step's record as one line, without the step number."""
     text = (
-        f"epoch {record['epoch']:.1f}  loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
+        f"epoch {record['epoch']:.1f}  training loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
         f"lr {record['learning_rate']:.3g}  phase {record['phase']} batch {record['global_batch']}"
     )
     return text + (f"  skipped {record['skipped_steps']}" if record.get("skipped_steps") else "")
@@ -160,7 +160,7 @@ class Screen(Quiet):
         top5 = f"top-5 {100 * record['eval_top5']:.2f} %  " if "eval_top5" in record else ""
         self.info(
             f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "
-            f"{top5}loss {record['eval_loss']:.4f}  "
+            f"{top5}held-out loss {record['eval_loss']:.4f}  "
             f"({plural(record['eval_examples'], 'image')})"
         )
 

@@ -1,54 +1,98 @@
 """training.png: loss, accuracy, learning rate and batch size over epochs."""
 
 import io
+import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxdp.config import HELD_OUT_LABELS
 from jaxdp.files import write_atomically
+from jaxdp.loggers.smoothing import moving_average, window
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # distinguishable for color-blind readers (Okabe & Ito)
+LOSS_LABEL = "loss (cross-entropy)"
 
 
-def plot_training(records: list[dict[str, Any]], path: Path) -> None:
-    """Plot a run's records (see `jaxdp.loggers.writers`) in four panels over epochs. Overwrites `path`."""
+def plot_training(records: list[dict[str, Any]], path: Path, *, labels: str = "") -> None:
+    """Plot a run's records (see `jaxdp.loggers.writers`) in four panels over epochs. Overwrites `path`.
+
+    labels: of the training loss, see `jaxdp.config.training_labels`.
+    """
+    png = io.BytesIO()
+    training_figure(records, labels).savefig(png, format="png")
+    write_atomically(path, png.getvalue())
+
+
+def training_figure(records: list[dict[str, Any]], labels: str) -> "Figure":
+    """The figure of `plot_training`."""
     from matplotlib.figure import Figure
 
     training = [record for record in records if "loss" in record]
     evaluation = [record for record in records if "eval_accuracy" in record]
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure = Figure(figsize=(10, 6.5), dpi=120, layout="constrained")
     loss, accuracy, rate, batch = figure.subplots(2, 2, sharex=True).ravel()
-
-    def line(axes: Any, rows: list[dict[str, Any]], name: str, *, scale: float = 1.0, **style: Any) -> None:
-        if rows:
-            marker = "." if len(rows) < 60 else None
-            axes.plot([row["epoch"] for row in rows], [scale * row[name] for row in rows], marker=marker, **style)
-
-    line(loss, training, "loss", color=BLUE, label="training batches")
-    line(loss, evaluation, "eval_loss", color=ORANGE, label="held out")
-    line(accuracy, training, "accuracy", scale=100, color=BLUE, label="training batches")
-    line(accuracy, evaluation, "eval_accuracy", scale=100, color=ORANGE, label="held out")
-    line(rate, training, "learning_rate", color=BLUE)
-    line(batch, training, "global_batch", color=BLUE, drawstyle="steps-post")
-    loss.set(title="Loss", ylabel="nats", yscale="log")
+    _draw_metric(loss, training, "loss", color=BLUE, label=f"training loss: {labels}" if labels else "training loss")
+    _draw_metric(loss, evaluation, "eval_loss", color=ORANGE, label=f"held-out loss: {HELD_OUT_LABELS}")
+    _draw_metric(accuracy, training, "accuracy", scale=100, color=BLUE, label="training batches")
+    _draw_metric(accuracy, evaluation, "eval_accuracy", scale=100, color=ORANGE, label="held-out images")
+    epochs = [row["epoch"] for row in training]
+    rate.plot(epochs, [row["learning_rate"] for row in training], color=BLUE)
+    batch.plot(epochs, [row["global_batch"] for row in training], color=BLUE, drawstyle="steps-post")
+    drawn = [row[name] for name, rows in (("loss", training), ("eval_loss", evaluation)) for row in rows if row.get(name)]
+    logarithmic = use_log_scale([loss], drawn)
+    loss.set(title="Loss", ylabel=f"{LOSS_LABEL} (log scale)" if logarithmic else LOSS_LABEL)
     accuracy.set(title="Accuracy", ylabel="%")
     rate.set(title="Learning rate", xlabel="epoch")
     batch.set(title="Global batch", xlabel="epoch", ylabel="images")
     batch.set_ylim(bottom=0)
     if evaluation:
-        last = evaluation[-1]
-        accuracy.annotate(
-            f"{100 * last['eval_accuracy']:.2f} %",
-            (last["epoch"], 100 * last["eval_accuracy"]),
-            textcoords="offset points",
-            xytext=(-4, -16),
-            ha="right",
-            color=ORANGE,
-        )
+        _label_end(loss, evaluation[-1].get("eval_loss"), "{:.3g}")
+        _label_end(accuracy, 100 * evaluation[-1]["eval_accuracy"], "{:.2f} %")
     for axes in (loss, accuracy):
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, fontsize="small")
     for axes in (loss, accuracy, rate, batch):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    png = io.BytesIO()
-    figure.savefig(png, dpi=120, format="png")
-    write_atomically(path, png.getvalue())
+    if window(len(training)) > 1:
+        text = f"training curves: moving average over {window(len(training))} log lines; dots: every log line"
+        figure.supxlabel(text, fontsize="small")
+    return figure
+
+
+def use_log_scale(panels: Iterable[Any], values: Iterable[float], *, spread: float = 3.0) -> bool:
+    """Give axes a log scale with readable ticks, and return True, if all values are positive and span this factor or more."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or min(finite) <= 0 or max(finite) / min(finite) < spread:
+        return False
+    for axes in panels:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(finite) / min(finite) < 1000 else (1.0,)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    return True
+
+
+def _draw_metric(axes: Any, rows: list[dict[str, Any]], name: str, *, scale: float = 1.0, color: str, label: str) -> None:
+    """Draw held-out values as dots on a line, and training values as a moving average before pale dots."""
+    if not rows:
+        return
+    epochs = [row["epoch"] for row in rows]
+    values = [math.nan if row[name] is None else scale * row[name] for row in rows]
+    if name.startswith("eval_"):
+        axes.plot(epochs, values, color=color, label=label, marker="o" if len(rows) < 60 else None, markersize=4)
+        return
+    axes.plot(epochs, values, color=color, linestyle="none", marker=".", alpha=0.3)
+    axes.plot(epochs, moving_average(values), color=color, label=label)
+
+
+def _label_end(axes: Any, value: float | None, text: str) -> None:
+    """Write the last value of a curve beside the axes, where it covers nothing."""
+    if value is not None and math.isfinite(value):
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+        axes.annotate(text.format(value), (1.0, value), xytext=(4, 0), va="center", color=ORANGE, fontsize="small", **place)

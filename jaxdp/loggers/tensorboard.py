@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.config import Config
+from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
 from jaxdp.planning import PlannedPhase
 from jaxdp.validation import flatten, to_json
 
@@ -54,7 +54,10 @@ class TensorBoard:
 
         self.writer = SummaryWriter(str(directory), purge_step=samples + 1 if samples else None)
         self.class_names = run_info.class_names if run_info else ()
+        self.descriptions = {"eval_loss": f"Cross entropy on held-out images with {HELD_OUT_LABELS}"}
         if run_info:
+            text = f"Cross entropy on training batches with {training_labels(run_info.config)}"
+            self.descriptions["loss"] = f"{text}; not comparable with evaluation/loss unless both have {HELD_OUT_LABELS}"
             self._write_run_info(run_info, samples)
 
     def _write_run_info(self, run_info: RunInfo, samples: int) -> None:
@@ -73,7 +76,8 @@ class TensorBoard:
         for name, value in record.items():
             if name not in ("step", "samples"):
                 group = "evaluation" if name.startswith("eval_") else "training"
-                self.writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, record["samples"])
+                tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
+                self.writer.add_scalar(tag, value, record["samples"], summary_description=text)
 
     def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
         """Write one image with a tile for each example: its label and, on an orange background, a wrong prediction.

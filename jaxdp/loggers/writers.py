@@ -1,9 +1,6 @@
 """Writers of a run's records. Every record is passed to each writer's `write(record)`; `close()` is called at the end.
 
-A record is a flat dict. Training records contain step, samples, epoch, phase, loss, accuracy, gradient_norm, learning_rate,
-momentum, global_batch, images_per_second, input_seconds and wall_seconds, and audit_share if the step was audited. Evaluation
-records contain step, samples, epoch, eval_accuracy, eval_top5, eval_loss, eval_examples and wall_seconds. wall_seconds counts
-from the start of the command, over all sessions of the run.
+A record is a flat dict; RECORD_FIELDS describes its fields.
 """
 
 import errno
@@ -19,11 +16,37 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxdp.config import training_labels
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import open_regular
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
 
 LOG = "metrics.jsonl"
+RECORD_FIELDS = {  # also the table in docs/watching.md
+    "step": "steps so far",
+    "samples": "training images so far",
+    "epoch": "`samples` divided by the number of training images",
+    "wall_seconds": "time since the start of the command, over all sessions of the run",
+    "phase": "index of the phase, from 0",
+    "loss": "training loss of this step's batch, before the update, with label smoothing and mixing",
+    "accuracy": "share of this step's batch that was predicted correctly, from 0 to 1",
+    "gradient_norm": "norm of the gradient over all trainable parameters",
+    "learning_rate": "learning rate of this step",
+    "momentum": "momentum of this step",
+    "global_batch": "images in this step, on all devices",
+    "images_per_second": "training speed of all devices since the last training record",
+    "input_seconds": "time since the last training record for which the devices waited for images",
+    "skipped_steps": "steps skipped so far for a gradient that is not finite; with loss scaling or `--guard.non-finite skip`",
+    "skipped_in_a_row": "skipped steps up to this one without another between them",
+    "loss_scale": "factor of the loss in this step; with loss scaling",
+    "audit_share": "largest difference that this step's audit found between devices, divided by its bound; in audited steps",
+    "waiting_share": "share of the time since the last training record for which devices waited for another process",
+    "slowest_rank": "rank of the process that the others waited for most",
+    "eval_accuracy": "share of the held-out images whose class is predicted correctly, from 0 to 1",
+    "eval_top5": "share whose class is among the five most likely; with six classes or more",
+    "eval_loss": "mean cross-entropy of the held-out images, without label smoothing",
+    "eval_examples": "held-out images that were counted",
+}
 # Fields of a record or of result.json that measure time or depend on connections from outside. All other fields are identical
 # for every run of a config on a mesh, however often it is interrupted.
 TIMING = (
@@ -193,10 +216,10 @@ def wrap_writers(writers: Any) -> list[SafeWriter]:
 
 
 class PlotWriter:
-    """Draws training.png from the log at the end of the session."""
+    """Draws training.png from the log at the end of the session. labels: of the training loss, see `plot_training`."""
 
-    def __init__(self, path: Path, log: Path) -> None:
-        self.path, self.log = path, log
+    def __init__(self, path: Path, log: Path, labels: str = "") -> None:
+        self.path, self.log, self.labels = path, log, labels
 
     def write(self, record: dict[str, Any]) -> None:
         pass
@@ -205,7 +228,7 @@ class PlotWriter:
         from jaxdp.loggers.plot import plot_training
 
         if records := read_log(self.log):
-            plot_training(records, self.path)
+            plot_training(records, self.path, labels=self.labels)
 
 
 def create_writers(
@@ -221,9 +244,9 @@ def create_writers(
 
     buffer_when_full, info: see `JsonLines`. run_info: shown by TensorBoard.
     """
-    log = workdir / LOG
+    log, labels = workdir / LOG, training_labels(run_info.config) if run_info else ""
     return [
         JsonLines(log, buffer_when_full=buffer_when_full, info=info),
         SafeWriter(TensorBoard(workdir / "tensorboard", samples, run_info), info) if tensorboard else NullWriter(),
-        SafeWriter(PlotWriter(workdir / "training.png", log), info),
+        SafeWriter(PlotWriter(workdir / "training.png", log, labels), info),
     ]

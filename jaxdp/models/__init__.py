@@ -46,10 +46,13 @@ class Model:
         variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
         return sample_params(key, variables["params"]), variables["batch_stats"]
 
-    def apply(self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool) -> tuple[jax.Array, dict]:
+    def apply(
+        self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
+    ) -> tuple[jax.Array, dict]:
         """(logits [B, classes] float32, moments) of images [B, H, W, 3].
 
-        moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}.
+        moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}. key:
+        of random layers in training, which a ResNet has not.
         """
         variables = {"params": params, "batch_stats": batch_stats}
         if not train:
@@ -59,7 +62,14 @@ class Model:
         return logits, changed["moments"]
 
     def apply_segment(
-        self, params: dict, batch_stats: dict, x: jax.Array, *, segment: tuple[str, ...], train: bool = True
+        self,
+        params: dict,
+        batch_stats: dict,
+        x: jax.Array,
+        *,
+        segment: tuple[str, ...],
+        train: bool = True,
+        key: jax.Array | None = None,
     ) -> tuple[jax.Array, dict]:
         """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
         variables = {"params": params, "batch_stats": batch_stats}
@@ -103,7 +113,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
     return Model(
         ResNet(
             depth=config.depth,
-            classes=config.classes,
+            classes=config.class_count,
             width=config.width,
             stem=config.stem,
             dtype=jnp.dtype(config.dtype),
@@ -111,6 +121,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             axes=AXES if config.norm == "synchronized" else (),
             remat=config.remat,
             custom_vjp=config.gradients == "custom_vjp",
+            folds=config.batch_norm == "folded",
         )
     )
 
@@ -135,6 +146,8 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
 
     images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
     jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=False)[0])(params, stats, images)
+    if isinstance(model, RegisteredModel):
+        model.check_training(params, stats, image_shape)
     return {
         "parameters": sum(math.prod(p.shape) for p in jax.tree.leaves(params)),
         "sizes": sizes_by_name,

@@ -1,13 +1,6 @@
-"""Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) fused with the residual sum and the ReLU that follow it.
+"""Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) of a tensor: moments of the batch, output and gradient."""
 
-These passes are bound by memory bandwidth on most devices, so both directions read and write activations as rarely as possible:
-the forward pass takes one pass for the moments and one for the output, the backward pass one for two sums and one for the
-gradients.
-"""
-
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,52 +8,6 @@ from jax import lax
 
 EPSILON = 1e-5
 REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
-
-
-class BatchNormTerm(NamedTuple):
-    """A tensor with its batch normalization parameters and batch statistics.
-
-    x: [B, H, W, C]; scale, bias, mean, var: [C] float32.
-    """
-
-    x: jax.Array
-    scale: jax.Array
-    bias: jax.Array
-    mean: jax.Array
-    var: jax.Array
-
-    @property
-    def inverse_std(self) -> jax.Array:
-        """1 / sqrt(var + EPSILON), [C]."""
-        return lax.rsqrt(self.var + EPSILON)
-
-    def output(self) -> jax.Array:
-        """The normalized tensor, [B, H, W, C] float32."""
-        factor = self.scale * self.inverse_std
-        return self.x.astype(jnp.float32) * factor + (self.bias - self.mean * factor)
-
-
-def moments(x: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Array]:
-    """Mean and mean square of each channel, [C] float32 each, of x [B, H, W, C]; `axes` names mesh axes to average over too."""
-    wide = x.astype(jnp.float32)
-    return _mean_over(axes, (wide.mean(REDUCTION_AXES), (wide * wide).mean(REDUCTION_AXES)))
-
-
-def _mean_over(axes: tuple[str, ...], values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The mean over mesh axes, marked as varying over them again so that its type is the same as without axes."""
-    return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values
-
-
-def bn_relu(
-    terms: tuple[BatchNormTerm, ...],
-    shortcut: jax.Array | None = None,
-    relu: Callable[[jax.Array], jax.Array] = lambda x: jnp.maximum(x, 0.0),
-) -> jax.Array:
-    """ReLU of the sum of normalized terms and an optional shortcut; differentiated by JAX. All [B, H, W, C]."""
-    total: Any = sum(term.output() for term in terms)
-    if shortcut is not None:
-        total += shortcut.astype(jnp.float32)
-    return relu(total).astype(terms[0].x.dtype)
 
 
 class Fusion(NamedTuple):
@@ -73,67 +20,100 @@ class Fusion(NamedTuple):
     convolution: str = "direct"
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fused_bn_relu(fusion: Fusion, terms: tuple[BatchNormTerm, ...], shortcut: jax.Array | None = None) -> jax.Array:
-    """`bn_relu` for training, with a hand-written gradient.
+class Coefficients(NamedTuple):
+    """The gradient of a normalized tensor with respect to x is factor * masked + slope * x + constant. All [C] float32."""
 
-    Each term's mean and var must be those of its x over the batch and `fusion.axes`: the gradient with respect to x includes
-    the path through them, and their own gradient is zero. Pass them behind a `stop_gradient`.
-    """
-    return bn_relu(terms, shortcut)
+    factor: jax.Array
+    slope: jax.Array
+    constant: jax.Array
 
 
-def _forward(fusion: Fusion, terms: tuple[BatchNormTerm, ...], shortcut: jax.Array | None) -> tuple[jax.Array, tuple]:
-    if len(terms) == 1 and shortcut is None:
-        return bn_relu(terms), (terms, None, False)
-    # Without a barrier, XLA recomputes y where the next shortcut is added, both where the third is added, and so on. On CPUs
-    # XLA drops barriers before fusion; there a square root does it, because XLA considers it too expensive to duplicate.
-    if fusion.convolution == "product":
-        y = bn_relu(terms, shortcut, relu_by_sqrt)
-    else:
-        y = lax.optimization_barrier(bn_relu(terms, shortcut))
-    return y, (terms, y, shortcut is not None)
+class Normalization(NamedTuple):
+    """The parameters of a batch normalization, and the statistics of the batch that it normalizes. All [C] float32."""
+
+    scale: jax.Array
+    bias: jax.Array
+    mean: jax.Array
+    var: jax.Array
+
+    @property
+    def inverse_std(self) -> jax.Array:
+        """1 / sqrt(var + EPSILON)."""
+        return lax.rsqrt(self.var + EPSILON)
+
+    @property
+    def factor(self) -> jax.Array:
+        """What x is multiplied by."""
+        return self.scale * self.inverse_std
+
+    def gradient(
+        self, total: jax.Array, product: jax.Array, *, count: int, axes: tuple[str, ...]
+    ) -> tuple["Normalization", Coefficients]:
+        """(gradient with respect to the parameters, coefficients of the gradient with respect to x).
+
+        total: the sum of the cotangent behind the ReLU, product: that of the cotangent times x, [C] float32, each over `count`
+        positions of this device; axes: mesh axes over which the statistics are synchronized. The gradient with respect to x
+        includes the path through mean and var; their own is zero.
+        """
+        scale_gradient = (product - self.mean * total) * self.inverse_std
+        total_mean, scale_mean = mean_over(axes, (total / count, scale_gradient / count))
+        slope = -self.factor * self.inverse_std * scale_mean
+        zero = jnp.zeros_like(self.mean)
+        coefficients = Coefficients(self.factor, slope, -(self.factor * total_mean + slope * self.mean))
+        return Normalization(scale_gradient, total, zero, zero), coefficients
 
 
-def relu_by_sqrt(x: jax.Array) -> jax.Array:
-    """ReLU as sqrt(x max(x, 0)): exact for float32 x with a normal square, 1e-19 to 1e19 (Boldo, ENTCS 317, 2015)."""
-    return jnp.sqrt(x * jnp.maximum(x, 0.0))
+class BatchNormTerm(NamedTuple):
+    """A tensor x [B, H, W, C] and its normalization."""
+
+    x: jax.Array
+    norm: Normalization
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """That of activations."""
+        return self.x.dtype
+
+    def plus(self, total: jax.Array | float, fusion: Fusion) -> jax.Array:
+        """`total` plus the normalized tensor, [B, H, W, C] float32."""
+        factor = self.norm.factor
+        return self.x.astype(jnp.float32) * factor + (self.norm.bias - self.norm.mean * factor) + total
+
+    def sums(self, masked: jax.Array) -> jax.Array:
+        """The sum of `masked` [B, H, W, C] times x, [C] float32."""
+        return (masked.astype(jnp.float32) * self.x.astype(jnp.float32)).sum(REDUCTION_AXES)
+
+    def gradient(self, fusion: Fusion, masked: jax.Array, *, total: jax.Array, sums: jax.Array) -> "BatchNormTerm":
+        """The gradient with respect to this term.
+
+        masked: cotangent behind the ReLU, [B, H, W, C]; total: its sum, [C] float32; sums: see `sums`.
+        """
+        count = masked.size // masked.shape[-1]
+        norm, (factor, slope, constant) = self.norm.gradient(total, sums, count=count, axes=fusion.axes)
+        x_gradient = factor * masked.astype(jnp.float32) + slope * self.x.astype(jnp.float32) + constant
+        return BatchNormTerm(x_gradient.astype(self.x.dtype), norm)
 
 
-def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
-    terms, y, has_shortcut = residuals
-    if y is None:  # recompute the sign from x instead of reading y
-        masked = jnp.where(terms[0].output() > 0, cotangent.astype(jnp.float32), 0.0)
-    else:
-        masked = jnp.where(y > 0, cotangent, 0)
-    wide = masked.astype(jnp.float32)
-    total = wide.sum(REDUCTION_AXES)
-    products = [(wide * term.x.astype(jnp.float32)).sum(REDUCTION_AXES) for term in terms]
-    if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again
-        masked, total, products = lax.optimization_barrier((masked, total, products))
-    gradients = [
-        _term_gradient(term, masked, total=total, product=product, axes=fusion.axes)
-        for term, product in zip(terms, products, strict=True)
-    ]
-    return tuple(gradients), masked if has_shortcut else None
+def moments(x: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Array]:
+    """Mean and mean square of each channel, [C] float32 each, of x [B, H, W, C]; `axes` names mesh axes to average over too."""
+    wide = x.astype(jnp.float32)
+    return mean_over(axes, (wide.mean(REDUCTION_AXES), (wide * wide).mean(REDUCTION_AXES)))
 
 
-def _term_gradient(
-    term: BatchNormTerm, masked: jax.Array, *, total: jax.Array, product: jax.Array, axes: tuple[str, ...]
-) -> BatchNormTerm:
-    """The gradient with respect to a term.
-
-    masked: cotangent behind the ReLU, [B, H, W, C]; total: its sum, product: the sum of it times x, [C] float32.
-    """
-    wide, inverse_std = term.x.astype(jnp.float32), term.inverse_std
-    scale_gradient = (product - term.mean * total) * inverse_std
+def moments_in_one_reduction(x: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Array]:
+    """`moments` with fewer kernels on a GPU. JAX cannot differentiate it."""
+    wide = x.astype(jnp.float32)
     count = wide.size // wide.shape[-1]
-    means = _mean_over(axes, (total / count, scale_gradient / count))
-    factor = term.scale * inverse_std
-    slope = -factor * inverse_std * means[1]
-    x_gradient = factor * masked.astype(jnp.float32) + slope * wide - (factor * means[0] + slope * term.mean)
-    zero = jnp.zeros_like(term.mean)
-    return BatchNormTerm(x_gradient.astype(term.x.dtype), scale_gradient, total, zero, zero)
+    total, square = sums(wide, wide * wide)
+    return mean_over(axes, (total / count, square / count))
 
 
-fused_bn_relu.defvjp(_forward, _backward)
+def sums(*values: jax.Array) -> list[jax.Array]:
+    """Sums over batch and positions of float32 tensors [B, H, W, C], in one reduction: [C] each."""
+    zeros = (jnp.float32(0),) * len(values)
+    return lax.reduce(values, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], REDUCTION_AXES)
+
+
+def mean_over(axes: tuple[str, ...], values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The mean over mesh axes, marked as varying over them again so that its type is the same as without axes."""
+    return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values

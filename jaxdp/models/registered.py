@@ -1,31 +1,79 @@
-"""Adapter that gives a registered model the interface of `jaxdp.models.Model`."""
+"""Registered models as networks: linen modules, nnx modules, and objects with init and apply."""
 
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, Protocol
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
 
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError, plural
-from jaxdp.registry import check_model, own_models
+from jaxdp.errors import ConfigError, first_line, plural
+from jaxdp.models.flax_linen import LinenNet
+from jaxdp.models.flax_nnx import NnxNet
+from jaxdp.models.stages import MODE_ARGUMENTS, ROOT, UnusableModule, segments_of
+from jaxdp.parallel.mesh import AXES, abstract_mesh
+from jaxdp.registry import check_model, kind_of, model_hint, own_models
+
+LIBRARIES = {"jax", "jaxlib", "flax", "jaxdp", "contextlib", "functools"}  # an error is located in the code that calls them
+CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class, which then takes these in place of the config
+CONFIG_HINT = "the class was called with the model config; name its parameter `classes`, or register a function of (config)"
+CALL_HINT = f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes"
+
+
+class Net(Protocol):
+    """What `RegisteredModel` needs of a network, a sequence of segments. See `jaxdp.models.Model`."""
+
+    @property
+    def segments(self) -> tuple[tuple[str, ...], ...]: ...
+
+    def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]: ...
+
+    def apply_segment(
+        self, params: dict, batch_stats: dict, x: Any, *, index: int, train: bool, key: jax.Array | None
+    ) -> tuple[Any, dict]: ...
+
+
+class FunctionPair:
+    """An object with init and apply, as a single segment."""
+
+    segments = segments_of(((),))
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+
+    def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
+        params, batch_stats = self.net.init(key, image_shape)
+        return {ROOT: params}, batch_stats
+
+    def apply_segment(
+        self, params: dict, batch_stats: dict, x: jax.Array, *, index: int, train: bool, key: jax.Array | None
+    ) -> tuple[jax.Array, dict]:
+        return self.net.apply(params[ROOT], batch_stats, x, train)
 
 
 @dataclass(frozen=True)
 class RegisteredModel:
-    """A registered model as a single segment: its whole gradient is reduced after its backward pass.
+    """A registered model. name: as registered; classes: number of logits."""
 
-    net: the object that the registered function returned; name: as registered; classes: number of logits.
-    """
-
-    net: Any
+    net: Net
     name: str
     classes: int
 
-    segments: ClassVar[tuple[tuple[str, ...], ...]] = (("net",),)
+    @property
+    def segments(self) -> tuple[tuple[str, ...], ...]:
+        """Parameter names of each segment, in forward order: one segment, unless a Flax module declares stages."""
+        return self.net.segments
 
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
-        """(frozen segments, trainable segments): nothing is frozen, because only a ResNet has stages."""
+        """(frozen segments, trainable segments): nothing is frozen, because only a ResNet can be."""
         return (), self.segments
 
     def trainable(self, tree: dict, frozen_stages: int) -> dict:
@@ -34,48 +82,166 @@ class RegisteredModel:
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats) as float32 trees; see `jaxdp.register_model`."""
-        params, batch_stats = self.net.init(key, image_shape)
-        return _float32({"net": params}), _float32(batch_stats)
+        with _errors_in_one_line(self.name):
+            params, batch_stats = self.net.init(key, image_shape)
+            return _float32(params), _float32(batch_stats)
 
-    def apply(self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool) -> tuple[jax.Array, dict]:
-        """(logits [B, classes] float32, moments) of images [B, H, W, 3].
+    def apply(
+        self, params: dict, batch_stats: dict, images: jax.Array, *, train: bool, key: jax.Array | None = None
+    ) -> tuple[jax.Array, dict]:
+        """(logits [B, classes] float32, moments) of images [B, H, W, 3]. key: of dropout, in training.
 
-        Raises ConfigError if the model returns logits of another shape, or moments of other layers than batch_stats.
+        Raises ConfigError if the model fails, or returns logits of another shape, or moments of other layers than batch_stats.
         """
-        logits, moments = self.net.apply(params["net"], batch_stats, images, train)
-        expected = len(images), self.classes
-        if logits.shape != expected:
-            raise ConfigError(
-                "model.name",
-                self.name,
-                reason=f"the model returns logits of shape {logits.shape} for {plural(len(images), 'image')}",
-                hint=f"return [B, classes] = {expected}",
-            )
-        if train and _leaf_names(moments) != (names := _leaf_names(batch_stats, var="square")):
+        x: Any = images
+        moments: dict[str, Any] = {}
+        for segment in self.segments:
+            x, new = self.apply_segment(params, batch_stats, x, segment=segment, train=train, key=key)
+            moments |= new
+        return x, moments
+
+    def apply_segment(
+        self,
+        params: dict,
+        batch_stats: dict,
+        x: Any,
+        *,
+        segment: tuple[str, ...],
+        train: bool = True,
+        key: jax.Array | None = None,
+    ) -> tuple[Any, dict]:
+        """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment.
+
+        Raises ConfigError as `apply` does.
+        """
+        index = self.segments.index(segment)
+        with _errors_in_one_line(self.name):
+            y, moments = self.net.apply_segment(params, batch_stats, x, index=index, train=train, key=key)
+        if index == len(self.segments) - 1:
+            y = self._checked_logits(y, jax.tree.leaves(x)[0].shape[0])
+        if not train:
+            return y, {}
+        expected = batch_stats if len(self.segments) == 1 else {name: batch_stats.get(name, {}) for name in segment}
+        if _leaf_names(moments) != (names := _leaf_names(expected, var="square")):
             raise ConfigError(
                 "model.name",
                 self.name,
                 reason=f"the model returns moments {_leaf_names(moments)}, which do not match its batch_stats",
                 hint=f"return {names} in training",
             )
-        return logits.astype(jnp.float32), moments if train else {}
+        return y, moments
 
-    def apply_segment(
-        self, params: dict, batch_stats: dict, x: jax.Array, *, segment: tuple[str, ...], train: bool = True
-    ) -> tuple[jax.Array, dict]:
-        """The same as `apply`: there is one segment."""
-        return self.apply(params, batch_stats, x, train=train)
+    def _checked_logits(self, logits: Any, batch: int) -> jax.Array:
+        shape, expected = getattr(logits, "shape", type(logits).__name__), (batch, self.classes)
+        if shape != expected:
+            raise ConfigError(
+                "model.name",
+                self.name,
+                reason=f"the model returns logits of shape {shape} for {plural(batch, 'image')}",
+                hint=f"return [B, classes] = {expected}",
+            )
+        return logits.astype(jnp.float32)
+
+    def check_training(self, params: Any, batch_stats: Any, image_shape: tuple[int, int, int]) -> None:
+        """Trace the model in training mode, so that its errors appear before the run. params, batch_stats: arrays or shapes.
+
+        Raises ConfigError as `apply` does.
+        """
+
+        def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:
+            return self.apply(params, batch_stats, images, train=True, key=jax.random.key(0))[0]
+
+        everywhere, rows = PartitionSpec(), PartitionSpec(AXES)
+        mapped = jax.shard_map(
+            logits, mesh=abstract_mesh(1, 1), in_specs=(everywhere, everywhere, rows), out_specs=rows, check_vma=False
+        )
+        jax.eval_shape(mapped, params, batch_stats, jax.ShapeDtypeStruct((2, *image_shape), jnp.float32))
 
 
 def build_registered(config: ModelConfig) -> RegisteredModel:
-    """The registered model of a config. Raises ConfigError for an unknown name, or an object without init and apply."""
+    """The registered model of a config. Raises ConfigError for an unknown name, or for something that is no model."""
     check_model(config.name)
-    net = own_models[config.name](config)
+    classes = config.class_count
+    with _errors_in_one_line(config.name, hint=""):
+        net = _build_net(config)
+    return RegisteredModel(net, config.name, classes)
+
+
+def _build_net(config: ModelConfig) -> Net:
+    build = own_models[config.name]
+    if isinstance(build, nn.Module):
+        return LinenNet(build, config.norm)
+    if isinstance(build, nnx.Module):
+        raise UnusableModule(
+            "an nnx module holds parameters, but a run draws its own", "register its class, or a function of (config, rngs)"
+        )
+    given, named, takes_rngs = _arguments(build, config)
+    if takes_rngs:
+        return NnxNet(lambda key: build(*given, **named, rngs=nnx.Rngs(key)), config.norm)
+    net = build(*given, **named)
+    if isinstance(net, nn.Module):
+        return LinenNet(net, config.norm)
+    if isinstance(net, nnx.Module):
+        raise UnusableModule(
+            "the function that builds the nnx module has no parameter rngs, so its weights do not follow the seed",
+            "register a function of (config, rngs)",
+        )
     for method in ("init", "apply"):
         if not callable(getattr(net, method, None)):
-            reason = f"the object that the registered function returns has no method {method!r}"
-            raise ConfigError("model.name", config.name, reason=reason, hint="see jaxdp.register_model")
-    return RegisteredModel(net, config.name, config.classes)
+            reason = f"{kind_of(build)} returns {kind_of(net)}, which is no Flax module and has no method {method!r}"
+            raise UnusableModule(reason, model_hint(config.name))
+    return FunctionPair(net)
+
+
+def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, Any], bool]:
+    """(positional arguments, keyword arguments without rngs, whether it takes rngs) for the registered function.
+
+    A module class that has a parameter `classes` or `num_classes` takes that, and `dtype`, in place of the config.
+    """
+    is_module = _is_module_class(build)
+    given: list = [config]
+    named: dict[str, Any] = {}
+    try:
+        signature = inspect.signature(build.__init__ if is_module else build)
+        takes_rngs = "rngs" in signature.parameters
+        if is_module and not {*CLASS_COUNTS}.isdisjoint(signature.parameters):
+            values = {**dict.fromkeys(CLASS_COUNTS, config.classes), "dtype": config.dtype}
+            given, named = [], {name: value for name, value in values.items() if name in signature.parameters}
+        signature.bind(*[build] * is_module, *given, **named, **dict.fromkeys(("rngs",) * takes_rngs))
+    except (TypeError, ValueError) as error:
+        arguments = ", ".join([*["config"] * len(given), *named])
+        raise UnusableModule(
+            f"{kind_of(build)} cannot be called with ({arguments}): {first_line(error)}", model_hint(config.name)
+        ) from None
+    return given, named, takes_rngs
+
+
+def _is_module_class(build: Any) -> bool:
+    return inspect.isclass(build) and issubclass(build, (nn.Module, nnx.Module))
+
+
+def _expects_no_config(build: Any) -> bool:
+    """Whether the parameters of a class of Flax modules, which is called with the model config, name something else."""
+    return _is_module_class(build) and {"config", *CLASS_COUNTS}.isdisjoint(inspect.signature(build).parameters)
+
+
+@contextmanager
+def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
+    """Turn an error of a registered model into a ConfigError that says where in the model it arose."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except UnusableModule as error:
+        raise ConfigError("model.name", name, reason=error.reason, hint=error.hint) from None
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        own = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES]
+        place = f" at {Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno}" if own else ""
+        reason = f"the model fails{place}: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(
+            "model.name", name, reason=reason, hint=CONFIG_HINT if _expects_no_config(own_models[name]) else hint
+        ) from error
 
 
 def _float32(tree: dict) -> dict:

@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, bn_relu, fused_bn_relu, moments
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.bn_relu import Term, bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import convolve, max_pool
+from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 
 BLOCKS: dict[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -27,6 +29,7 @@ BLOCKS: dict[int, tuple[int, ...]] = {
 TWO_BLOCKS = 6  # depth of a tiny network for tests and `jaxdp doctor`, which compiles in a second; no validated config has it
 BLOCKS[TWO_BLOCKS] = (1, 1)
 BOTTLENECK_DEPTHS = (50, 101, 152)
+MOST_FOLDED_CHANNELS = 512  # of the input of a folded convolution; with 1,024 its products cost nearly as much as they save
 STEM, HEAD = ("conv1", "bn1"), ("fc_kernel", "fc_bias")
 
 
@@ -36,47 +39,72 @@ def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) ->
 
 
 class Conv(nn.Module):
-    """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`."""
+    """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
+
+    folds: a 1x1 convolution of few channels to more channels is not computed, but passed on to the `BatchNorm` behind it as a
+    `Projection`.
+    """
 
     features: int
     size: int
     stride: int = 1
     dtype: jax.typing.DTypeLike = jnp.float32
     method: str = "direct"
+    folds: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", he_std, (self.size, self.size, x.shape[-1], self.features), jnp.float32)
+    def __call__(self, x: jax.Array) -> jax.Array | Projection:
+        channels = x.shape[-1]
+        kernel = self.param("kernel", he_std, (self.size, self.size, channels, self.features), jnp.float32)
+        if self.folds_from(channels):
+            return Projection(x[:, :: self.stride, :: self.stride], kernel[0, 0])
         return convolve(x, kernel.astype(self.dtype), self.stride, method=self.method)
+
+    def folds_from(self, channels: int) -> bool:
+        """Whether batch normalization is folded into the convolution of an input with so many channels."""
+        return self.folds and self.size == 1 and channels < self.features and channels <= MOST_FOLDED_CHANNELS
 
 
 class BatchNorm(nn.Module):
     """Batch normalization that reports the moments of its input instead of updating moving averages.
 
     In training it stores the batch's mean and mean square ([C] float32) in the collection `moments`; the training step averages
-    them over workers and updates the moving averages once. axes: mesh axes over which batch statistics are synchronized; none:
-    per worker. Returns a `BatchNormTerm`, because the ReLU behind it computes the output.
+    them over workers and updates the moving averages once. Returns a term, because the ReLU behind it computes the output: a
+    `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
     """
 
     train: bool
-    axes: tuple[str, ...] = ()
+    fusion: Fusion = Fusion()
     custom_vjp: bool = True
     zero_scale: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> BatchNormTerm:
-        features = x.shape[-1:]
+    def __call__(self, x: jax.Array | Projection) -> Term:
+        features = (x.kernel if isinstance(x, Projection) else x).shape[-1:]
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = self.param("scale", zeros if self.zero_scale else ones, features, jnp.float32)
         bias = self.param("bias", zeros, features, jnp.float32)
         mean_ = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         var_ = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+        if isinstance(x, Projection):
+            inputs = InputMoments.of(lax.stop_gradient(x.h))
+            statistics = self._report(*inputs.projected(lax.stop_gradient(x.kernel), self.fusion.axes))
+            return FoldedTerm(x, inputs, Normalization(scale, bias, *statistics))
         if not self.train:
-            return BatchNormTerm(x, scale, bias, mean_.value, var_.value)
-        mean, square = moments(lax.stop_gradient(x) if self.custom_vjp else x, self.axes)
+            return BatchNormTerm(x, Normalization(scale, bias, mean_.value, var_.value))
+        if not self.custom_vjp:
+            mean, square = moments(x, self.fusion.axes)
+        elif self.fusion.convolution == "product":
+            mean, square = moments(lax.stop_gradient(x), self.fusion.axes)
+        else:
+            mean, square = moments_in_one_reduction(lax.stop_gradient(x), self.fusion.axes)
+        return BatchNormTerm(x, Normalization(scale, bias, *self._report(mean, square)))
+
+    def _report(self, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Store the moments; return mean and variance."""
         self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
         self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-        return BatchNormTerm(x, scale, bias, mean, jnp.maximum(square - mean * mean, 0.0))
+        return mean, jnp.maximum(square - mean * mean, 0.0)
 
 
 class Block(nn.Module):
@@ -88,12 +116,15 @@ class Block(nn.Module):
     conv: Callable
     norm: Callable
     relu: Callable
+    folds: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.bottleneck:
             width = 4 * self.features
-            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(x)))
+            # At the entry of a stage two gradients of x meet. XLA would write one, padded, and add the other in a convolution.
+            inner = x if self.stride == 1 or not self.folds else gradient_barrier(x)
+            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
             y = self.relu(self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y)))
             y = self.norm(zero_scale=True, name="bn3")(self.conv(width, 1, name="conv3")(y))
         else:
@@ -110,7 +141,8 @@ class ResNet(nn.Module):
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
-    activations in the backward pass; custom_vjp: use the hand-written gradients.
+    activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
+    into the 1x1 convolutions before it.
     """
 
     depth: int
@@ -122,6 +154,7 @@ class ResNet(nn.Module):
     axes: tuple[str, ...] = ()
     remat: bool = False
     custom_vjp: bool = True
+    folds: bool = False
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
@@ -142,15 +175,17 @@ class ResNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool, segment: tuple[str, ...] | None = None) -> jax.Array:
         """Logits [B, classes] float32 of images [B, H, W, 3]; with `segment`, the output of that segment for its input x."""
 
+        fusion = Fusion(self.axes, self.convolution)
+
         def conv(features: int, size: int, stride: int = 1, *, name: str) -> Conv:
-            return Conv(features, size, stride, self.dtype, self.convolution, name=name)
+            return Conv(features, size, stride, self.dtype, self.convolution, folds=train and self.folds, name=name)
 
         def norm(*, zero_scale: bool = False, name: str) -> BatchNorm:
-            return BatchNorm(train, self.axes, self.custom_vjp, zero_scale, name=name)
+            return BatchNorm(train, fusion, self.custom_vjp, zero_scale, name=name)
 
-        def relu(*terms: BatchNormTerm, shortcut: jax.Array | None = None) -> jax.Array:
+        def relu(*terms: Term, shortcut: jax.Array | None = None) -> jax.Array:
             if train and self.custom_vjp:
-                return fused_bn_relu(Fusion(self.axes, self.convolution), terms, shortcut)
+                return fused_bn_relu(fusion, terms, shortcut)
             return bn_relu(terms, shortcut)
 
         def stem(images: jax.Array) -> jax.Array:
@@ -171,5 +206,5 @@ class ResNet(nn.Module):
         block_type = nn.remat(Block) if self.remat else Block
         for name, features, stride in self._blocks:
             if segment in (None, (name,)):
-                x = block_type(features, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm, relu, name=name)(x)
+                x = block_type(features, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm, relu, self.folds, name=name)(x)
         return head(x) if segment in (None, HEAD) else x

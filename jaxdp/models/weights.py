@@ -62,7 +62,9 @@ class Weights(NamedTuple):
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
         stem = "" if model.stem == "imagenet" else ", small stem"
         width = "" if model.width == 64 else f", width {model.width}"
-        return ", ".join([f"ResNet-{model.depth}{width}{stem}, {plural(model.classes, 'class')}, with {naming}", *self.notes])
+        return ", ".join(
+            [f"ResNet-{model.depth}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes]
+        )
 
 
 class _InvalidWeights(ValueError):
@@ -82,6 +84,8 @@ def read(path: str | Path, field: str = "FILE") -> Weights:
     check_local(path, field)
     try:
         return _parse(str(path), read_regular(path, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        raise ConfigError(field, str(path), reason="file not found") from None
     except OSError as error:
         raise ConfigError(field, str(path), reason=error.strerror or str(error), hint="give a .safetensors file") from None
     except _InvalidWeights as error:

@@ -186,6 +186,9 @@ def table(traffic: StepTraffic) -> "Table":
         kinds.setdefault(key, []).append(collective)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
+    if traffic.devices == 1:
+        table.title = f"collectives of a step of {phases}: none on one device"
+        return table
     table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
     for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
         is_text, is_bytes = name in ("collective", "axis", "dtype"), name in ("operand bytes", "sent per device")

@@ -26,9 +26,11 @@ class Confusion:
         return len(self.counts) <= MAX_MATRIX_CLASSES
 
     def by_class(self) -> list[dict]:
-        """{"name", "images", "correct", "accuracy", "confused_with"} of every class that has images, the worst first.
+        """{"name", "images", "correct", "accuracy", "confused_with", "images_confused"} of every class that has images, the
+        worst first.
 
-        confused_with: (name, images) of the most frequent wrong prediction; None if all predictions are correct.
+        confused_with: the most frequent wrong predictions; several if they are equally frequent, [] if all predictions are
+        correct. images_confused: number of images of each.
         """
         rows = []
         for label, images in enumerate(self.counts.sum(1)):
@@ -37,12 +39,13 @@ class Confusion:
                 correct, mistakes[label] = int(mistakes[label]), 0
                 most = int(mistakes.max())
                 row = {"name": self.class_names[label], "images": int(images), "correct": correct}
-                row |= {"accuracy": correct / int(images)}
-                rows.append(row | {"confused_with": (self.class_names[mistakes.argmax()], most) if most else None})
+                confused = [self.class_names[i] for i in np.flatnonzero(mistakes == most)] if most else []
+                row |= {"accuracy": correct / int(images), "confused_with": confused, "images_confused": most}
+                rows.append(row)
         return sorted(rows, key=lambda row: row["accuracy"])
 
     def mistakes(self) -> list[tuple[str, str, int]]:
-        """(label, predicted class, images) of the `MAX_LIST_ROWS` most frequent mistakes."""
+        """(label, predicted class, images) of the `MAX_LIST_ROWS` most frequent mistakes; equal ones in class order."""
         counts = self.counts.copy()
         np.fill_diagonal(counts, 0)
         order = np.argsort(-counts, axis=None, kind="stable")[:MAX_LIST_ROWS]
@@ -53,7 +56,10 @@ class Confusion:
 def classes_csv(confusion: Confusion) -> bytes:
     """A row for every class that has images, the worst first."""
     rows = [
-        [row["name"], row["images"], row["correct"], f"{row['accuracy']:.6g}", *(row["confused_with"] or ("", ""))]
+        [
+            *(row["name"], row["images"], row["correct"], f"{row['accuracy']:.6g}"),
+            *(", ".join(row["confused_with"]), row["images_confused"] or ""),
+        ]
         for row in confusion.by_class()
     ]
     return _csv([["class", "images", "correct", "accuracy", "most_confused_with", "images_confused"], *rows])

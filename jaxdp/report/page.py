@@ -1,4 +1,4 @@
-"""The report as files: an HTML page without scripts or external files, its figures as PNG, and tables as CSV."""
+"""The report as files: an HTML page without external files, its figures as PNG, and tables as CSV."""
 
 import base64
 import dataclasses
@@ -19,7 +19,15 @@ from jaxdp.files import NotRegularError, check_local, read_regular
 from jaxdp.report.communication import measure_communication
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.run_history import History, read_all
-from jaxdp.report.tables import classes_table, differences_table, numbers_table, summary_lines, time_table
+from jaxdp.report.tables import (
+    classes_table,
+    curves_note,
+    differences_table,
+    numbers_table,
+    remarks,
+    results_table,
+    time_table,
+)
 from jaxdp.training.run_dir import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -37,6 +45,12 @@ table { border-collapse: collapse; font-size: 0.88rem } th, td { padding: 0.2rem
 th { text-align: left; font-weight: 600; max-width: 24rem; overflow-wrap: anywhere }
 thead th:not(:first-child) { text-align: right }
 td { text-align: right; font-variant-numeric: tabular-nums }
+tbody th { min-width: 7rem } .results th, .results td { padding: 0.2rem 0.5rem }
+.results td, .results thead th { white-space: nowrap }
+.plot { position: relative; min-width: 46rem } .plot svg { position: absolute; inset: 0; width: 100%; height: 100% }
+circle { fill: transparent } circle:hover, .shown { fill: #0003; stroke: #111; stroke-width: 2 }
+output { position: absolute; padding: 0.15rem 0.5rem; border-radius: 4px; font-size: 0.85rem }
+output { width: max-content; max-width: 22rem; color: #fff; background: #111d; pointer-events: none }
 """
 
 
@@ -44,7 +58,7 @@ PathLike = str | os.PathLike
 
 
 def write(
-    workdirs: Sequence[PathLike],
+    workdirs: PathLike | Sequence[PathLike],
     output: PathLike | None = None,
     *,
     evaluate: bool = True,
@@ -55,6 +69,7 @@ def write(
 ) -> Path:
     """Write report.html with its figures and CSV files for one or more runs; returns the path of the page.
 
+    workdirs: the directory of a run, or a list of them.
     output: directory of the page; None: WORKDIR/report for one run, ./report for several. evaluate: evaluate the held-out
     images by class, on the accelerators of this machine or on one CPU device. checkpoint: the checkpoint for it: newest, best,
     or its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure
@@ -65,11 +80,11 @@ def write(
     """
     from jaxdp.report import plots
 
-    workdirs = list(workdirs)
+    workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     if not workdirs:
-        raise ConfigError("workdir", reason="missing", hint="give the directory of at least one run")
+        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
     if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("workdir", reason="a run is given twice", hint="give every run once")
+        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
@@ -90,12 +105,14 @@ def write(
         for run, confusion in zip(runs, confusions, strict=True):
             if isinstance(confusion, str):
                 info(f"{run.label}: accuracy by class {confusion}")
-    files = _figures(runs, confusions)
+    files, layers = _figures(runs, confusions)
     for number, confusion in enumerate(confusions, 1):
         if isinstance(confusion, Confusion):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
             files[f"confusions-{number}.csv"] = confusions_csv(confusion)
-    files = {PAGE: _page(runs, confusions, files).encode()} | files  # first: it lists the files of the report
+    files = {
+        PAGE: _page(runs, confusions, files=files, layers=layers).encode()
+    } | files  # first: it lists the files of the report
     for name in files:
         if name not in old_files and (folder / name).exists():
             raise _foreign_file(folder, name)
@@ -157,11 +174,11 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     return Confusion(counts, names, caption + f"{metrics['eval_examples']} held-out images")
 
 
-def _figures(runs: list[History], confusions: list[Confusion | str]) -> dict[str, bytes]:
-    """The PNG files by name."""
+def _figures(runs: list[History], confusions: list[Confusion | str]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """(PNG files, layers with the values on hover), both by file name."""
     import matplotlib
 
-    from jaxdp.report import plots
+    from jaxdp.report import hover, plots
 
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
@@ -173,12 +190,13 @@ def _figures(runs: list[History], confusions: list[Confusion | str]) -> dict[str
         for number, confusion in enumerate(confusions, 1):
             if isinstance(confusion, Confusion):
                 figures[f"classes-{number}.png"] = plots.confusion_figure(confusion)
-        return {name: _png(figure) for name, figure in figures.items() if figure is not None}
+        files = {name: _png(figure) for name, figure in figures.items() if figure is not None}
+        return files, {name: hover.layer(figure) for name, figure in figures.items() if isinstance(figure, plots.Plot)}
 
 
 def _png(figure: "Figure") -> bytes:
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
+    figure.savefig(data, format="png")
     return data.getvalue()
 
 
@@ -194,19 +212,25 @@ def _replace_files(folder: Path, files: dict[str, bytes]) -> None:
             (Path(temporary) / name).replace(folder / name)
 
 
-def _page(runs: list[History], confusions: list[Confusion | str], files: dict[str, bytes]) -> str:
+def _page(runs: list[History], confusions: list[Confusion | str], *, files: dict[str, bytes], layers: dict[str, str]) -> str:
+    from jaxdp.report.hover import SCRIPT
+
     def image(name: str, alt: str) -> str:
         if name not in files:
             return ""
         data = base64.b64encode(files[name]).decode()
-        return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+        layer = f"{layers[name]}<output hidden></output>" if name in layers else ""
+        picture = f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+        return f'<div class="wide"><div class="plot">{picture}{layer}</div></div>'
 
     title = ", ".join(run.label for run in runs) if len(runs) <= 3 else f"{runs[0].label} and {len(runs) - 1} more runs"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        *(f"<p>{escape(line)}</p>" for line in summary_lines(runs)),
+        results_table(runs),
+        *(f"<p>{escape(line)}</p>" for line in remarks(runs)),
         "<h2>Loss and accuracy</h2>",
         image("curves.png", "Loss and accuracy against epochs and against time"),
+        curves_note(runs),
         "<h2>Learning rate, momentum, batch size and speed</h2>",
         image("settings.png", "Learning rate, momentum, global batch and images per second against epochs"),
         "<h2>Wall time</h2>",
@@ -234,5 +258,6 @@ def _page(runs: list[History], confusions: list[Confusion | str], files: dict[st
     head = f'<meta charset="utf-8">{GENERATOR}{FILES.format(" ".join(files))}'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
+    parts.append(f"<script>{SCRIPT}</script>")
     body = "\n".join(filter(None, parts))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

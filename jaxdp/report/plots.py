@@ -6,15 +6,18 @@ Imports matplotlib, which takes a second: only `page.write` imports this module.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
+from jaxdp.config import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import ConfigError
+from jaxdp.loggers.plot import LOSS_LABEL, use_log_scale
+from jaxdp.loggers.smoothing import moving_average, window
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
 from jaxdp.report.run_history import PARTS, STEPS_WITH_EXPOSED, History, values
 
@@ -32,6 +35,8 @@ PART_STYLES = {
     "compilation": (SKY, ".."),
     "rest": ("#BBBBBB", ""),
 }
+DPI = 120
+WIDE_SPREAD = 10.0  # ratio of the largest to the smallest value that one linear axis cannot show
 LEGEND_CHARACTERS = 130  # per line, in the font of a legend
 
 
@@ -39,7 +44,7 @@ def check_number(workdirs: Sequence) -> None:
     """Raise ConfigError for more runs than there are line styles."""
     if len(workdirs) > MAX_RUNS:
         reason = f"{len(workdirs)} runs cannot be distinguished in one plot"
-        raise ConfigError("workdir", reason=reason, hint=f"give at most {MAX_RUNS}, or --no-html")
+        raise ConfigError("WORKDIR", reason=reason, hint=f"give at most {MAX_RUNS}, or --no-html")
 
 
 def line_styles(runs: Sequence) -> list[tuple]:
@@ -49,36 +54,60 @@ def line_styles(runs: Sequence) -> list[tuple]:
     ]
 
 
-def curves_figure(runs: list[History]) -> Figure:
+class Plot(Figure):
+    """A figure with the values of its curves. values: line -> (label, unit of y, unit of x), shown on hover."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(dpi=DPI, layout="constrained", **options)
+        self.values: dict[Line2D, tuple[str, str, str]] = {}
+
+
+def curves_figure(runs: list[History]) -> Plot:
     """Loss and accuracy against epochs (left) and against time (right)."""
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    figure = Plot(figsize=(11, 7.5))
     panels = figure.subplots(2, 2, sharey="row")
     unit, seconds_per_unit = _time_unit(runs)
-    metrics = (("loss", "eval_loss", 1.0), ("accuracy", "eval_accuracy", 100.0))
-    for row, (training, held_out, scale) in zip(panels, metrics, strict=True):
+    columns = (("epoch", 1.0, "epochs"), ("wall_seconds", 1 / seconds_per_unit, unit))
+    metrics = (("loss", 1.0, "", LOSS_LABEL), ("accuracy", 100.0, "%", "%"))
+    for row, (metric, scale, y_unit, y_label) in zip(panels, metrics, strict=True):
         drawn: list[float] = []
-        for axes, x, x_scale in zip(row, ("epoch", "wall_seconds"), (1.0, 1 / seconds_per_unit), strict=True):
+        for axes, (x, x_scale, x_unit) in zip(row, columns, strict=True):
             before = len(drawn)
             for run, style in line_styles(runs):
-                thin, thick = style | {"linewidth": 1, "alpha": 0.55}, style | {"linewidth": 2.2, "marker": "o"}
-                drawn += _draw_line(axes, run.training, x=x, y=training, x_scale=x_scale, y_scale=scale, style=thin)
-                drawn += _draw_line(axes, run.evaluations, x=x, y=held_out, x_scale=x_scale, y_scale=scale, style=thick)
+                xs, ys = values(run.training, x, x_scale), values(run.training, metric, scale)
+                if window(len(ys)) > 1:
+                    axes.plot(xs, ys, color=style["color"], linestyle="none", marker=".", markersize=3, alpha=0.3)
+                thin, thick = style | {"linewidth": 1, "alpha": 0.8}, style | {"linewidth": 2.2, "marker": "o"}
+                units = (y_unit, x_unit)
+                label = (f"{run.label}: training {metric}", *units)
+                drawn += _draw_line(axes, xs, moving_average(ys).tolist(), style=thin, label=label)
+                xs, ys = values(run.evaluations, x, x_scale), values(run.evaluations, f"eval_{metric}", scale)
+                drawn += _draw_line(axes, xs, ys, style=thick, label=(f"{run.label}: held-out {metric}", *units))
             if len(drawn) == before:
                 _mark_empty(axes, runs)
-        _scale_loss(row, drawn) if training == "loss" else _scale_accuracy(row, drawn)
-    logarithmic = panels[0, 0].get_yscale() == "log"
-    panels[0, 0].set(title="Loss against epochs", ylabel="nats (log scale)" if logarithmic else "nats")
+        if metric == "accuracy":
+            _scale_accuracy(row, drawn)
+        elif use_log_scale(row, drawn):
+            y_label += " (log scale)"
+        row[0].set_ylabel(y_label)
+    panels[0, 0].set(title="Loss against epochs")
     panels[0, 1].set(title="Loss against time")
-    panels[1, 0].set(title="Accuracy against epochs", ylabel="%", xlabel="epoch")
+    panels[1, 0].set(title="Accuracy against epochs", xlabel="epoch")
     panels[1, 1].set(title="Accuracy against time", xlabel=f"wall time of the run's sessions, {unit}")
     _style_axes(panels.ravel())
-    _add_legend(figure, runs, (("thin: training batches", 1, None), ("thick, dots: held-out images", 2.2, "o")))
+    labels = {training_labels(run.config) for run in runs}
+    training = f"thin: training (moving average), {labels.pop() if len(labels) == 1 else 'labels differ by run'}"
+    held_out = f"thick, dots: held-out images, {HELD_OUT_LABELS}"
+    _add_legend(figure, runs, ((training, 1, None), (held_out, 2.2, "o")))
     return figure
 
 
-def settings_figure(runs: list[History]) -> Figure:
-    """Learning rate, momentum, batch size and speed against epochs."""
-    figure = Figure(figsize=(11, 6.5), layout="constrained")
+def settings_figure(runs: list[History]) -> Plot:
+    """Learning rate, momentum, batch size and speed against epochs.
+
+    Learning rates of very different runs are drawn as fractions of each run's highest, other quantities on a log scale.
+    """
+    figure = Plot(figsize=(11, 6.5))
     panels = figure.subplots(2, 2, sharex=True)
     shown = (
         ("learning_rate", "Learning rate", None, "default"),
@@ -86,21 +115,36 @@ def settings_figure(runs: list[History]) -> Figure:
         ("global_batch", "Global batch", "images", "steps-post"),
         ("images_per_second", "Training speed", "images/s", "default"),
     )
+    rates = [max(_finite(values(run.training, "learning_rate")), default=0.0) for run in runs]
+    by_peak = max(rates) >= WIDE_SPREAD * min((rate for rate in rates if rate > 0), default=math.inf)
     for axes, (name, title, unit, drawstyle) in zip(panels.ravel(), shown, strict=True):
         drawn: list[float] = []
-        for run, style in line_styles(runs):
+        for (run, style), peak in zip(line_styles(runs), rates, strict=True):
             records = smooth_speeds(run.training) if name == "images_per_second" else run.training
-            drawn += _draw_line(axes, records, x="epoch", y=name, style=style | {"drawstyle": drawstyle, "linewidth": 1.6})
+            normalized = by_peak and name == "learning_rate" and peak > 0
+            ys = values(records, name, 1 / peak if normalized else 1.0)
+            quantity = f"learning rate as a fraction of {peak:.3g}" if normalized else title.lower()
+            label = (f"{run.label}: {quantity}", unit or "", "epochs")
+            line = style | {"drawstyle": drawstyle, "linewidth": 1.6}
+            drawn += _draw_line(axes, values(records, "epoch"), ys, style=line, label=label)
         axes.set(title=title, ylabel=unit)
-        if drawn:
-            axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(drawn) or 1)
-        else:
+        if not drawn:
             _mark_empty(axes, runs)
+        elif unit and use_log_scale([axes], drawn, spread=WIDE_SPREAD):
+            axes.set_ylabel(f"{unit} (log scale)")
+        else:
+            axes.set_ylim(bottom=0, top=1.05 if name == "momentum" else 1.08 * max(drawn) or 1)
+    if by_peak:
+        panels[0, 0].set(ylabel="fraction of the run's highest")
     for axes in panels[1]:
         axes.set_xlabel("epoch")
     _style_axes(panels.ravel())
-    _add_legend(figure, runs)
+    _add_legend(figure, runs, notes=[f"highest logged rate {rate:.3g}" for rate in rates] if by_peak else ())
     return figure
+
+
+def _finite(numbers: Iterable[float]) -> list[float]:
+    return [number for number in numbers if math.isfinite(number)]
 
 
 def smooth_speeds(training: list[dict], most: int = 40) -> list[dict]:
@@ -172,7 +216,7 @@ def confusion_figure(confusion: Confusion) -> Figure:
     mistakes = confusion.mistakes()
     pairs = [f"{_short_class(label)} → {_short_class(predicted)}" for label, predicted, _ in mistakes]
     _draw_bars(right, pairs, values=[images for *_, images in mistakes], number_format="{:.0f}", margin=0.12)
-    right.set(title="Most frequent mistakes", xlabel="images: label → predicted class")
+    right.set(title="Most frequent mistakes (equal ones in class order)", xlabel="images: label → predicted class")
     right.xaxis.get_major_locator().set_params(integer=True)
     if not mistakes:
         right.text(0.5, 0.5, "none", transform=right.transAxes, ha="center", va="center")
@@ -180,36 +224,17 @@ def confusion_figure(confusion: Confusion) -> Figure:
 
 
 def _draw_line(
-    axes: Axes,
-    records: list[dict],
-    *,
-    x: str,
-    y: str,
-    x_scale: float = 1.0,
-    y_scale: float = 1.0,
-    style: dict,
+    axes: Axes, xs: Sequence[float], ys: Sequence[float], *, style: dict, label: tuple[str, str, str]
 ) -> list[float]:
-    """Draw a field of the records against another; return its finite values. style: of `Axes.plot`; few points get markers."""
-    points = [
-        (a, b) for a, b in zip(values(records, x, x_scale), values(records, y, y_scale), strict=True) if not math.isnan(a)
-    ]
-    finite = [b for _, b in points if math.isfinite(b)]
+    """Draw values against others; return the finite ones. style: of `Axes.plot`; few points get markers. label: see `Plot`."""
+    points = [(x, y) for x, y in zip(xs, ys, strict=True) if not math.isnan(x)]
+    finite = _finite(y for _, y in points)
     if not finite:
         return []
     marker = "o" if len(points) == 1 else style.get("marker") if len(points) < 60 else None
-    axes.plot(*zip(*points, strict=True), markersize=4, **style | {"marker": marker})
+    (line,) = axes.plot(*zip(*points, strict=True), markersize=4, **style | {"marker": marker})
+    cast(Plot, axes.figure).values[line] = label
     return finite
-
-
-def _scale_loss(row: Iterable[Axes], drawn: list[float]) -> None:
-    """A log scale with readable ticks if all losses are positive and span a factor of 3 or more."""
-    if not drawn or min(drawn) <= 0 or max(drawn) / min(drawn) < 3:
-        return
-    for axes in row:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(drawn) / min(drawn) < 1000 else (1.0,)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _scale_accuracy(row: Sequence[Axes], drawn: list[float]) -> None:
@@ -242,11 +267,15 @@ def _style_axes(panels: Iterable[Axes]) -> None:
         axes.set_xlim(left=0)
 
 
-def _add_legend(figure: Figure, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = ()) -> None:
-    """One legend for all panels: the runs if there are several, and the meaning of line widths."""
+def _add_legend(
+    figure: Figure, runs: list[History], widths: Sequence[tuple[str, float, str | None]] = (), *, notes: Sequence[str] = ()
+) -> None:
+    """One legend for all panels: the runs if there are several, with their notes, and the meaning of line widths."""
     handles = []
     if len(runs) > 1:
-        handles = [Line2D([], [], **style, linewidth=2, label=_short_label(run.label)) for run, style in line_styles(runs)]
+        texts = [f" ({note})" for note in notes] or [""] * len(runs)
+        for (run, style), note in zip(line_styles(runs), texts, strict=True):
+            handles.append(Line2D([], [], **style, linewidth=2, label=_short_label(run.label) + note))
     handles += [
         Line2D([], [], color="0.3", linewidth=width, marker=marker, markersize=4, label=text) for text, width, marker in widths
     ]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import check_local
+from jaxdp.files import CONFIG, check_local
 from jaxdp.loggers.writers import LOG, read_log
-from jaxdp.training.run_dir import CONFIG, run_config
+from jaxdp.training.run_dir import run_config
 
 TARGET = 0.759
 # MLPerf Training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points
@@ -27,12 +27,12 @@ REFERENCE_EPOCHS = {
 
 def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict]]:
     """(config, log records) of a run. Raises ConfigError if the directory holds no run or one of the files is damaged."""
-    check_local(workdir, "workdir")
+    check_local(workdir, "WORKDIR")
     path = Path(workdir)
     for name in (CONFIG, LOG):
         if not (path / name).is_file():
             raise ConfigError(
-                "workdir", str(path), reason=f"holds no run: {name} not found", hint="give the directory of a run"
+                "WORKDIR", str(path), reason=f"holds no run: {name} not found", hint="give the directory of a run"
             )
     return run_config(path), read_log(path / LOG, strict=True)
 

@@ -1,33 +1,125 @@
 """Tables of a report, as HTML."""
 
 import dataclasses
+from collections.abc import Callable, Iterable, Set
 from html import escape
+from typing import Any
 
+from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.loggers.console import format_duration
+from jaxdp.loggers.smoothing import METHOD
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
 from jaxdp.report.run_history import PARTS, History
 from jaxdp.report.summary import as_text, summarize
 from jaxdp.validation import flatten
 
+MAX_TIED = 3  # equally frequent wrong predictions of a class that are listed
 NOT_MEASURED = "not measured"
 EXPOSED_NOT_MEASURED = "not measured: jaxdp report --communication"
 MISSING = "—"
+STATUS = {"finished": "finished", "running": "still training", "stopped": "not finished"}
 
 
-def summary_lines(runs: list[History]) -> list[str]:
-    """Accuracy and status of every run, one sentence or two each."""
-    remarks = {"finished": "", "running": " The run is still training.", "stopped": " The run is not finished."}
-    return [
-        as_text(summarize(run.config, run.records) | {"name": run.label}).replace("\n", "; ") + "." + remarks[run.status]
-        for run in runs
-    ]
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the results table.
+
+    value: a run's number, None if unknown. shown: the number as text. best: `max` or `min` of the runs; None for a column
+    without a best value.
+    """
+
+    title: str
+    value: Callable[[History], Any]
+    shown: Callable[[Any], str] = str
+    best: Callable[[Iterable[float]], float] | None = None
+
+    def cell(self, run: History) -> str:
+        value = self.value(run)
+        return MISSING if value is None else self.shown(value)
+
+    def best_cell(self, runs: list[History]) -> str | None:
+        """The best number as text; None if all runs have the same."""
+        found = [value for run in runs if (value := self.value(run)) is not None]
+        return self.shown(self.best(found)) if self.best and len({*map(self.shown, found)}) > 1 else None
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    """An HTML table; the first cell of every row is its heading."""
+def _evaluated(name: str) -> Callable[[History], float | None]:
+    return lambda run: run.evaluations[-1].get(name) if run.evaluations else None
+
+
+def _logged(name: str) -> Callable[[History], float | None]:
+    return lambda run: next((record[name] for record in reversed(run.records) if name in record), None)
+
+
+def _measured(name: str) -> Callable[[History], Any]:
+    """A field of the result of a finished run."""
+    return lambda run: run.result[name] if run.status == "finished" else None
+
+
+def _percent(share: float | None) -> str:
+    return MISSING if share is None else f"{100 * share:.2f} %"
+
+
+def _devices(run: History) -> str | None:
+    return f"{run.result['devices']} {run.result['device_kind']}" if run.status == "finished" else None
+
+
+RESULTS = (
+    Column("status", lambda run: STATUS[run.status]),
+    Column("accuracy", _evaluated("eval_accuracy"), _percent, max),
+    Column("top-5", _evaluated("eval_top5"), _percent, max),
+    Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
+    Column("epochs", _logged("epoch"), "{:.2f}".format),
+    Column("steps", _logged("step"), "{:,}".format),
+    Column("global batch", lambda run: " → ".join(f"{phase.global_batch:,}" for phase in run.config.batch)),
+    Column("learning rate", lambda run: f"{run.config.optimizer.name} {run.config.schedule.learning_rate:g}"),
+    Column("devices", _devices),
+    Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary
+    Column("images/s", _measured("images_per_second"), "{:,.0f}".format),
+)
+
+
+def results_table(runs: list[History]) -> str:
+    """The most important numbers, a row for each run. The best accuracies and losses are bold if the shown numbers differ."""
+    columns = [column for column in RESULTS if any(column.value(run) is not None for run in runs)]
+    cells = [[column.cell(run) for column in columns] for run in runs]
+    best = [column.best_cell(runs) for column in columns]
+    rows = [[run.label, *row] for run, row in zip(runs, cells, strict=True)]
+    bold = {(y, x) for y, row in enumerate(cells) for x, cell in enumerate(row, 1) if cell == best[x - 1]}
+    note = '<p class="quiet">Bold: best accuracy and loss of these runs.</p>' if bold else ""
+    return f'<div class="results">{_table(["run", *(column.title for column in columns)], rows, bold)}</div>{note}'
+
+
+def remarks(runs: list[History]) -> list[str]:
+    """A line for every run without an evaluation, and for ImageNet about the epochs to 75.9 %."""
+    lines = []
+    for run in runs:
+        first, _, target = as_text(summarize(run.config, run.records) | {"name": run.label}).partition("\n")
+        lines += [f"{run.label}: {target}."] if target else [] if run.evaluations else [f"{first}."]
+    return lines
+
+
+def curves_note(runs: list[History]) -> str:
+    """What the curves show: how they are smoothed, and the labels of every loss."""
+    kinds: dict[str, list[str]] = {}
+    for run in runs:
+        kinds.setdefault(training_labels(run.config), []).append(run.label)
+    named = "; ".join(labels if len(kinds) == 1 else f"{labels} ({', '.join(names)})" for labels, names in kinds.items())
+    note = (
+        f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
+        f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at a curve for its "
+        "values."
+    )
+    return f'<p class="quiet">{escape(note)}</p>'
+
+
+def _table(header: list[str], rows: list[list[str]], bold: Set[tuple[int, int]] = frozenset()) -> str:
+    """An HTML table; the first cell of every row is its heading. bold: (row, column) of bold cells."""
     head = "".join(f"<th>{escape(text)}</th>" for text in header)
     body = ""
-    for name, *cells in rows:
-        body += f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
+    for y, (name, *texts) in enumerate(rows):
+        cells = (f"<strong>{escape(text)}</strong>" if (y, x) in bold else escape(text) for x, text in enumerate(texts, 1))
+        body += f"<tr><th>{escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>\n"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
 
@@ -60,10 +152,12 @@ def time_table(runs: list[History]) -> str:
 
 def classes_table(confusion: Confusion) -> str:
     """Accuracy of every class, the worst first, and its most frequent wrong prediction; long tables are folded."""
-    header, classes = ["class", "accuracy", "correct", "most often confused with (images)"], confusion.by_class()
+    header, classes = ["class", "accuracy", "correct", "most often confused with (images each)"], confusion.by_class()
     rows = []
     for row in classes:
-        other = f"{row['confused_with'][0]} ({row['confused_with'][1]})" if row["confused_with"] else MISSING
+        names = row["confused_with"]
+        more = f" and {len(names) - MAX_TIED} more" if len(names) > MAX_TIED else ""
+        other = f"{', '.join(names[:MAX_TIED])}{more} ({row['images_confused']})" if names else MISSING
         rows.append([row["name"], f"{100 * row['accuracy']:.2f} %", f"{row['correct']} of {row['images']}", other])
     if confusion.fits_matrix:
         return _table(header, rows)
@@ -89,10 +183,6 @@ def numbers_table(runs: list[History]) -> str:
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [[name, *(column.get(name, MISSING) for column in columns)] for name in names]
     return _table(["", *(run.label for run in runs)], rows)
-
-
-def _percent(share: float | None) -> str:
-    return MISSING if share is None else f"{100 * share:.2f} %"
 
 
 def _numbers(run: History) -> dict[str, str]:

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.errors import ConfigError
 from jaxdp.files import read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.models import Network
@@ -19,6 +20,7 @@ from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.strategies import AUTO, STRATEGIES
 
 FILE = "reduce.json"
+CHECKED_ELEMENTS = 1001  # not divisible by most numbers of devices
 
 
 def _default_mesh(phase: PlannedPhase) -> Mesh:
@@ -74,6 +76,27 @@ def chosen_strategies(
             screen.info(f"all-reduce on {shape[0]}x{shape[1]}: {measured['strategy']}, as measured before ({path})")
         chosen[shape] = measured["strategy"]
     return chosen
+
+
+def check_registered_strategy(
+    plan: Plan, mesh_of: Callable[[PlannedPhase], Mesh], before_measuring: Callable[[], None]
+) -> None:
+    """Raise ConfigError if a registered strategy does not return the sum over all devices, on a short message of integers.
+
+    Built-in strategies have tests. before_measuring: called on all processes before the collectives.
+    """
+    config, name = plan.config, plan.config.reduce.strategy
+    if name == AUTO or STRATEGIES[name].builtin:
+        return
+    for phase in {phase.shape: phase for phase in plan.phases if phase.devices > 1}.values():
+        before_measuring()
+        message = jax.ShapeDtypeStruct((CHECKED_ELEMENTS,), "float32")
+        reduction = timing.Reduction(mesh_of(phase), message, name, bucket_bytes=None, compile=config.compile)
+        if not reduction.is_exact(reduction()):
+            shape = f"{phase.vertical}x{phase.horizontal}"
+            reason = f"its stages do not return the sum over all devices of the {shape} mesh"
+            hint = "correct them; jaxdp.first_gradient(config) must equal that of psum"
+            raise ConfigError("reduce.strategy", name, reason=reason, hint=hint)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

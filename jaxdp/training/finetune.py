@@ -93,5 +93,5 @@ def describe(config: Config, weights: Weights) -> str:
     if keeps_head(config, weights):
         head = "with its classifier"
     else:
-        head = f"with a new classifier for {plural(config.model.classes, 'class')}"
+        head = f"with a new classifier for {plural(config.model.class_count, 'class')}"
     return f"starting from {weights.path} ({weights.describe()}), {head}"

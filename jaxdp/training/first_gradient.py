@@ -25,7 +25,7 @@ def first_gradient(config: Config) -> dict[str, Any]:
     """
     config = validate(config)
     setup = RunSetup.create(config)
-    phase, datasets = setup.plan.phases[0], setup.datasets
+    config, phase, datasets = setup.config, setup.plan.phases[0], setup.datasets
     mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
     state = create_state(config, model, mesh)
     host_batch: dict[str, np.ndarray] = train_batch(

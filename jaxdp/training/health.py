@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from jaxdp.config import Config, LossScale
-from jaxdp.errors import ConfigError, TrainingError, first_line
-from jaxdp.planning import PlannedPhase
+from jaxdp.errors import ConfigError, TrainingError, first_line, plural
+from jaxdp.planning import Plan, PlannedPhase
 
+FEW_IMAGES = 8  # in a worker: batch statistics of fewer images are noisy
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
@@ -63,12 +64,29 @@ def check_evaluation(record: dict[str, Any]) -> None:
 
 
 def chance_level_warning(record: dict[str, Any], classes: int) -> str | None:
-    """A warning if the final held-out loss is above the chance-level loss ln(classes); else None."""
-    chance = math.log(classes)
-    if record["eval_loss"] <= chance:
+    """A warning if the final held-out loss is above the chance-level loss ln(classes) to three decimals; else None.
+
+    Before the second epoch a loss at chance level is no sign of an error.
+    """
+    loss, chance = round(record["eval_loss"], 3), round(math.log(classes), 3)
+    if loss <= chance or record["epoch"] < 2:
         return None
-    excess = f"held-out loss {record['eval_loss']:.3g} exceeds chance level, ln({classes}) = {chance:.3g}"
+    excess = f"held-out loss {loss:.3f} exceeds chance level, ln({classes}) = {chance:.3f}"
     return f"{excess}; check labels and learning rate"
+
+
+def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
+    """A warning if the devices divide the batch into workers of few images, over which batch normalization averages."""
+    config = plan.config
+    if not has_batch_norm or config.model.norm != "per_worker":
+        return None
+    for phase in plan.phases:
+        if phase.devices > 1 and phase.per_worker_batch <= FEW_IMAGES and config.batch[phase.index].per_worker_batch is None:
+            return (
+                f"batch.{phase.index}: workers of {plural(phase.per_worker_batch, 'image')} each, few for batch normalization; "
+                f"set a larger --batch.{phase.index}.per-worker-batch, or --model.norm synchronized"
+            )
+    return None
 
 
 class LossWatch:

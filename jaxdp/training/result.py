@@ -20,7 +20,7 @@ from jaxdp.training.run_dir import RESULT
 from jaxdp.training.run_setup import RunSetup
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainResult:
     """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
@@ -30,7 +30,9 @@ class TrainResult:
     trains. Work that an interrupted session lost and a later one repeated counts once. waiting_share: share of the last
     session's step time in which devices waited for a process that was not ready. slowest: the processes waited for most.
     refused_connections: connections to rank 0's control port that did not prove the run's secret. save_error: why the last
-    state could not be saved; None if it was.
+    state could not be saved; None if it was. strategy: of the all-reduce, "none" on one device; several if the phases differ.
+
+    `repr` shows the most important fields, `dataclasses.asdict` all.
     """
 
     accuracy: float
@@ -65,6 +67,12 @@ class TrainResult:
     slowest: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     refused_connections: int = 0
     save_error: str | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainResult(accuracy={self.accuracy:.4f}, loss={self.loss:.4f}, epochs={self.epochs:.2f}, steps={self.steps}, "
+            f"wall_seconds={self.wall_seconds:.1f}, workdir={self.workdir!r}, ...)"
+        )
 
     @classmethod
     def collect(
@@ -141,11 +149,12 @@ def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
         f"time {format_duration(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
-    if result.slowest:
-        screen.info(describe({"waiting_share": result.waiting_share, "slowest": result.slowest}))
+    if result.slowest and (waiting := describe({"waiting_share": result.waiting_share, "slowest": result.slowest})):
+        screen.info(waiting)
     if result.bad_images:
         examples = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
-        screen.info(f"{len(result.bad_images)} unusable images were skipped (all are listed in {RESULT}): {examples}")
+        images = plural(len(result.bad_images), "unusable image")
+        screen.info(f"skipped {images} (listed in {RESULT}): {examples}")
     workdir = Path(result.workdir)
     names = (RESULT, "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
     files = [name for name in names if (workdir / name).exists()]

@@ -14,13 +14,12 @@ from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import check_local, open_regular, read_regular, read_text, write_atomically
-from jaxdp.flags import flag_for
+from jaxdp.files import CONFIG, RUNS, check_local, open_regular, read_regular, read_text, write_atomically
 from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
 
-CHECKPOINTS, CONFIG, RESULT, CLASSES, LOCK = "checkpoints", "config.json", "result.json", "classes.json", ".lock"
+CHECKPOINTS, RESULT, CLASSES, LOCK = "checkpoints", "result.json", "classes.json", ".lock"
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
@@ -34,7 +33,7 @@ def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
     """The run directory: `workdir`, by default runs/NAME."""
     if workdir == "":
         raise _error("", "must not be empty")
-    return Path("runs") / config.name if workdir is None else Path(workdir)
+    return Path(RUNS) / config.name if workdir is None else Path(workdir)
 
 
 def next_free(workdir: Path) -> Path:
@@ -116,7 +115,7 @@ def check_same_optimizer(manifest: Manifest, config: Config) -> None:
     saved = manifest.metadata["config"]["optimizer"]["name"]
     if saved != config.optimizer.name:
         reason = f"the optimizer of {manifest.path} is {saved}, whose state {config.optimizer.name} cannot continue from"
-        hint = f"use {flag_for('optimizer.name', saved)}, or start a new run with --resume never"
+        hint = f"use --optimizer.name {saved}, or start a new run with --resume never"
         raise ConfigError("optimizer.name", config.optimizer.name, reason=reason, hint=hint)
 
 
@@ -152,7 +151,7 @@ def write_class_names(workdir: Path, names: Sequence[str]) -> None:
 
 
 def class_names(workdir: PathLike, count: int) -> list[str]:
-    """The names of the `count` classes of a run; their numbers for classes without a name.
+    """The names of the `count` classes of a run; `class NUMBER` for classes without a name.
 
     Raises ConfigError if the file with the names is damaged.
     """
@@ -165,7 +164,7 @@ def class_names(workdir: PathLike, count: int) -> list[str]:
             names = None
         if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
             raise _error(workdir, f"its {CLASSES} is not a list of at most {count} names", "repair or delete that file")
-    return names + [str(number) for number in range(len(names), count)]
+    return names + [f"class {number}" for number in range(len(names), count)]
 
 
 def mark_running(workdir: Path, config: Config) -> None:

@@ -17,7 +17,7 @@ def open_writers(
     """The writers of a run that has seen `samples` samples; none on other ranks than 0."""
     if not group.is_rank0:
         return []
-    table = mesh_table(setup.plan.phases, setup.devices[0].device_kind, compiler.strategy)
+    table = mesh_table(setup.plan.phases, setup.devices[0].device_kind, compiler.shown_strategy)
     run_info = RunInfo(setup.config, table, setup.datasets.classes)
     return create_writers(
         workdir,

@@ -12,7 +12,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
 from jaxdp.data.chunks import rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator
-from jaxdp.data.sources import Datasets, is_resident, open_datasets
+from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, plural
@@ -61,6 +61,7 @@ class RunSetup:
             return opened, data_fingerprint(opened)
 
         opened, fingerprint = run(open_data)
+        config = with_classes(config, opened.class_count)
         is_resident(config.data, opened.train, devices[0].platform)  # raises ConfigError if they do not fit
         sizes = {
             "examples": len(opened.train),

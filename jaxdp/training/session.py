@@ -13,7 +13,7 @@ import jax
 
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
-from jaxdp.config import Config
+from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
@@ -23,8 +23,9 @@ from jaxdp.files import check_local
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
-from jaxdp.plan_summary import summary_table
+from jaxdp.plan_summary import start_table
 from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
@@ -44,6 +45,7 @@ def train(
     cluster: str = "auto",
     started: float | None = None,
     signals: SignalHandler | None = None,
+    notes: Sequence[str] = (),
 ) -> TrainResult:
     """Train `config` in `workdir` and return the result; resume from the newest valid checkpoint if the directory has one.
 
@@ -53,12 +55,14 @@ def train(
     NAME-2, NAME-3, ... if the directory holds one; or the path of a checkpoint or directory of another run, to continue from in
     this directory. accept_changes: resume although the configuration or the data differ from those of the checkpoint. datasets:
     (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3],
-    labels [N]) or an object with `__len__` and `__getitem__` -> (uint8 pixels or encoded bytes, label); fields that only the
-    config's source uses are reset. writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see
-    docs/watching.md); one that raises is disabled with a warning. screen: where progress is shown (default: inline in a
-    notebook, else on stdout); False: nowhere. cluster: launcher whose environment variables describe the processes: auto, none,
-    or a name from `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported
-    times. signals: a `SignalHandler` that the caller enters; one that is not entered receives no signals.
+    labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and, unless
+    `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are reset.
+    writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see docs/watching.md); one that
+    raises is disabled with a warning. screen: where progress is shown (default: inline in a notebook, else on stdout); False:
+    nowhere. cluster: launcher whose environment variables describe the processes: auto, none, or a name from
+    `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported times. signals: a
+    `SignalHandler` that the caller enters; one that is not entered receives no signals. notes: lines to show after the table at
+    the start.
 
     Error messages name flags of the command line; here they are arguments: `--resume never` is resume="never".
 
@@ -99,6 +103,7 @@ def train(
             screen=screen if group.is_rank0 else Quiet(),
             started=started,
             signals=signals,
+            notes=notes,
         )
         try:
             result = session.run()
@@ -143,6 +148,7 @@ class _Session:
     screen: Screen | Quiet
     started: float
     signals: SignalHandler
+    notes: Sequence[str]
 
     def run(self) -> TrainResult:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
@@ -152,8 +158,6 @@ class _Session:
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
         consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
-        if origin is not None and not accept_changes:
-            _check_same_config(origin, config)
         path = self.workdir
         if self.resume == "never":
             path = Path(group.broadcast_object("directory", str(run_dir.next_free(path))))
@@ -166,6 +170,9 @@ class _Session:
             config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
         )
         consistency.check(group, lambda: setup.data_fingerprint)
+        config = setup.config
+        if origin is not None and not accept_changes:
+            _check_same_config(origin, config)
 
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
@@ -180,8 +187,8 @@ class _Session:
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
                 return _show_and_check(screen, result)
-            screen.table(summary_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
-            for remark in [*remarks, *_warnings(setup, group)]:
+            screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
+            for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
                 screen.info(remark)
             trainer = Trainer(
                 setup,
@@ -228,6 +235,8 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult) -> TrainResult:
 def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
     """Warnings to show before a run."""
     warnings = [*setup.datasets.warnings]
+    if setup.config.finetune != Finetune() and setup.config.finetune.weights is None:
+        warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
     warnings += [warning for warning in (unused_tasks_warning(), core_binding_warning()) if warning]
     mesh = setup.config.mesh
     is_uneven = runtime.uniform_host_count(group) < len(set(group.host_numbers))
@@ -236,6 +245,8 @@ def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
             "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
             "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
+    if small := small_worker_warning(setup.plan, has_batch_norm=bool(setup.model_summary["statistics"])):
+        warnings.append(small)
     if not setup.keeps_per_worker_batch:
         warnings.append(
             "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, skips_steps
-from jaxdp.data.augment import PixelStat, augment, mix, normalize
+from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, mix, normalize, worker_key
 from jaxdp.losses import cross_entropy, rank_of_label
 from jaxdp.models import Network
 from jaxdp.optim import loss_scale
@@ -65,6 +65,7 @@ def local_gradient(
             loss = share * loss + (1 - share) * cross_entropy(logits, labels[partner], smoothing)
         return loss.mean()
 
+    key = worker_key(config.seed, batch["positions"], MODEL_KEY)
     vjp_fns: list[Callable] = []
     moments: dict[str, Any] = {}
     frozen, trainable = model.split_frozen(config.finetune.frozen_stages)
@@ -78,7 +79,7 @@ def local_gradient(
                 segment_params: dict, x: jax.Array, *, segment: tuple[str, ...] = segment, stop_gradient: bool = stop_gradient
             ) -> tuple[jax.Array, dict]:
                 x = lax.stop_gradient(x) if stop_gradient else x
-                return model.apply_segment(segment_params, batch_stats, x, segment=segment)
+                return model.apply_segment(segment_params, batch_stats, x, segment=segment, key=key)
 
             x, vjp_fn, segment_moments = jax.vjp(forward, _select(params, segment), x, has_aux=True)
             vjp_fns.append(vjp_fn)

@@ -185,6 +185,10 @@ class StepCompiler:
         """The all-reduce strategy of a phase."""
         return self.strategies.get(phase.shape, self.plan.config.reduce.strategy)
 
+    def shown_strategy(self, phase: PlannedPhase) -> str:
+        """The all-reduce strategy of a phase; "none" on one device, which needs no all-reduce."""
+        return self.strategy(phase) if phase.devices > 1 else "none"
+
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
         examples, images = self.evaluation_examples, self.plan.config.evaluation.batch

@@ -48,7 +48,7 @@ class StepMetrics:
         self.setup, self.timer, self.progress, self.log = setup, timer, timer.progress, log
         self.checkpoints, self.group, self.screen = checkpoints, signals.group, screen
         self.loss_watch = health.LossWatch(
-            setup.config.model.classes, setup.config.guard.exploding, reported=self.progress.loss_exploded
+            setup.config.model.class_count, setup.config.guard.exploding, reported=self.progress.loss_exploded
         )
         self.warnings = RunWarnings(screen.info, setup.datasets.train)
         self.pending: deque[DispatchedStep] = deque()

@@ -25,7 +25,7 @@ from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
 from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
-from jaxdp.training.autotune import chosen_strategies
+from jaxdp.training.autotune import check_registered_strategy, chosen_strategies
 from jaxdp.training.evaluator import Evaluator
 from jaxdp.training.initialize import StartPoint, restore_or_initialize
 from jaxdp.training.result import TrainResult
@@ -35,6 +35,8 @@ from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import move_to_mesh
 from jaxdp.training.step_compiler import StepCompiler, mesh_of
 from jaxdp.training.step_metrics import StepMetrics
+
+LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between lines; lines of a run of at least as many steps
 
 
 class Trainer:
@@ -57,7 +59,8 @@ class Trainer:
         self.setup, self.config, self.plan = setup, setup.config, setup.plan
         self.workdir, self.start, self.started, self.writers = workdir, start, started, writers
         self.signals, self.group, self.screen = signals, signals.group, screen
-        self.log = StepLog(self.config.logging.every_steps, started)
+        every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
+        self.log = StepLog(every, started)
 
     def fit(self) -> TrainResult:
         """Train to the end of the plan, from the newest checkpoint if there is one, and write result.json.
@@ -95,7 +98,7 @@ class Trainer:
                     self._progress_now(),
                     self.setup,
                     workdir=self.workdir,
-                    strategies=[self.compiler.strategy(phase) for phase in self.plan.phases],
+                    strategies=[self.compiler.shown_strategy(phase) for phase in self.plan.phases],
                     group=self.group,
                     save_error=self.checkpoints.manager.last_error,
                 )
@@ -117,6 +120,7 @@ class Trainer:
             mesh_of=mesh_on_devices,
             before_measuring=self.signals.pass_sync_point,
         )
+        check_registered_strategy(self.plan, mesh_on_devices, self.signals.pass_sync_point)
         self.compiler = StepCompiler.for_run(self.setup, model, strategies)
         stack.callback(self.compiler.close)
         self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)
@@ -220,7 +224,7 @@ class Trainer:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self.state, phase)
         health.check_evaluation(evaluation)
-        if warning := health.chance_level_warning(evaluation, self.config.model.classes):
+        if warning := health.chance_level_warning(evaluation, self.config.model.class_count):
             self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()

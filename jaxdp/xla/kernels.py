@@ -22,7 +22,8 @@ class Kernel:
     """One instruction of a compiled step; bytes and flop are those of one execution.
 
     side: height of the largest feature map among the operands and results, 0 if there is none. kind: one of `KINDS`. forward,
-    backward: neither convolution nor matrix product. rest: kernels without feature maps (optimizer, norms, moments).
+    backward: other kernels of feature maps, among them products of a map with itself. rest: kernels without feature maps
+    (optimizer, norms, moments).
     """
 
     name: str
@@ -46,11 +47,14 @@ def kernels_of_step(text: str, batch: int) -> list[Kernel]:
 def _kernel(
     instruction: hlo.Instruction, computations: dict[str, list[hlo.Instruction]], *, shapes: Shapes, batch: int
 ) -> Kernel:
-    operands = [shapes.get(name, "") for name in instruction.operands]
+    operands = [
+        shapes.get(name, "") for name in dict.fromkeys(instruction.operands)
+    ]  # a product reads h twice, but moves it once
     num_bytes = hlo.num_bytes(instruction.shape) + sum(map(hlo.num_bytes, operands))
     arrays = [sizes for shape in (instruction.shape, *operands) for _, sizes in hlo.arrays(shape)]
     side = max((_side(sizes, batch) for sizes in arrays), default=0)
-    backward = "transpose(" in instruction.attributes.split("op_name=")[-1][:200]
+    operation = instruction.attributes.partition("op_name=")[2][:200]
+    backward = "transpose(" in operation
     inner = [instruction, *(each for name in instruction.called for each in computations.get(name, ()))]
     if hlo.collective_in(computations, instruction):
         return Kernel(instruction.name, side, "collective", num_bytes, 0.0)
@@ -61,8 +65,12 @@ def _kernel(
     for each in inner:
         if each.opcode in ("convolution", "dot"):
             local = shapes if each is instruction else {other.name: other.shape for other in inner[1:]}
-            of_weights, flop = _product(each, local, batch)
-            return Kernel(instruction.name, side, _convolution_kind(of_weights, backward), num_bytes, flop)
+            over_rows, flop = _product(each, local, batch)
+            if over_rows:
+                side = max(side, *(_side_of_rows(sizes, batch) for shape in operands for _, sizes in hlo.arrays(shape)))
+            moments = over_rows and "jvp(" in operation and not backward
+            kind = "forward" if moments else _convolution_kind(over_rows, backward)
+            return Kernel(instruction.name, side, kind, num_bytes, flop)
     kind = "rest" if side == 0 else "backward" if backward else "forward"
     return Kernel(instruction.name, side, kind, num_bytes, 0.0)
 
@@ -75,8 +83,14 @@ def _side(sizes: list[int], batch: int) -> int:
     """The height H of an array [B, H, H, C], or of the same as rows [B H H, C]; 0 for other arrays."""
     if len(sizes) == 4 and sizes[0] == batch and sizes[1] == sizes[2]:
         return sizes[1]
-    side = math.isqrt(sizes[0] // batch) if len(sizes) == 2 else 0
-    return side if side > 1 and side * side * batch == sizes[0] else 0
+    return _side_of_rows(sizes, batch) if len(sizes) == 2 else 0
+
+
+def _side_of_rows(sizes: list[int], batch: int) -> int:
+    """The height H of an array whose rows, in any number of dimensions, are B H H; 0 for other arrays."""
+    rows = math.prod(sizes[:-1])
+    side = math.isqrt(rows // batch)
+    return side if side > 1 and side * side * batch == rows else 0
 
 
 def _cudnn_flop(arrays: list[list[int]], batch: int) -> float:
@@ -91,15 +105,15 @@ def _cudnn_flop(arrays: list[list[int]], batch: int) -> float:
 
 
 def _product(instruction: hlo.Instruction, shapes: Shapes, batch: int) -> tuple[bool, float]:
-    """(whether it is a gradient of weights, which sums over the images, FLOP) of a convolution or matrix product."""
+    """(whether it sums over the images, as the gradient of weights does, FLOP) of a convolution or matrix product."""
     (_, result), *_ = hlo.arrays(instruction.shape)
     arrays = hlo.arrays(shapes.get(instruction.operands[0], ""))
     left = arrays[0][1] if arrays else []
     if instruction.opcode == "dot":
         pattern = r"{}_contracting_dims={{(\d+)}}"
-        contracted = [re.findall(pattern.format(side), instruction.attributes)[0] for side in ("lhs", "rhs")]
-        summed = left[int(contracted[0])] if left else 0
-        return contracted == ["0", "0"], 2.0 * math.prod(result) * summed
+        of_left, of_right = (int(re.findall(pattern.format(side), instruction.attributes)[0]) for side in ("lhs", "rhs"))
+        summed = left[of_left] if left else 0
+        return of_left == of_right < len(left) - 1, 2.0 * math.prod(result) * summed
     (labels, result_labels), *_ = _DIMENSIONS.findall(instruction.attributes)
     features = left[labels.index("f")] if left else 0
     # Zeros inserted by a dilation of the input are not counted.

@@ -23,13 +23,15 @@ def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):
     assert record["memory_bytes"] > 2 * 4 * model_summary(tiny)["parameters"]  # parameters and velocity
     assert min(record["ceilings"]["measured"].values()) > 0
     table, notes = bench_step.render(record | {"first_steps": {"cold": {"to_first_step": 3.0, "whole_command": 4.0}}})
-    assert table.row_count == 7
+    assert table.row_count == 8
+    rows = dict(zip(*(column.cells for column in list(table.columns)[:2]), strict=True))
+    assert rows["images/s per device"] == f"{record['images_per_second'] / 4:,.1f}"
     assert "six per multiply-add" in notes
 
 
 def test_flop_per_image_equals_published_count():
     """ResNet-50 at 224x224: 4.09e9 multiply-adds forward (torchvision), three times that with the backward pass."""
-    config = Config(data=Data(source="synthetic", image_size=224), model=Model())
+    config = Config(data=Data(source="synthetic", image_size=224), model=Model(classes=1000))
     assert bench_step.FLOP_PER_MULTIPLY_ADD * model_summary(config)["macs"] == pytest.approx(3 * 2 * 4.09e9, rel=0.01)
 
 

@@ -26,8 +26,9 @@ def test_doctor_with_launcher_flags_checks_that_launcher(monkeypatch, capsys, tm
     [
         (["--verify", "--workdir", "a"], "--workdir='a': has no effect with --verify in a single process"),
         (["--verify", "--images-per-second", "9"], "--images-per-second=9.0: has no effect with --verify"),
+        (["--verify", "--check-images"], "--check-images: has no effect with --verify"),
         (["--output", "a"], "--output='a': requires --verify"),
-        (["--images-per-second", "-1"], "--images-per-second=-1.0: must be above 0"),
+        (["--images-per-second", "-1"], "--images-per-second=-1.0: must be greater than 0"),
         (["--verify", "--output", "FOLDER"], "--output"),
         (["--verify", "--output", ""], "--output"),
         (["--verify", "--output", "FILE"], "--overwrite"),

@@ -11,6 +11,7 @@ import pytest
 from jaxdp.cli import main
 from jaxdp.loggers import console
 from jaxdp.recipes import load_config
+from jaxdp.training import session
 from jaxdp.validation import from_json, to_json
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def failing(capsys, *arguments, code=2) -> str:
         ),
         (
             ["--batch.1.global-batch", "100", "--mesh.vertical", "2", "--mesh.horizontal", "4", "--mesh.cpu-devices", "8"],
-            "batch.1.global_batch=100: global batch 100 cannot be divided evenly among the 2x4 mesh",
+            "batch.1.global_batch=100: global batch 100 cannot be divided evenly among mesh.vertical=2 and mesh.horizontal=4",
         ),
         (["--mesh.vertical", "4", "--mesh.horizontal", "4"], "mesh='4x4': needs 16 devices, "),
         (["--config", "nothing.py"], "--config='nothing.py': file not found"),
@@ -56,6 +57,7 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--cluster", "slrum"], "--cluster='slrum': invalid choice; did you mean slurm? choose from auto, none, jax"),
         (["--name", "a/b"], "name='a/b': must match pattern"),
         (["--epochs", "nan"], "epochs=nan: must be"),
+        (["--epochs", "0"], "epochs=0.0: must be greater than 0\n"),
     ],
 )
 def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path, monkeypatch, arguments, message):
@@ -71,9 +73,9 @@ def test_main_with_an_unknown_command_suggests_the_nearest(capsys):
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_help_lists_every_config_field(capsys, command):
+def test_help_all_lists_every_config_field(capsys, command):
     with pytest.raises(SystemExit) as stopped:
-        main.main([command, "--help"])
+        main.main([command, "--help", "all"])
     shown = capsys.readouterr().out
     assert stopped.value.code == 0
     tree = json.loads(to_json(load_config("digits")))
@@ -110,6 +112,19 @@ def test_plan_of_resnet50_has_the_published_sizes(capsys):
     assert printed["gradient_bytes"] == 102_228_128
 
 
+def test_plan_predicts_hours_from_the_speed_of_a_device(capsys):
+    flags = ["plan", "--devices", "4", "--model.depth", "18"]
+    main.main([*flags, "--images-per-second", "1000", "--json"])
+    hours = json.loads(capsys.readouterr().out)["training_hours"]
+    main.main([*flags, "--images-per-second", "1000"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"10,112 images; {hours:.2g} hours at 1,000 images/s per device" in shown
+    main.main(flags)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "10,112 images; --images-per-second N, the speed of one device by `jaxdp bench step`, predicts the hours" in shown
+    assert "up to 1.2 MB per host, 197 KB per device" in shown
+
+
 def test_plan_in_a_narrow_terminal_wraps_numbers_without_truncation(capsys, monkeypatch):
     monkeypatch.setattr(console, "PLAIN_WIDTH", 20)
     main.main(["plan", "--devices", "4"])
@@ -130,6 +145,14 @@ def test_plan_prints_a_table_of_model_gradient_and_phases(capsys):
         "4 devices (2x2) x 32",
     ):
         assert part in out
+
+
+def test_train_prints_nothing_about_a_scaled_schedule_before_the_run_starts(capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr(session, "train", lambda config, workdir, **options: given.extend(options["notes"]))
+    main.main(["train", *SMALL, "--epochs", "1"])
+    assert given == ["the recipe's schedule is scaled from 7 epochs to 1: phases, warm-up (--no-scale-schedule keeps it)"]
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
@@ -225,7 +248,7 @@ main.main(["doctor"])
             ["plan", "--network", "1e-6,1e9", "--picture", "x.gif"],
             "--picture='x.gif': must end in",
         ),
-        (["plan", "--network", "1e-6,1e9", "--images-per-second", "0"], "--images-per-second=0.0: must be greater than 0"),
+        (["plan", "--images-per-second", "0"], "--images-per-second=0.0: must be greater than 0"),
         (["plan", "--wire", "--reduce.strategy", "auto"], "reduce.strategy='auto': not supported by --wire"),
         (["plan", "--hosts", "2"], "--hosts=2: requires --gpus-per-host or --devices"),
         (["plan", "--hosts", "3", "--devices", "8"], "--hosts=3: must divide the 8 devices"),
@@ -241,7 +264,7 @@ main.main(["doctor"])
             ["plan", "--devices", "128", "--reduce.strategy", "parameter_server"],
             "reduce.strategy='parameter_server': batch.1 uses 128 devices; parameter_server supports at most 64 devices",
         ),
-        (["data"], "data='': invalid choice; choose from prepare"),
+        (["data"], "data: missing command; use jaxdp data prepare NAME"),
         (
             ["data", "prepare", "imagnet"],
             "NAME='imagnet': unknown data set; did you mean imagenette?",
@@ -251,8 +274,8 @@ main.main(["doctor"])
             ["bench", "allreduce", "--sizes", "99999999999999999"],
             "must be at most 17179869184 (16 GiB)",
         ),
-        (["bench"], "bench='': invalid choice; choose from allreduce, input, scaling"),
-        (["bench", "speed"], "bench='speed': invalid choice; choose from allreduce, input, scaling"),
+        (["bench"], "bench: missing benchmark; choose from allreduce, input, lr, scaling, step"),
+        (["bench", "speed"], "bench='speed': invalid choice; choose from allreduce, input, lr, scaling"),
         (["bench", "allreduce", "--sizes", "1"], "--sizes=(1,): must be at least 4 bytes each"),
         (["bench", "allreduce", "--mesh.cpu-devices", "1"], "mesh: an all-reduce needs at least two devices"),
         (["bench", "scaling", "--repeats", "0"], "--repeats=0: must be at least 1"),
@@ -265,6 +288,7 @@ def test_plan_bench_and_data_with_invalid_options_exit_with_one_line(capsys, tmp
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_plan_with_wire_and_network_predicts_messages_and_efficiency(capsys, tmp_path):
     flags = ["--devices", "8", "--model.depth", "18", "--model.width", "8", "--wire", "--network", "5e-6,10e9"]
     main.main(["plan", *flags, "--json", "--picture", str(tmp_path / "efficiency.png")])

@@ -47,7 +47,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
     assert (code, [row["image"] for row in document["predictions"]]) == (1, [str(held_out_files(flowers)[7]), str(good)])
     assert list(document["bad_images"]) == [str(bad)]
     assert document["left_out"] == [str(note)]
-    assert f"cannot read {bad}: not an image of a known format" in err
+    assert f"jaxdp: cannot read {bad}: not an image of a known format" in err
     expected = predict(flowers / "run", [decode(held_out_files(flowers)[index].read_bytes()) for index in (7, 0)], top=2)
     for row, classes, names, probabilities in zip(document["predictions"], *expected, strict=True):
         assert [one["class"] for one in row["top"]] == classes.tolist()
@@ -61,7 +61,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
     assert (code, "file exists; use another file, or --overwrite" in err) == (2, True)
     code, out, err = fail_predict(capsys, *arguments)
     assert (code, len(out.splitlines()), "skipped 1 file without an image suffix" in err) == (1, 2, True)
-    assert f"jaxdp: 2 images predicted with {flowers / 'run' / 'checkpoints' / '160'}" in err.splitlines()
+    assert f"2 images predicted with {flowers / 'run' / 'checkpoints' / '160'}" in err.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_report_prints_a_line_per_run_or_one_json_document(tmp_path, capsys, mon
         (["RUN", "--output", ""], r"--output='': must not be empty; give a directory"),
         (["RUN", "--output", "x", "--no-html"], r"--output='.*x': has no effect with --no-html; leave one of them out"),
         (["RUN", "--communication", "--no-html"], r"--communication: has no effect with --no-html; leave one of them out"),
-        (["NONE"], r"workdir='.*NONE': holds no run: config.json not found; give the directory of a run"),
-        ([], r"workdir: missing; give the directory of at least one run"),
+        (["NONE"], r"WORKDIR='.*NONE': holds no run: config.json not found; give the directory of a run"),
+        ([], r"WORKDIR: missing; give the directory of at least one run"),
     ],
 )
 def test_report_with_unusable_arguments_exits_with_2_and_one_line(tmp_path, capsys, words, message):

@@ -102,7 +102,7 @@ def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
         "half and end marker": data[:half] + b"\xff\xd9",
         "half": data[:half],
     }[damage]
-    with pytest.raises(ImageError):
+    with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):
         decode.decode(damaged)
 
 

@@ -27,16 +27,23 @@ def test_open_lists_classes_in_order_and_returns_bytes(pictures):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda root: (root / "val").rename(root / "valley"), "data.eval_split=None: .* has none of the folders val"),
-        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'"),
+        (
+            lambda root: (root / "val").rename(root / "valley"),
+            "data.eval_split=None: .* has none of .*; name one with --data.eval-split FOLDER, or arrange images as train/",
+        ),
+        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'; arrange images as train/"),
         (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "class folder .*train/dog' has no images"),
         (lambda root: (root / "val/cat").rename(root / "val/cow"), "has the class 'cow', which the training split lacks"),
+        (lambda root: (root / "val/cow").mkdir(), "'val' has the empty class 'cow', which the training split lacks; add it to"),
         (lambda root: [f.unlink() for f in (root / "val/cat").iterdir()], "class folder .*val/cat' has no images"),
         (
             lambda root: [[f.unlink() for f in (root / "val/cat").iterdir()], (root / "val/cat").rmdir()],
-            "lacks 1 of 3 classes, 'cat'",
+            "'val' has no folder for 1 of 3 training classes, such as 'cat'; add",
         ),
-        (lambda root: root.rename(root.with_name("elsewhere")), "directory not found"),
+        (
+            lambda root: root.rename(root.with_name("elsewhere")),
+            "directory not found; give it with --data.directory; a relative",
+        ),
         (lambda root: (root / "val/cow").symlink_to(root / "nowhere"), "dangling link .*val/cow'; fix or remove it"),
     ],
 )

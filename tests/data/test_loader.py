@@ -45,6 +45,13 @@ def test_batch_with_damaged_image_raises_with_its_name(pictures):
         source.batch(np.array([0, 11]), np.array([0, 1]))
 
 
+@pytest.mark.parametrize("pixels", [np.zeros((3, 8, 8), np.float32), np.zeros((3, 8, 8), np.uint8)])
+def test_batch_with_pixels_of_another_kind_says_what_to_return(pixels):
+    source = Loader([(pixels, 0)], transform=center, size=8, classes=2)
+    with pytest.raises(DataError, match=r"\(3, 8, 8\); return uint8 \[H, W, 3\], without ToTensor and Normalize; jaxdp norm"):
+        source.batch(np.array([0]), np.array([0]))
+
+
 def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
     for name in ("3", "4"):
         (pictures / f"train/dog/{name}.JPEG").write_bytes(b"broken")

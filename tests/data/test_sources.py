@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,25 +11,106 @@ from helpers.images import GraySquares, folder_config, smooth_image
 from helpers.runs import read_records
 
 import jaxdp
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import Loader
+from jaxdp.data.sources import with_classes
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
 
 
-def test_open_datasets_with_more_classes_than_the_model_raises(pictures):
-    with pytest.raises(ConfigError, match=r"model.classes=2: folder has 3 classes; give at least 3"):
-        sources.open_datasets(dataclasses.replace(folder_config(pictures), model=Model(classes=2)))
+@pytest.mark.parametrize("classes", [2, 4])
+def test_open_datasets_with_another_number_of_classes_than_the_model_raises_with_both_numbers(pictures, classes):
+    expected = rf"model.classes={classes}: data.source='folder' has 3 classes; omit it, or use 3"
+    config = with_classes(folder_config(pictures), classes)
+    for use in (sources.open_datasets, sources.inspect):
+        with pytest.raises(ConfigError, match=expected):
+            use(config)
+    if classes == 2:
+        with pytest.raises(ConfigError, match=expected):
+            sources.open_datasets(config, may_lack_classes=True)
+    else:
+        assert sources.open_datasets(config, may_lack_classes=True).class_count == 4
+
+
+def test_number_of_classes_follows_from_a_folder_and_from_arrays(pictures):
+    config = with_classes(folder_config(pictures), None)
+    assert sources.open_datasets(config).class_count == 3
+    planned, examples = sources.inspect(config)
+    assert (planned.model.classes, examples) == (3, 24)
+    arrays = [(np.zeros((len(labels), 8, 8), np.uint8), np.array(labels)) for labels in ([0, 1, 2], [4, 0])]
+    given = dataclasses.replace(config, data=Data(source="given", image_size=32))
+    assert sources.open_datasets(given, arrays).class_count == 5
+    with pytest.raises(ConfigError, match=r"3: the arrays have 5 classes, from 0 to the largest label, 4; omit it, or use 5"):
+        sources.open_datasets(with_classes(given, 3), arrays)
+    items = [[(np.zeros((8, 8), np.uint8), 0)]] * 2
+    stated = type("Stated", (list,), {"classes": 4})
+    with pytest.raises(ConfigError, match=r"model.classes=3: the given data have 4 classes; omit it, or use 4"):
+        sources.open_datasets(with_classes(given, 3), [stated(part) for part in items])
+    assert sources.open_datasets(with_classes(given, 9), arrays, may_lack_classes=True).class_count == 9
+
+
+def test_labels_that_do_not_count_from_0_are_warned_about():
+    images, config = np.zeros((3, 8, 8), np.uint8), Config(data=Data(source="given", image_size=32))
+    one_based = sources.open_datasets(config, [(images, np.array([1, 2, 3]))] * 2)
+    (warning,) = one_based.warnings
+    assert warning == "no training image has the label 0, and labels count from 0; if your labels count from 1, subtract 1"
+    assert sources.open_datasets(config, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
+
+
+def test_plan_rejects_a_folder_that_training_would_reject(pictures):
+    shutil.rmtree(pictures / "val/eel")
+    with pytest.raises(ConfigError, match="'val' has no folder for 1 of 3 training classes, such as 'eel'"):
+        sources.inspect(folder_config(pictures))
+
+
+def test_number_of_classes_that_no_source_states_is_required():
+    config = Config(data=Data(source="given", image_size=32))
+    pair = [[(smooth_image(), label) for label in (0, 1)] for _ in range(2)]
+    with pytest.raises(ConfigError, match=r"model.classes=None: the data set does not state .*'--model.classes', 'N'"):
+        sources.open_datasets(config, pair)
+    with pytest.raises(ConfigError, match=r"model.classes=1: data.source='given' has only one class"):
+        sources.open_datasets(config, [(np.zeros((2, 8, 8), np.uint8), np.zeros(2, int))] * 2)
+
+
+def test_flag_for_another_source_drops_the_number_of_classes_of_the_recipes_source():
+    flags = ["--data.source", "folder", "--data.directory", "anywhere"]
+    assert load_config("digits").model.classes == 10
+    assert load_config("digits", flags).model.classes is None
+    assert load_config("digits", [*flags, "--model.classes", "7"]).model.classes == 7
+    assert load_config("digits", ["--data.source", "digits"]).model.classes == 10
+    assert load_config("imagenet_goyal_256", ["--data.source", "cifar10", "--data.image-size", "32"]).model.classes is None
+
+
+def test_train_on_a_folder_without_a_number_of_classes_records_it_and_resumes(tiny, pictures, tmp_path):
+    data = Data(source="folder", directory=str(pictures), image_size=16, augmentation="pad_and_crop")
+    config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
+    config = with_classes(config, None)
+    jaxdp.train(config, tmp_path / "run", screen=False)
+    assert json.loads((tmp_path / "run/config.json").read_text())["model"]["classes"] == 3
+    longer = dataclasses.replace(config, epochs=2.0)
+    assert jaxdp.train(longer, tmp_path / "run", screen=False, accept_changes=True).sessions == 2
+    shutil.copytree(pictures / "train/eel", pictures / "train/fox")
+    shutil.copytree(pictures / "val/eel", pictures / "val/fox")
+    with pytest.raises(ConfigError, match=r"model\.classes: 3 -> 4"):
+        jaxdp.train(dataclasses.replace(config, epochs=3.0), tmp_path / "run", screen=False)
 
 
 def test_load_config_given_source_allows_other_class_count():
     config = load_config("finetune", ["--data.source", "given", "--model.classes", "3", "--data.image-size", "32"])
     pair = [[(smooth_image(), label) for label in (0, 1, 2)] for _ in range(2)]
     assert len(sources.open_datasets(config, pair).train) == 3
-    with pytest.raises(ConfigError, match=r"model.classes=.*: data.source='digits' has 10 classes"):
+    with pytest.raises(ConfigError, match=r"'digits' has 10 classes; omit it, or use 10 .*--data.source given"):
         load_config("finetune", ["--model.classes", "3"])
+
+
+def test_lists_of_images_are_refused_and_labels_that_training_lacks_are_warned_about():
+    images, config = np.zeros((3, 8, 8), np.uint8), Config(data=Data(source="given", image_size=32))
+    with pytest.raises(ConfigError, match=r"datasets: training images are a list; give arrays: \(numpy.stack\(images\), "):
+        sources.open_datasets(config, [([*images], [0, 1, 2])] * 2)
+    pair = [(images, np.array([0, 1, 1])), (images, np.array([0, 1, 2]))]
+    assert sources.open_datasets(config, pair).warnings == ("the evaluation set has the label 2, which no training image has",)
 
 
 @pytest.mark.parametrize("given", [(), ([],), ([], 5), {}, "ab", [1, 2]])
@@ -37,6 +119,11 @@ def test_open_datasets_rejects_anything_but_a_pair_of_sources(given):
         ConfigError, match=r"datasets: must be a pair \(training, evaluation\) of arrays \(images, labels\) or of objects"
     ):
         sources.open_datasets(Config(data=Data(image_size=80)), given)
+
+
+def test_images_and_labels_without_an_evaluation_pair_are_refused_with_what_to_give():
+    with pytest.raises(ConfigError, match=r"datasets: are two arrays, not two data sets; give \(\(images, labels\), \("):
+        sources.open_datasets(Config(data=Data(image_size=80)), (np.zeros((4, 8, 8), np.uint8), np.zeros(4, int)))
 
 
 @pytest.mark.parametrize("channels", [(), (1,), (3,)])
@@ -113,7 +200,7 @@ def test_train_on_folder_with_damaged_images_lists_them(tiny, pictures, tmp_path
         source="folder", directory=str(pictures), image_size=16, augmentation="random_resized_crop", on_bad_image="skip"
     )
     config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
-    result = jaxdp.train(config, tmp_path / "run")
+    result = jaxdp.train(with_classes(config, None), tmp_path / "run")
     assert sorted(name[-10:] for name in result.bad_images) == ["eel/1.JPEG", "eel/5.JPEG"]
     assert len(json.loads((tmp_path / "run/result.json").read_text())["bad_images"]) == 2
     assert result.eval_examples == 11  # without the damaged one: a replacement would count twice

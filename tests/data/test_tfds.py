@@ -112,6 +112,12 @@ def test_open_empty_slice_raises(imagenet, imagenet_tfrecord, split):
         tfds.TfdsSource.open("imagenet2012", str(imagenet_tfrecord), split)
 
 
+def test_open_a_folder_as_a_data_set_names_the_flags(tmp_path):
+    for name in (str(tmp_path), os.path.relpath(tmp_path)):
+        with pytest.raises(ConfigError, match=f"is a folder; use --data.source folder --data.directory {name}$"):
+            tfds.TfdsSource.open(name, None, "train")
+
+
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [

@@ -86,7 +86,7 @@ def test_a_replayed_handshake_is_refused(free_port):
 
 def test_a_false_rank_0_without_the_secret_is_refused_and_learns_only_rank_and_processes(free_port, capsys, monkeypatch):
     """It listens at the coordinator's port and speaks the protocol."""
-    monkeypatch.setattr("jaxdp.distributed.connection.WARN_SECONDS", 0.1)
+    monkeypatch.setattr("jaxdp.distributed.connection.WARN_SECONDS", 0.0)
     received = []
     with socket.create_server(("127.0.0.1", free_port)) as false_rank_0:
 

@@ -103,3 +103,10 @@ def test_update_of_a_single_process_reports_without_a_rank():
     recorded.update(beat(10, 40.0))
     assert recorded.reports[0][0].startswith("no progress for 40 s: in step 7.")
     assert "rank" not in recorded.reports[0][0]
+
+
+def test_update_in_the_first_step_of_a_single_process_reports_one_line_without_a_stack():
+    recorded = RecordedMonitor({0: WORKING}, hosts={0: "node0"})
+    recorded.update(beat(1, 121.0, typical_seconds=None))
+    ((text,),) = recorded.reports
+    assert text.startswith("the first step has taken 121 s so far, which is normal on a slow machine. The run ends after 30")

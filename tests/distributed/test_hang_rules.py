@@ -41,8 +41,16 @@ def test_find_hang_uses_the_typical_duration_of_the_slowest_rank():
 @pytest.mark.parametrize("activity", ["compile", "load", "step", "audit", "evaluate", "save"])
 def test_find_hang_without_a_known_duration_allows_more_time_but_less_than_a_minute(activity):
     assert UNKNOWN_FACTOR * LIMITS.stuck_seconds < 60
-    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30 - 0.1, activity, typical_seconds=None)}, LIMITS) is None
-    assert find_hang({0: beat(1, UNKNOWN_FACTOR * 30, activity, typical_seconds=None)}, LIMITS).all_ranks
+    assert (
+        find_hang(dict.fromkeys(range(2), beat(1, UNKNOWN_FACTOR * 30 - 0.1, activity, typical_seconds=None)), LIMITS) is None
+    )
+    assert find_hang(dict.fromkeys(range(2), beat(1, UNKNOWN_FACTOR * 30, activity, typical_seconds=None)), LIMITS).all_ranks
+
+
+def test_find_hang_in_the_first_step_of_a_single_process_allows_two_minutes():
+    assert find_hang({0: beat(1, 119.9, typical_seconds=None)}, LIMITS) is None
+    assert find_hang({0: beat(1, 120.0, typical_seconds=None)}, LIMITS)
+    assert find_hang({0: beat(1, 60.0, typical_seconds=None, longest_seconds=1.0)}, LIMITS)
 
 
 def test_find_hang_while_the_rank_behind_makes_progress_finds_none():

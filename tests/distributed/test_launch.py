@@ -84,6 +84,20 @@ def test_launch_with_a_second_signal_says_so_and_exits_with_137():
     assert err == f"jaxdp launch: killed after a second signal; {resume}\n"
 
 
+def test_launch_of_jaxdp_needs_no_activated_environment(monkeypatch, tmp_path, capfd):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch(["jaxdp", "--version"], 1) == 0
+    assert capfd.readouterr().out.startswith("[0] jaxdp ")
+
+
+def test_launch_drops_the_connection_lines_of_gloo(capfd):
+    script = (
+        "print('[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1'); print('ready')"
+    )
+    assert launch([sys.executable, "-S", "-c", script], 1) == 0
+    assert capfd.readouterr().out == "[0] ready\n"
+
+
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_launch_that_cannot_start_a_process_kills_the_others(monkeypatch, threads):
     """Each process needs two threads."""

@@ -147,30 +147,36 @@ def test_resume_after_a_crash_in_native_code_equals_an_uninterrupted_run(tmp_pat
 
 
 @pytest.mark.slow
-def test_the_documented_slurm_script_saves_and_requeues_on_sigterm(tmp_path):
-    """Scripts in place of srun and scontrol do the same for one task; SIGTERM goes to the task only, as from Slurm."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
-    (tmp_path / "job.sh").write_text(script.replace("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"))
+@pytest.mark.parametrize(
+    ("page", "number", "workdir"),
+    [("clusters.md", signal.SIGTERM, "runs/goyal"), ("imagenet_slurm.md", signal.SIGUSR1, "/shared/runs/imagenet")],
+)
+def test_the_documented_slurm_script_saves_and_requeues(tmp_path, page, number, workdir):
+    """Scripts in place of srun and scontrol do the same for one task; the signal goes to the task only, as from Slurm."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert f"--signal={number.name.removeprefix('SIG')}@" in script
+    config = tmp_path / "config.py"
+    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {TINY})\n")
+    for documented, here in (
+        (r"^(source|cd) .*\n", ""),
+        (r"--(model\.dtype|batch\.0\.[\w-]+|data\.directory) \S+", ""),  # of ImageNet on many GPUs
+        ("python train.py", f"{sys.executable} -u {ROOT / 'train.py'}"),
+        ("imagenet_goyal_256", str(config)),
+        (workdir, str(tmp_path / "run")),
+    ):
+        script = re.sub(documented, here, script, flags=re.MULTILINE)
+    (tmp_path / "job.sh").write_text(script)
     for name, text in (
-        ("srun", f'echo $$ > {tmp_path / "task"}; exec "$@"'),
+        ("srun", f'echo $$ > {tmp_path / "task"}; while [[ $1 == -* ]]; do shift; done; exec "$@"'),
         ("scontrol", f'echo "$@" > {tmp_path / "requeued"}'),
     ):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    config = tmp_path / "config.py"
-    config.write_text(f"from jaxdp import load_config\ndef config():\n    return load_config('digits', {TINY})\n")
-    script = (
-        (tmp_path / "job.sh")
-        .read_text()
-        .replace("imagenet_goyal_256", str(config))
-        .replace("runs/goyal", str(tmp_path / "run"))
-    )
-    (tmp_path / "job.sh").write_text(script)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
     pipe = subprocess.PIPE
     job = subprocess.Popen(["bash", tmp_path / "job.sh"], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path)
     wait_for(lambda: log_lines(tmp_path / "run") > 5, job)
-    os.kill(int((tmp_path / "task").read_text()), signal.SIGTERM)
+    os.kill(int((tmp_path / "task").read_text()), number)
     _, err = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 75, err
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
@@ -210,10 +216,11 @@ def test_a_run_that_cannot_write_checkpoints_finishes_and_exits_with_1(tmp_path)
             timeout=TIMEOUT,
         )
         assert completed.returncode == 1, completed.stderr
-        assert completed.stderr == (
+        told = [line for line in completed.stderr.splitlines() if "has been compiling" not in line and "resumed" not in line]
+        assert told == [
             f"jaxdp: no checkpoint could be saved (File too large), so the trained weights are lost; make {tmp_path} writable "
-            "with enough space, and train again with --resume never\n"
-        )
+            "with enough space, and train again with --resume never"
+        ]  # and on a slow machine, that the compilation takes long
         shown.append(completed.stdout)
     assert "could not be saved (File too large); training continues, and there is no other checkpoint yet" in shown[0]
     assert json.loads((tmp_path / "result.json").read_text())["epochs"] == 4

@@ -23,6 +23,8 @@ def test_start_with_more_cpu_devices_than_jax_runs_with_raises():
         runtime.start(Mesh(cpu_devices=9))
     assert (error.value.field, error.value.value) == ("mesh.cpu_devices", 9)
     assert error.value.reason == "JAX already runs in this process with 8 CPU devices"
+    assert 'call jax.config.update("jax_num_cpu_devices", 9) before the first use of JAX' in error.value.hint
+    assert error.value.hint.endswith("or set --mesh.cpu-devices 8")
 
 
 def test_start_with_fewer_cpu_devices_returns_the_first_ones():

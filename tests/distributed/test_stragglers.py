@@ -17,6 +17,7 @@ def test_report_of_a_late_process_gives_its_delay_and_the_share_of_waiting():
     assert (slowest["rank"], slowest["host"], slowest["last_share"]) == (2, "c", 1.0)
     assert slowest["late_seconds"] == pytest.approx(0.25 - 0.05)  # later than the median process
     assert "rank 2 on c (200 ms late per step, last in 100 % of the steps)" in describe(report)
+    assert describe(report | {"waiting_share": 0.004}) == ""
     assert stragglers.report(["a", "b", "c"]) == {}
     assert stragglers.report(["a", "b", "c"], whole_run=True) == report
 

@@ -12,6 +12,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2Jo
 
 from jaxdp.distributed.launchers import Cluster, detect
 from jaxdp.errors import EXIT_STOPPED
+from jaxdp.recipes import load_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {("jobset.x-k8s.io/v1alpha2", "JobSet"): JobsetV1alpha2JobSet, ("batch/v1", "Job"): IoK8sApiBatchV1Job}
@@ -129,5 +130,17 @@ def test_pods_have_time_to_save_and_a_mounted_working_directory(train):
         (container,) = pod["containers"]
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert mounts.keys() == volumes
-        workdir = container["command"][container["command"].index("--workdir") + 1]
-        assert any(workdir.startswith(f"{path}/") for path in mounts.values())
+        for flag in ("--workdir", "--data.directory"):
+            directory = container["args"][container["args"].index(flag) + 1]
+            assert any(directory.startswith(f"{path}/") for path in mounts.values())
+
+
+@pytest.mark.parametrize("page", ["clusters.md", "resuming.md"])
+def test_documented_manifest_runs_the_image_of_the_dockerfile(page, train):
+    pod = (train["template"]["spec"] if page == "clusters.md" else manifest_of(page)["spec"])["template"]["spec"]
+    (container,), dockerfile = pod["containers"], (DOCS.parent / "Dockerfile").read_text()
+    assert container["image"] in re.findall(r"docker build -t (\S+)", dockerfile)
+    assert "command" not in container, "it would replace the entry point"
+    assert container["args"][:5:2] == ["train", "imagenet_goyal_256", "/data/runs/goyal"]
+    assert load_config("imagenet_goyal_256", container["args"][5:]).data.directory == "/data/datasets"
+    assert f"--uid {pod['securityContext']['fsGroup']} " in dockerfile

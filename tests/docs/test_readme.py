@@ -15,7 +15,7 @@ import pytest
 
 import jaxdp
 from jaxdp.analysis import aot
-from jaxdp.bench import allreduce, input, scaling, step
+from jaxdp.bench import allreduce, input, lr, scaling, step
 from jaxdp.cli import bench as bench_command
 from jaxdp.cli import main
 from jaxdp.config import IN_MEMORY, Config, Model
@@ -65,10 +65,11 @@ def documented_lines(helps: bool = True):
             yield from map(str.strip, examples.splitlines())
 
 
-def documented_commands(others: bool = False, wrapped: bool = False, helps: bool = True):
+def documented_commands(others: bool = False, wrapped: bool = False, helps: bool = True, show_help: bool = False):
     """Documented commands of jaxdp: those in PLANNED, or the others.
 
-    wrapped: instead, those that another program starts on several hosts. helps: see `documented_lines`.
+    wrapped: instead, those that another program starts on several hosts. helps: see `documented_lines`. show_help: instead,
+    those with --help.
     """
     for command in dict.fromkeys(documented_lines(helps)):
         started = re.sub(r"^jaxdp launch --processes \d+ (?:--restarts \d+ )?-- (?=jaxdp)", "", command)
@@ -77,15 +78,18 @@ def documented_commands(others: bool = False, wrapped: bool = False, helps: bool
             if wrapped:
                 yield pytest.param(within[1] or within[2], within[3].replace("$rank", "1").split(), id=command)
         elif not wrapped and (match := re.match(r"(?:python train\.py|jaxdp (\w+))(?![\w:])(.*)", started)):
-            name = match[1] or "train"
-            if (name in PLANNED) != others:
-                yield pytest.param(name, match[2].split(), id=command)
+            name, flags = match[1] or "train", match[2].split()
+            if show_help if "--help" in flags else not show_help and (name in PLANNED) != others:
+                traces_thousands = "--wire" in flags and "3456" in flags  # seconds
+                yield pytest.param(name, flags, id=command, marks=pytest.mark.slow if traces_thousands else [])
 
 
 def test_every_documented_shell_line_is_a_tested_command_or_a_known_other():
-    ours = {parameter.id for kind in ({}, {"others": True}, {"wrapped": True}) for parameter in documented_commands(**kind)}
-    known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff) |\.ci/run$|pip install|source "
-    known += r"|status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
+    kinds = ({}, {"others": True}, {"wrapped": True}, {"show_help": True})
+    ours = {parameter.id for kind in kinds for parameter in documented_commands(**kind)}
+    known = r"python3 -m venv |\.venv/bin/(python -m pytest|ruff|pip install|sphinx-build) |\.ci/run$|pip install|source "
+    known += r"|nvidia-smi|tmux |tensorboard |sbatch |scancel |tail |cd |srun [^&]*rsync "
+    known += r"|docker (build|run) |status=|\[ |exit |for |done$|wait$|run=\$!$|trap |while |wait \$run$|$"
     for line in documented_lines():
         assert line in ours or re.match(known, line), line
 
@@ -152,6 +156,7 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     monkeypatch.setattr(step, "run", lambda config, mesh, *_, **__: planned.append(mesh))
     monkeypatch.setattr(step, "time_first_steps", lambda *_: None)
     monkeypatch.setattr(step, "count_devices", lambda *_: 1)
+    monkeypatch.setattr(lr, "run", lambda config, **_: planned.append(config))
     monkeypatch.setattr(bench_command, "_bench_result", lambda *_, **__: None)
     if flags[:1] == ["input"]:
         monkeypatch.setattr(sources, "open_split", lambda *_: None)
@@ -163,6 +168,14 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
         Path("runs/first/config.json").write_text(to_json(load_config("digits")))
     main.main([command, *flags])
     assert planned or capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "flags"), list(documented_commands(show_help=True)))
+def test_documented_help_is_shown(command, flags, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main([command, *flags])
+    assert not stopped.value.code
+    assert "usage: jaxdp" in capsys.readouterr().out
 
 
 class Parsed(Exception):

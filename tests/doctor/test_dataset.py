@@ -1,9 +1,40 @@
 """Check of the recipe's data set."""
 
+import functools
+
 from helpers.doctor import run_check
 
 from jaxdp.config import Config, Data, Model
 from jaxdp.doctor import dataset
+
+
+def test_check_images_decodes_every_image_and_lists_those_that_cannot_be_used(tmp_path, monkeypatch):
+    from jaxdp.bench.input import make_images
+
+    for split in ("train", "val"):
+        make_images(tmp_path / split, 4, height=50, width=50)
+    (tmp_path / "train/class0/00002.jpg").write_bytes(b"\xff\xd8 no picture")
+    (tmp_path / "train/class1/00003.jpg").write_bytes(b"")
+    lines = []
+
+    def check(on_bad_image):
+        config = Config(data=Data(source="folder", directory=str(tmp_path), on_bad_image=on_bad_image))
+        return run_check(functools.partial(dataset.check_images, info=lines.append), config)
+
+    result = check("stop")
+    assert (result.status, result.message.count("00002.jpg")) == ("error", 1)
+    assert result.message.startswith("2 of 4 images of train cannot be used: ")
+    assert result.message.endswith("; 4 images of val decoded")
+    assert "--data.on-bad-image skip" in result.fix
+    assert lines == ["decoding 4 images of train ...", "decoding 4 images of val ..."]
+    monkeypatch.setattr(dataset, "LISTED", 1)
+    result = check("skip")
+    assert (result.status, "and 1 more" in result.message) == ("warning", True)
+
+
+def test_check_images_of_generated_data_needs_no_files():
+    result = run_check(functools.partial(dataset.check_images, info=print), Config(data=Data(source="synthetic")))
+    assert (result.status, result.message) == ("ok", "synthetic: no files needed")
 
 
 def test_check_data_reports_missing_splits_damaged_images_and_too_many_classes(tmp_path):

@@ -16,6 +16,7 @@ import jaxdp
 from jaxdp.config import Config, Data, Guard, Logging, Model, Optimizer, Phase
 
 class Images:
+    classes = 10
     def __len__(self):
         return 64
     def __getitem__(self, index):

@@ -99,8 +99,8 @@ def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_
         from jaxdp.parallel.allreduce import stages_of
         from jaxdp.parallel.mesh import AXES
 
-        def losing(vector):
-            return jnp.where((lax.axis_index(AXES) == 5) & (vector.size > 100), 0 * vector, vector)
+        def losing(vector):  # of gradients, not of the integers that check a strategy at the start
+            return jnp.where((lax.axis_index(AXES) == 5) & jnp.any(vector != jnp.round(vector)), 0 * vector, vector)
 
         jaxdp.register_strategy("losing", losing, *stages_of("torus"))
         run("train", sys.argv[1:], "train.py")
@@ -235,6 +235,7 @@ import jaxdp
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 
 class Images:
+    classes = 10
     def __init__(self, seconds=0):
         self.seconds = seconds
     def __len__(self):
@@ -496,4 +497,4 @@ def test_json_output_is_one_document_on_stdout_although_gloo_prints_there(tmp_pa
     out, err = wait_for_exit(launch(2, tmp_path / "run", "--json"))
     lines = [line.partition("] ")[2] for line in out.splitlines() if line.startswith("[0] ")]
     assert json.loads("\n".join(lines))["processes"] == 2
-    assert "[Gloo]" in err
+    assert "[Gloo]" not in out + err  # `jaxdp launch` drops its lines

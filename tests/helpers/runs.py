@@ -7,7 +7,7 @@ import pytest
 from jaxdp import train
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.loggers.writers import RECORD_FIELDS, TIMING, read_log
 
 
 class Interrupted(Exception):
@@ -41,8 +41,10 @@ def train_until(config, workdir, step=None, evaluated=None, **options):
 
 
 def read_records(workdir):
-    """The records of metrics.jsonl."""
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    """The records of metrics.jsonl, whose fields are all described."""
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert {field for record in records for field in record} <= set(RECORD_FIELDS)
+    return records
 
 
 def without_timing(record):

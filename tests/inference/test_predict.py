@@ -1,5 +1,7 @@
 """Tests of jaxdp.inference.predict."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from PIL import Image
 
 import jaxdp
 from jaxdp import ConfigError, evaluate, predict
+from jaxdp.config import Data
 from jaxdp.data.decode import decode
 
 
@@ -35,7 +38,7 @@ def test_predict_agrees_with_evaluate(flowers):
     assert -np.log(of_label.astype(np.float64)).mean() == pytest.approx(metrics["eval_loss"], rel=1e-4)
     np.testing.assert_allclose(predictions.probabilities.sum(1), 1, rtol=1e-5)
     assert (np.diff(predictions.probabilities) <= 0).all()
-    names = [*CLASSES, "3"]  # the folder has three of the four classes
+    names = [*CLASSES, "class 3"]  # the folder has three of the four classes
     assert predictions.names == [[names[k] for k in row] for row in predictions.classes]
     assert isinstance(predictions, jaxdp.Predictions)
 
@@ -57,7 +60,7 @@ def test_predict_array_equals_predict_list(flowers):
         (Image.new("RGB", (80, 80)), "unsupported type: Image"),
         (None, "unsupported type: NoneType"),
         (5, "unsupported type: int"),
-        ("picture.jpg", "unsupported type: str"),
+        (b"", "unsupported type: bytes"),
         ([None], "expected uint8 pixels"),
         ([], "no images given"),
     ],
@@ -75,6 +78,29 @@ def test_predict_top_out_of_range_raises(flowers, top):
         predict(flowers / "run", np.zeros((2, 24, 20, 3), np.uint8), top=top)
     assert (error.value.field, error.value.value) == ("--top", top)
     assert error.value.reason == "must be an integer from 1 to 4, the number of classes"
+
+
+def test_predict_accepts_paths(flowers):
+    files = held_out_files(flowers)[:2]
+    expected = predict(flowers / "run", [decode(file.read_bytes()) for file in files]).classes
+    np.testing.assert_array_equal(predict(flowers / "run", files).classes, expected)
+    np.testing.assert_array_equal(predict(flowers / "run", str(files[0])).classes, expected[:1])
+    with pytest.raises(ConfigError, match=r"^none\.jpg: No such file or directory$"):
+        predict(flowers / "run", "none.jpg")
+
+
+def test_predict_gray_arrays_equal_colored_ones(flowers):
+    gray = np.random.default_rng(1).integers(0, 256, (3, 24, 20), np.uint8)
+    expected = predict(flowers / "run", np.repeat(gray[..., None], 3, axis=3)).classes
+    for images in (gray, gray[..., None]):
+        np.testing.assert_array_equal(predict(flowers / "run", images).classes, expected)
+
+
+def test_evaluate_a_run_with_images_from_python_says_how(flowers):
+    config = dataclasses.replace(config_for_any_mesh(flowers), data=Data(source="given", image_size=16))
+    call = rf"jaxdp.evaluate\(None, '{flowers / 'run'}', datasets=\(training, evaluation\)\)"
+    with pytest.raises(ConfigError, match=f"^data.source='given': the run was given its images from Python; .* {call}$"):
+        evaluate(config, flowers / "run")
 
 
 def test_predict_jax_and_pillow_images_equal_numpy_images(flowers):

@@ -36,8 +36,8 @@ def test_screen_without_a_terminal_prints_few_plain_lines_with_the_time_left(mon
     screen.end()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "compiling ..."
-    assert lines[2] == "step 16/200  epoch 1.5  loss 0.250  300 img/s  lr 0.1  phase 0 batch 64  eta 3:04"
-    assert lines[-1] == "epoch 2.0: held-out accuracy 50.00 %  top-5 100.00 %  loss 1.0000  (360 images)"
+    assert lines[2] == "step 16/200  epoch 1.5  training loss 0.250  300 img/s  lr 0.1  phase 0 batch 64  eta 3:04"
+    assert lines[-1] == "epoch 2.0: held-out accuracy 50.00 %  top-5 100.00 %  held-out loss 1.0000  (360 images)"
     assert len(lines) == 2 + 7
     assert "\x1b" not in stream.getvalue()
 
@@ -75,7 +75,7 @@ def test_table_of_a_plan_shows_the_highest_rate_and_idle_devices():
     console.Screen(stream).table(summary_table(make_plan(config, examples=1280, devices=5), "5 of them", model_summary(config)))
     text = " ".join(stream.getvalue().split())
     assert "devices 5 of them" in text
-    assert "4 devices (2x2) x 32, 1 idle; learning rate 0 up to 7, then down to" in text
+    assert "4 devices (2x2) x 32, 1 idle learning rate 0 up to 7, then down to" in text
 
 
 def test_status_before_begin_prints_a_line_in_a_terminal(monkeypatch):

@@ -5,7 +5,8 @@ import os
 import numpy as np
 from PIL import Image
 
-from jaxdp.loggers.plot import plot_training
+from jaxdp.loggers.plot import plot_training, training_figure
+from jaxdp.loggers.smoothing import moving_average
 
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
 
@@ -30,3 +31,23 @@ def test_plot_training_replaces_a_pipe(tmp_path):
     )
     assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in tmp_path.iterdir()] == ["training.png"]
+
+
+def test_training_figure_smooths_training_curves_and_labels_both_losses():
+    rng = np.random.default_rng(0)
+    records = [STEP | {"epoch": n / 10, "loss": 1 + rng.random(), "accuracy": 0.5} for n in range(100)]
+    held_out = {"epoch": 10.0, "eval_accuracy": 0.987, "eval_loss": 0.25}
+    figure = training_figure([*records, held_out], "labels smoothed by 0.1")
+    loss, accuracy, *_ = figure.axes
+    raw, smooth, _ = loss.lines
+    np.testing.assert_array_equal(raw.get_ydata(), [record["loss"] for record in records])
+    np.testing.assert_array_equal(smooth.get_ydata(), moving_average(raw.get_ydata()))
+    assert (raw.get_linestyle(), raw.get_alpha() < 0.5) == ("None", True)
+    texts = [text.get_text() for text in loss.get_legend().get_texts()]
+    assert texts == ["training loss: labels smoothed by 0.1", "held-out loss: plain labels"]
+    figure.draw_without_rendering()
+    for axes, value in ((loss, "0.25"), (accuracy, "98.70 %")):
+        (label,) = axes.texts
+        assert label.get_text() == value
+        box = label.get_window_extent()
+        assert axes.bbox.x1 < box.x0 < box.x1 <= figure.bbox.x1  # beside the curves

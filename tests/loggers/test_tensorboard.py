@@ -56,6 +56,10 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
     (metric,) = [info.name.tag for info in experiment.experiment.metric_infos]
     assert [value.simple_value for _, value in values if value.tag == metric][-1] == pytest.approx(result.accuracy)
 
+    about = {value.tag: value.metadata.summary_description for _, value in values if value.HasField("simple_value")}
+    assert about["training/loss"].startswith("Cross entropy on training batches with labels smoothed by 0.1;")
+    assert about["evaluation/loss"] == "Cross entropy on held-out images with plain labels"
+
     source, (samples, images, labels, predicted) = open_datasets(with_tensorboard).evaluation, recorder.examples[-1]
     expected = source.batch(np.linspace(0, 22, 16).round().astype(int))
     np.testing.assert_array_equal(images, expected[0])

@@ -1,15 +1,22 @@
 """Tests of jaxdp.loggers.writers."""
 
+from pathlib import Path
+
 import pytest
 from helpers.writers import RecordingWriter
 
 from jaxdp import ConfigError, train
 from jaxdp.loggers.tensorboard import TensorBoard
-from jaxdp.loggers.writers import JsonLines, create_writers, to_json
+from jaxdp.loggers.writers import RECORD_FIELDS, JsonLines, create_writers, to_json
 
 
 def test_to_json_writes_numbers_that_are_not_finite_as_null():
     assert to_json({"a": float("nan"), "b": float("inf"), "c": 1.5, "d": 3}) == '{"a": null, "b": null, "c": 1.5, "d": 3}'
+
+
+def test_manual_has_every_field_of_a_record():
+    page = (Path(__file__).parents[2] / "docs/watching.md").read_text()
+    assert "".join(f"| `{name}` | {meaning} |\n" for name, meaning in RECORD_FIELDS.items()) in page
 
 
 def test_train_with_a_failing_writer_warns_once_and_continues(with_tensorboard, tmp_path):

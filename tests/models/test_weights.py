@@ -158,7 +158,7 @@ def zipped(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.safetensors", None, "No such file"),
+        ("none.safetensors", None, "file not found"),
         ("text.safetensors", b"no tensors at all", "not a safetensors file"),
         ("cut.safetensors", b"\x90\x00\x00\x00\x00\x00\x00\x00{", "not a safetensors file"),
         ("empty.safetensors", b"", "not a safetensors file"),

@@ -125,6 +125,9 @@ def test_table_in_80_columns_breaks_no_word(strategy):
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_traffic_one_device_has_no_collectives(strategy):
     assert traffic(strategy, (1, 1)).collectives == ()
+    table = collectives.table(traffic(strategy, (1, 1)))
+    assert str(table.title).endswith(": none on one device")
+    assert not table.columns
 
 
 def test_find_collectives_counts_scans_and_rejects_while_loops():

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.flax_nets import BUILDERS
 from jax.sharding import PartitionSpec
 
-from jaxdp import models
+from jaxdp import models, registry
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
@@ -60,11 +61,21 @@ def test_overlap_wire_dtype_applies_to_messages_only():
     assert 1e-5 < np.abs(actual - contributed).max() < 0.1
 
 
+RESNET18 = Model(depth=18, width=2, stem="small", classes=5)
+NETWORKS = {"resnet": RESNET18} | {name: Model(name=name, classes=5) for name in ("linen_stages", "nnx_stages")}
+
+
+@pytest.fixture(autouse=True)
+def flax_modules_with_stages(monkeypatch):
+    for name, build in BUILDERS.items():
+        monkeypatch.setitem(registry.own_models, name, build)
+
+
 def step_of(strategy="psum", **changes):
     """The equations of a traced step inside `shard_map`, on 2x4 devices."""
     config = Config(
         data=Data(source="synthetic", image_size=8),
-        model=Model(depth=18, width=2, stem="small", classes=5),
+        model=RESNET18,
         batch=(Phase(global_batch=16),),
         reduce=Reduce(strategy=strategy, bucket_bytes=None),
     )
@@ -98,16 +109,18 @@ def messages_of(config, model, eqns):
     return sent, sizes
 
 
-def test_train_step_sends_one_message_per_part_in_backward_order():
-    config, model, eqns = step_of()
+@pytest.mark.parametrize(("network", "parts"), [("resnet", 10), ("linen_stages", 3), ("nnx_stages", 3)])
+def test_train_step_sends_one_message_per_part_in_backward_order(network, parts):
+    config, model, eqns = step_of(model=NETWORKS[network])
     sent, sizes = messages_of(config, model, eqns)
     assert [eqns[place].invars[0].aval.size for place in sent] == sizes
-    assert len(sizes) == 10  # of ResNet-18: a head, eight blocks, a stem
+    assert len(sizes) == parts  # of ResNet-18: a head, eight blocks, a stem
 
 
-def test_train_step_message_is_awaited_one_part_later():
+@pytest.mark.parametrize("network", NETWORKS)
+def test_train_step_message_is_awaited_one_part_later(network):
     """No convolution of the next part depends on it; those of all later parts do."""
-    config, model, eqns = step_of()
+    config, model, eqns = step_of(model=NETWORKS[network])
     sent, _ = messages_of(config, model, eqns)
     for number, place in enumerate(sent[:-1]):
         known = set(map(id, eqns[place].outvars))
@@ -123,9 +136,10 @@ def test_train_step_message_is_awaited_one_part_later():
         assert all(after)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_train_step_without_overlap_sends_after_the_backward_pass(overlap):
-    _, _, eqns = step_of(reduce=Reduce(strategy="psum", bucket_bytes=None, overlap=overlap))
+def test_train_step_without_overlap_sends_after_the_backward_pass(network, overlap):
+    _, _, eqns = step_of(model=NETWORKS[network], reduce=Reduce(strategy="psum", bucket_bytes=None, overlap=overlap))
     last = max(place for place, one in enumerate(eqns) if is_convolution(one))
     early = [place for place, one in enumerate(eqns[:last]) if one.primitive.name in ("psum", "psum_invariant")]
     assert bool(early) == overlap

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxdp.report import plots
-from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
+from jaxdp.report import plots, tables
+from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion, classes_csv
 
 
 def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_mistakes():
@@ -12,11 +12,24 @@ def test_confusion_of_a_thousand_classes_lists_the_worst_and_the_most_frequent_m
     counts[500, [500, 3]] = 30, 20
     confusion = Confusion(counts, [f"c{number}" for number in range(1000)], "a checkpoint")
     rows = confusion.by_class()
-    assert rows[0] == {"name": "c7", "images": 50, "correct": 0, "accuracy": 0.0, "confused_with": ("c8", 50)}
-    assert rows[1] == {"name": "c500", "images": 50, "correct": 30, "accuracy": 0.6, "confused_with": ("c3", 20)}
-    assert rows[2]["confused_with"] is None
+    assert rows[0] == {"name": "c7", "images": 50, "correct": 0, "accuracy": 0.0, "confused_with": ["c8"]} | {
+        "images_confused": 50
+    }
+    assert rows[1] == {"name": "c500", "images": 50, "correct": 30, "accuracy": 0.6, "confused_with": ["c3"]} | {
+        "images_confused": 20
+    }
+    assert rows[2]["confused_with"] == []
     assert confusion.mistakes() == [("c7", "c8", 50), ("c500", "c3", 20)]
     bars, mistakes = plots.confusion_figure(confusion).axes
     assert [label.get_text() for label in bars.get_yticklabels()][:2] == ["c7", "c500"]
     assert len(bars.get_yticklabels()) == MAX_LIST_ROWS
     assert [label.get_text() for label in mistakes.get_yticklabels()] == ["c7 → c8", "c500 → c3"]
+
+
+def test_equally_frequent_wrong_predictions_are_all_named():
+    counts = np.array([[7, 0, 1, 1], [0, 9, 0, 0], [0, 0, 9, 0], [0, 0, 0, 9]])
+    confusion = Confusion(counts, ["cat", "dog", "cow", "hen"], "a checkpoint")
+    assert "<td>cow, hen (1)</td>" in tables.classes_table(confusion)
+    assert b'cat,9,7,0.777778,"cow, hen",1\n' in classes_csv(confusion)
+    many = Confusion(np.ones((6, 6), int), list("abcdef"), "a checkpoint")
+    assert "<td>b, c, d and 2 more (1)</td>" in tables.classes_table(many)

@@ -1,8 +1,12 @@
 """Figures of a report."""
 
+import json
+
 import numpy as np
+import pytest
 from helpers.report import write_run
 
+from jaxdp.config import Optimizer
 from jaxdp.report import plots
 from jaxdp.report.run_history import read, read_all
 
@@ -30,3 +34,53 @@ def test_smooth_speeds_divide_images_by_seconds_over_several_lines():
     speeds = plots.smooth_speeds(lines, most=40)
     assert [speed["epoch"] for speed in speeds] == [float(n) for n in range(2, 81, 2)]
     assert {round(speed["images_per_second"], 3) for speed in speeds} == {round(20 / (10 / 1e6 + 10 / 5.0), 3)}
+
+
+def with_rates(path, peak: float):
+    """A run whose log has a learning rate that rises to a peak."""
+    run = write_run(path)
+    with open(run / "metrics.jsonl", "a") as log:
+        for epoch, share in ((90.0, 0.5), (91.0, 1.0)):
+            log.write(json.dumps({"step": 2, "samples": 9, "epoch": epoch, "loss": 1.0, "learning_rate": share * peak}) + "\n")
+    return run
+
+
+@pytest.mark.parametrize(("peaks", "drawn"), [((10.0, 0.001), (1.0, 1.0)), ((1.0, 0.4), (1.0, 0.4))])
+def test_learning_rates_of_different_scale_are_fractions_of_their_peaks(tmp_path, peaks, drawn):
+    runs = read_all([with_rates(tmp_path / f"run-{peak}", peak) for peak in peaks])
+    figure = plots.settings_figure(runs)
+    panel = figure.axes[0]
+    assert [np.nanmax(line.get_ydata()) for line in panel.lines] == pytest.approx(drawn)
+    normalized = peaks != drawn
+    assert ("fraction" in panel.get_ylabel()) == normalized
+    texts = " ".join(text.get_text() for text in figure.legends[0].get_texts())
+    assert [f"{peak:g}" in texts.replace("run-" + str(peak), "") for peak in peaks] == [normalized] * 2
+
+
+def test_axis_of_the_loss_names_its_kind(tmp_path):
+    panel = plots.curves_figure([read(write_run(tmp_path))]).axes[0]
+    assert panel.get_ylabel().startswith("loss (cross-entropy)")
+
+
+def test_legend_states_the_labels_of_the_losses(tmp_path):
+    smoothed = read(write_run(tmp_path / "a"))
+    plain = read(write_run(tmp_path / "b", optimizer=Optimizer()))
+    for runs, labels in (
+        ([smoothed], "labels smoothed by 0.1"),
+        ([plain], "plain labels"),
+        ([smoothed, plain], "differ by run"),
+    ):
+        training, held_out = (text.get_text() for text in plots.curves_figure(runs).legends[0].get_texts()[-2:])
+        assert training.endswith(labels)
+        assert held_out.endswith("held-out images, plain labels")
+
+
+@pytest.mark.parametrize(("speeds", "scale"), [((16.0, 200.0), "log"), ((100.0, 200.0), "linear")])
+def test_speeds_of_different_scale_are_on_a_labeled_log_axis(tmp_path, speeds, scale):
+    for speed in speeds:
+        record = {"step": 1, "epoch": 1.0, "loss": 1.0, "images_per_second": speed}
+        lines = [json.dumps(record | {"samples": samples}) + "\n" for samples in (64, 128)]
+        (write_run(tmp_path / f"{speed}") / "metrics.jsonl").write_text("".join(lines))
+    axes = plots.settings_figure(read_all([tmp_path / f"{speed}" for speed in speeds])).axes[3]
+    assert axes.get_yscale() == scale
+    assert ("(log scale)" in axes.get_ylabel()) == (scale == "log")

@@ -57,7 +57,7 @@ def test_report_of_a_directory_without_a_run_names_the_missing_file(tmp_path, mi
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError) as error:
         report(tmp_path)
-    assert (error.value.field, error.value.reason) == ("workdir", f"holds no run: {missing} not found")
+    assert (error.value.field, error.value.reason) == ("WORKDIR", f"holds no run: {missing} not found")
 
 
 def test_report_before_the_first_evaluation_has_no_accuracy(tmp_path):

@@ -4,12 +4,15 @@ import dataclasses
 import json
 
 import pytest
+from jax import lax
 
-from jaxdp import train
+from jaxdp import register_strategy, train
 from jaxdp.config import Phase, Reduce
+from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel import timing
 from jaxdp.planning import make_plan
+from jaxdp.strategies import STRATEGIES
 from jaxdp.training import autotune, step_compiler
 
 
@@ -66,3 +69,12 @@ def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     model = step_compiler.models.create(tiny.model)
     chosen = autotune.chosen_strategies(plan, model, tmp_path, screen=Quiet())
     assert chosen == {(2, 2): "torus"}
+
+
+def test_registered_strategy_that_does_not_sum_over_all_devices_is_refused_before_training(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "rows_only", STRATEGIES["psum"])  # removed after the test
+    register_strategy("rows_only", lambda vector: lax.psum(vector, "horizontal"))
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy="rows_only"))
+    with pytest.raises(ConfigError, match=r"reduce.strategy='rows_only': its stages do not return the sum over all devices"):
+        train(config, tmp_path / "run", screen=False)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))

@@ -130,7 +130,7 @@ def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
         assert line == f"{file} no longer exists; the run does not need it to resume, and keeps its digest {digest}"
         assert run_config(workdir).finetune.digest == digest
     for changed, resume in ((config, "never"), (finetuned(config, weights=file + "x"), "auto")):
-        with pytest.raises(ConfigError, match=r"finetune.weights=.*: No such file"):
+        with pytest.raises(ConfigError, match=r"finetune.weights=.*: file not found"):
             train(changed, run, resume=resume)
     assert not (tmp_path / "run-2").exists()
 
@@ -244,7 +244,7 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
         ({"new_head": True}, {}, "finetune.new_head=True: requires finetune.weights"),
         ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier=0.0: must be"),
         ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': requires finetune.weights"),
-        ({"weights": "missing"}, {}, "finetune.weights=.*missing': No such file"),
+        ({"weights": "missing"}, {}, "finetune.weights=.*missing': file not found"),
         ({"weights": "w"}, {"width": 8}, "it has the width 4, but model.width is 8; use --model.width 4, or other weights"),
         ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', but model.stem is 'imagenet'"),
         ({"weights": "w"}, {"depth": 50}, "it has the depth 18, but model.depth is 50; use --model.depth 18"),

@@ -7,8 +7,11 @@ import pytest
 from helpers.runs import read_records
 
 import jaxdp
+from jaxdp.config import Phase
 from jaxdp.errors import TrainingError
-from jaxdp.training.health import LossWatch, chance_level_warning, check_step
+from jaxdp.planning import make_plan
+from jaxdp.recipes import load_config
+from jaxdp.training.health import LossWatch, chance_level_warning, check_step, small_worker_warning
 
 
 def record(step, loss):
@@ -42,5 +45,22 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
 
 
 def test_chance_level_warning_compares_the_loss_with_ln_classes():
-    assert chance_level_warning({"eval_loss": 1.09}, 3) is None
-    assert "loss 7.3 exceeds chance level, ln(3) = 1.1" in chance_level_warning({"eval_loss": 7.3}, 3)
+    assert chance_level_warning({"eval_loss": 1.09, "epoch": 2}, 3) is None
+    assert "loss 7.300 exceeds chance level, ln(3) = 1.099" in chance_level_warning({"eval_loss": 7.3, "epoch": 2}, 3)
+
+
+def test_chance_level_warning_is_not_given_for_an_equal_loss_or_before_the_second_epoch():
+    assert chance_level_warning({"eval_loss": 2.30262, "epoch": 9}, 10) is None
+    assert chance_level_warning({"eval_loss": 7.3, "epoch": 1.3}, 3) is None
+
+
+def test_small_worker_warning_of_eight_images_names_the_flag():
+    def warning(**fields):
+        config = dataclasses.replace(load_config("digits"), batch=(Phase(**fields),))
+        return small_worker_warning(make_plan(config, examples=100, devices=4), has_batch_norm=True)
+
+    assert "workers of 8 images each, few for batch normalization; set a larger --batch.0.per-worker" in warning(
+        global_batch=32
+    )
+    assert warning(global_batch=36) is None
+    assert warning(global_batch=32, per_worker_batch=8) is None

@@ -171,11 +171,11 @@ def parameters(workdir, config):
 def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     changed = dataclasses.replace(tiny, schedule=dataclasses.replace(tiny.schedule, learning_rate=1.0))
-    with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2.0 -> 1.0\).*--accept-changes"):
+    with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2 -> 1\).*--accept-changes"):
         train(changed, tmp_path)
     screen = Recorder()
     train(changed, tmp_path, screen=screen, accept_changes=True)
-    assert "resuming with changes: schedule.learning_rate: 2.0 -> 1.0" in screen.lines
+    assert "resuming with changes: schedule.learning_rate: 2 -> 1" in screen.lines
     rates = [record["learning_rate"] for record in read_log(tmp_path / "metrics.jsonl") if "loss" in record]
     whole = jaxdp.plan(tiny), jaxdp.plan(changed)
     assert rates == [whole[n >= 10].learning_rate(8 * n if n < 10 else 80 + 16 * (n - 10)) for n in range(15)]

@@ -92,6 +92,27 @@ def test_gradient_with_synchronized_statistics_equals_one_device_with_the_whole_
     assert_replicated((gradient, report))
 
 
+FOLDED = [("per_worker", "torus", shape) for shape in MESHES]
+FOLDED += [(norm, name, (2, 4)) for norm in ("per_worker", "synchronized") for name in STRATEGIES]
+FOLDED.remove(("per_worker", "torus", (2, 4)))
+QUICK = ("per_worker", "torus", (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("norm", "strategy", "mesh_shape"), [pytest.param(*c, marks=[] if c == QUICK else pytest.mark.slow) for c in FOLDED]
+)
+def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm, strategy, mesh_shape):
+    config = step_config(norm, strategy)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded", convolution="direct"))
+    workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    gradient, report = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
+    expected, loss, moments = reference(norm)
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
 def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])

@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from helpers.runs import read_records
+from helpers.runs import Recorder, read_records
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -23,6 +23,7 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import TIMING
 from jaxdp.planning import make_plan
 from jaxdp.training import step_compiler, step_metrics
+from jaxdp.training.result import show_result
 from jaxdp.validation import from_json
 
 
@@ -135,6 +136,10 @@ def test_train_with_a_finished_run_returns_its_result(tiny, tmp_path):
     again = train(tiny, tmp_path / "run")
     assert isinstance(again, TrainResult)
     assert again == first
+    assert repr(again) == (
+        f"TrainResult(accuracy={again.accuracy:.4f}, loss={again.loss:.4f}, epochs={again.epochs:.2f}, steps=15, "
+        f"wall_seconds={again.wall_seconds:.1f}, workdir={str(tmp_path / 'run')!r}, ...)"
+    )
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
     fresh = train(tiny, tmp_path / "run", resume="never")
     assert fresh.workdir == str(tmp_path / "run-2")
@@ -212,6 +217,11 @@ def test_log_with_a_long_interval_includes_first_steps_of_phases_and_the_last_st
     assert [r["step"] for r in read_records(tmp_path) if "loss" in r] == [1, 4, 8, 11, 12, 15]
 
 
+def test_short_run_logs_every_step_by_default(tiny, tmp_path):
+    train(dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, every_steps=None)), tmp_path)
+    assert [r["step"] for r in read_records(tmp_path) if "loss" in r] == list(range(1, 16))
+
+
 def test_end_between_two_evaluations_is_evaluated(tiny, tmp_path):
     config = dataclasses.replace(
         tiny, batch=(Phase(10),), epochs=2.6, evaluation=dataclasses.replace(tiny.evaluation, every_epochs=1.0)
@@ -236,7 +246,7 @@ def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path
         def info(self, text):
             messages.append(text)
 
-    def full(records, path):
+    def full(records, path, **_):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(plot, "plot_training", full)
@@ -309,7 +319,8 @@ def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path)
     plan = make_plan(dataclasses.replace(tiny, batch=batch), examples=50, devices=4)
     assert [phase.devices for phase in plan.phases] == [2, 3]
     train(dataclasses.replace(tiny, batch=batch), tmp_path / "many")
-    train(dataclasses.replace(tiny, batch=batch, mesh=single_device), tmp_path / "one")
+    alone = train(dataclasses.replace(tiny, batch=batch, mesh=single_device), tmp_path / "one")
+    assert alone.strategy == "none"
     losses, expected = ([r["loss"] for r in read_records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
     np.testing.assert_allclose(losses[:6], expected[:6], rtol=1e-3)
 
@@ -359,7 +370,7 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
 def test_train_in_a_script_prints_progress_lines_unless_screen_is_false(tiny, tmp_path, capsys):
     result = train(tiny, tmp_path / "shown")
     out = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("step 1/15  epoch 0.2  loss ") for line in out), out
+    assert any(line.startswith("step 1/15  epoch 0.2  training loss ") for line in out), out
     assert sum(line.startswith("epoch ") and "held-out accuracy" in line for line in out) == 3
     assert f"results in {result.workdir}" in out[-1]
     train(tiny, tmp_path / "quiet", screen=False)
@@ -385,3 +396,11 @@ def test_train_stopped_while_the_processes_connect_raises_stopped(tiny, tmp_path
     monkeypatch.setattr(runtime, "join", stop)
     with pytest.raises(Stopped, match="stopped by SIGTERM before the first step of this session; the same command continues"):
         train(tiny, tmp_path)
+
+
+def test_show_result_lists_one_skipped_image_in_the_singular(tmp_path):
+    numbers = {field.name: 0 for field in dataclasses.fields(TrainResult) if field.default is dataclasses.MISSING}
+    result = TrainResult(**numbers | {"top5": None, "workdir": str(tmp_path)})
+    screen = Recorder()
+    show_result(screen, dataclasses.replace(result, bad_images={"a.jpg": "damaged or truncated JPEG: x"}))
+    assert "skipped 1 unusable image (listed in result.json): a.jpg (damaged or truncated JPEG: x)" in screen.lines

@@ -64,6 +64,32 @@ def test_kernels_of_step_cudnn_convolution_returns_kind_bytes_and_flop(target, k
     assert convolution == kernels.Kernel("cudnn-conv", 56, kernels.CONVOLUTIONS[kind], moved, flop)
 
 
+# The sum of h h^T over batch and positions, as XLA splits it for a GPU.
+GRAM = """HloModule step
+
+%gemm (a: bf16[128,1568,128], b: bf16[128,1568,128]) -> f32[128,128,128] {
+  %a = bf16[128,1568,128]{2,1,0} parameter(0)
+  %b = bf16[128,1568,128]{2,1,0} parameter(1)
+  ROOT %dot = f32[128,128,128]{2,1,0} dot(%a, %b), DIMENSIONS
+}
+
+ENTRY %main (h: bf16[128,1568,128]) -> f32[128,128,128] {
+  %h = bf16[128,1568,128]{2,1,0} parameter(0)
+  ROOT %gram = f32[128,128,128]{2,1,0} fusion(%h, %h), kind=kCustom, calls=%gemm, metadata={op_name="OP"}
+}
+"""
+GRAM = GRAM.replace("DIMENSIONS", "lhs_batch_dims={0}, lhs_contracting_dims={1}, rhs_batch_dims={0}, rhs_contracting_dims={1}")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("jvp(R)/dot_general", "forward"), ("transpose(jvp(R))/dot_general", "weight gradient")]
+)
+def test_kernels_of_step_product_over_rows_counts_a_tensor_once(name, kind):
+    (gram,) = kernels.kernels_of_step(GRAM.replace("OP", f"jit(step)/{name}"), 256)
+    rows = 256 * 28 * 28
+    assert gram == kernels.Kernel("gram", 28, kind, 2 * rows * 128 + 4 * 128**3, 2.0 * rows * 128 * 128)
+
+
 @pytest.mark.parametrize("batch", [32, 64, 256])
 def test_kernels_of_step_weights_larger_than_maps_returns_flop(batch):
     text = CUDNN.replace("256,56,56,64", f"{batch},7,7,512").replace("64,3,3,64", "512,3,3,512")

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Model
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, bn_relu, fused_bn_relu, moments, relu_by_sqrt
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.bn_relu import bn_relu, fused_bn_relu, relu_by_sqrt
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -40,7 +41,7 @@ def flax_bn_relu(terms, shortcut):
 def jaxdp_bn_relu(terms, shortcut, axes=(), custom_vjp=True, convolution="direct"):
     def term(x, scale, bias):
         mean, square = moments(lax.stop_gradient(x) if custom_vjp else x, axes)
-        return BatchNormTerm(x, scale, bias, mean, square - mean * mean)
+        return BatchNormTerm(x, Normalization(scale, bias, mean, square - mean * mean))
 
     inputs = tuple(term(*arrays) for arrays in terms)
     return fused_bn_relu(Fusion(axes, convolution), inputs, shortcut) if custom_vjp else bn_relu(inputs, shortcut)
@@ -112,3 +113,23 @@ def test_model_gradient_equals_the_one_that_jax_derives(depth):
     own, derived = gradient(config()), gradient(config(gradients="autodiff"))
     for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(derived), strict=True):
         assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other) + 1e-6
+
+
+def test_moments_in_one_reduction_equal_moments():
+    x = jnp.asarray(np.random.default_rng(0).normal(2.0, 3.0, SHAPE), jnp.bfloat16)
+    wide = np.asarray(x, np.float64)
+    for found in (moments(x), moments_in_one_reduction(x)):
+        np.testing.assert_allclose(found, (wide.mean((0, 1, 2)), (wide**2).mean((0, 1, 2))), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_gradient_of_a_cotangent_that_is_not_finite_is_not_finite(value):
+    """Also where the ReLU is zero, so that a step with an overflow is skipped."""
+    (terms, _, cotangent) = random_case(1, False)
+    terms, cotangent = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (terms, cotangent))
+    y, vjp_fn = jax.vjp(partial(jaxdp_bn_relu, shortcut=None), terms)
+    for positive in (True, False):
+        place = tuple(np.argwhere(np.asarray(y > 0) == positive)[0])
+        ((x_gradient, scale_gradient, _),) = vjp_fn(cotangent.at[place].set(value))[0]
+        assert not np.isfinite(x_gradient[place])
+        assert not np.isfinite(scale_gradient[place[-1]])

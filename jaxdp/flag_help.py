@@ -1,0 +1,162 @@
+"""Help of the command line: the everyday flags with a list of groups, the flags of one group, or all flags."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from jaxdp.errors import ConfigError, suggest
+from jaxdp.foreign_flags import COUNTERPARTS
+
+if TYPE_CHECKING:
+    from jaxdp.flags import Flag, Flags
+
+NARROWEST, WIDEST = 40, 100  # columns of wrapped text
+GENERAL, ALL = "general", "all"
+GENERAL_TEXT = "Options of the command; name, seed and length of the run"
+
+
+def rows(texts: dict[str, str]) -> str:
+    """Names with their descriptions, wrapped to the width of the terminal; below the names if these are wide."""
+    width, column = _width(), 3 + max(11, *map(len, texts))
+    below = column > width / 2
+    indent = (6 if below else column) * " "
+    lines = []
+    for name, text in texts.items():
+        first, *rest = _wrap(text, width - len(indent))
+        lines += [f"  {name}", f"{indent}{first}"] if below else [f"  {name:<{column - 2}}{first}"]
+        lines += [f"{indent}{line}" for line in rest]
+    return "\n".join(lines)
+
+
+def asks_for_help(arguments: Iterable[str]) -> bool:
+    """Whether a command line contains -h or --help."""
+    return any(re.fullmatch(r"-h|--help(=.*)?", word) for word in arguments)
+
+
+def show(options: type, default: Any, flags: "Flags", *, program: str, topic: str, everyday: Sequence[str]) -> None:
+    """Print help and exit. options: class of the command's options, with `default` as values.
+
+    topic: a group, `all`, or "" for an overview: the flags of the options class itself, those named in `everyday`, and the
+    groups. Options without groups are always shown in full. Raises ConfigError for an unknown group.
+    """
+    import tyro
+
+    topic = topic.replace("_", "-")
+    if flags.groups and topic not in (*flags.groups, ALL, ""):
+        counterpart = COUNTERPARTS.get(topic)
+        field = counterpart.flag if counterpart else f".{topic}"
+        group = next((flag.group for name, flag in flags.named.items() if name.endswith(field)), topic)
+        raise ConfigError(f"--help {topic}", reason="no such group of options", hint=suggest(group, [*flags.groups, ALL]))
+    if flags.groups and not topic:
+        print(_overview(options, flags, program=program, everyday=everyday))
+        sys.exit()
+    if flags.groups and topic != ALL:
+        view = _view([flag for flag in flags.named.values() if flag.group == topic])
+        tyro.cli(view, args=["--help"], prog=program, description=f"  {topic}: {_group_texts(flags)[topic]}.")
+    _join_help_lines(options)
+    omitted = tyro.MISSING_NONPROP if default is None else default
+    tyro.cli(options, args=["--help"], prog=program, description=description(options), default=omitted)
+
+
+def description(options: type) -> str:
+    """The docstring of an options class, wrapped to the width of the terminal, including the examples that tyro omits.
+
+    Text is indented because tyro joins lines that start with a letter.
+    """
+    text, _, examples = (inspect.getdoc(options) or "").partition("\n\nExamples:\n")
+    width = _width()
+    paragraphs = ("\n".join(_wrap(paragraph, width - 2)) for paragraph in text.split("\n\n"))
+    shown = textwrap.indent("\n\n".join(paragraphs), "  ")
+    wrapped = [(" \\\n" + 6 * " ").join(_wrap(line, width - 8)) for line in examples.splitlines()]
+    return "\n".join([f"{shown}\n\nExamples:", *(f"  {line}" for line in wrapped)]) if examples else shown
+
+
+def _overview(options: type, flags: "Flags", *, program: str, everyday: Sequence[str]) -> str:
+    own = {flag.spelling: flags.named[flag.spelling] for flag in flags.named.values() if flag.owner is options}
+    shown = [*own.values(), *(flags.named[name] for name in everyday if name in flags.named)]
+    texts = {f"{flag.name} {flag.value_name}".rstrip(): _short_text(flag) for flag in shown}
+    parts = [
+        f"usage: {program} [OPTIONS]\n       {program} --help GROUP",
+        description(options),
+        f"{'Everyday options' if everyday else 'Options'}:\n{rows(texts)}",
+        f"Groups of options (--help GROUP):\n{rows(_group_texts(flags) | {ALL: 'All options'})}",
+    ]
+    return "\n\n".join(parts)
+
+
+def _group_texts(flags: "Flags") -> dict[str, str]:
+    """A phrase on every group, from the docstring of its class."""
+    texts = {name: _first_clause(inspect.getdoc(owner) or "") for name, owner in flags.groups.items()}
+    return texts | {GENERAL: GENERAL_TEXT}
+
+
+def _view(flags: list["Flag"]) -> type:
+    """A dataclass with these flags as fields, whose names for tyro contain the section."""
+    import tyro
+    from typing_extensions import Doc
+
+    fields: list[tuple[str, Any, Any]] = []
+    for name, flag in {flag.spelling.removeprefix("--"): flag for flag in flags}.items():
+        annotation = Annotated[flag.field.type, tyro.conf.arg(name=name), Doc(_text(flag))]  # type: ignore[name-defined]
+        fields.append((f"field_{len(fields)}", annotation, dataclasses.field(default=flag.default)))
+    return dataclasses.make_dataclass("Options", fields)
+
+
+def _join_help_lines(options: type) -> None:
+    """Annotate the fields of an options class, and of those inside it, with their docstrings as one line for tyro to wrap.
+
+    From a docstring tyro keeps the line breaks of the source. The process exits after the help, so the change does no harm.
+    """
+    from typing_extensions import Doc
+
+    texts = _docstrings(options)
+    for field in dataclasses.fields(options):
+        for inner in (field.type, *get_args(field.type)):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
+                _join_help_lines(inner)
+        if text := texts.get(field.name):
+            options.__annotations__[field.name] = Annotated[field.type, Doc(text)]
+
+
+@functools.cache
+def _docstrings(options: type) -> dict[str, str]:
+    """The docstrings of the fields of a class, in one line each."""
+    import docstring_parser
+
+    found = docstring_parser.parse_from_object(options).params
+    return {param.arg_name: " ".join(param.description.split()) for param in found if param.description}
+
+
+def _text(flag: "Flag") -> str:
+    """The help of a flag: the docstring of its field, or the text of its type."""
+    from typing_extensions import Doc
+
+    marks = (mark.documentation for mark in get_args(flag.field.type) if isinstance(mark, Doc))
+    return _docstrings(flag.owner).get(flag.field.name) or next(marks, "")
+
+
+def _short_text(flag: "Flag") -> str:
+    """The first clause of a flag's help, its choices and its default."""
+    choices = f": {', '.join(flag.choices)}" if flag.choices else ""
+    values = flag.default if isinstance(flag.default, tuple) else () if flag.default is None else (flag.default,)
+    default = f" (default: {' '.join(map(str, values))})" if values and not flag.switch else ""
+    return _first_clause(_text(flag)) + choices + default
+
+
+def _first_clause(text: str) -> str:
+    return re.split(r"(?<=\w)\.(?:\s|$)|; ", " ".join(text.split()))[0]
+
+
+def _width() -> int:
+    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Lines of a text, broken only at spaces so that commands and flags can be copied."""
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)

@@ -1,0 +1,152 @@
+"""Flags of other trainers (torchvision's references, timm, PyTorch's ImageNet example) and what jaxdp has instead.
+
+docs/coming_from.md explains them; tests/docs/test_coming_from.py compares it with these tables.
+"""
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxdp.choices import SOURCES
+
+
+def _depth(name: str) -> str | None:
+    """18 of resnet18 or resnet18.a1_in1k."""
+    match = re.fullmatch(r"resnet(\d+)(\..*)?", name)
+    return match and match[1]
+
+
+def _schedule(name: str) -> str | None:
+    match = re.match("cosine|polynomial", name)
+    return match and match[0]
+
+
+def _source(name: str) -> str | None:
+    known = name.startswith("tfds/") or name in SOURCES
+    return name.removeprefix("tfds/") if known else None
+
+
+def _dtype(name: str) -> str:
+    return f"{name} --loss-scale.name dynamic" if name == "float16" else name
+
+
+class Counterpart(NamedTuple):
+    """The flag with the purpose of another trainer's flag.
+
+    note: how it differs. example: a value. form: flags with {} for the value; "": `flag {}`. convert: the value of the other
+    trainer's as jaxdp's; None: there is none.
+    """
+
+    flag: str
+    note: str = ""
+    example: str = ""
+    form: str = ""
+    convert: Callable[[str], str | None] = str
+
+    def hint(self, values: list[str], is_valid: Callable[[list[str]], bool]) -> str:
+        """The flags to use in place of the other trainer's with these values. is_valid: whether flags can be parsed."""
+        form = self.form or f"{self.flag} {{}}"
+        try:
+            value = self.convert(shlex.join(values))
+        except ValueError:
+            value = None
+        flags = form.format(value)
+        if ("{}" in form and not value) or not is_valid(shlex.split(flags)):
+            flags = self.flag + (f", for example {form.format(self.example)}" if self.example else "")
+        return f"did you mean {flags}{f' ({self.note})' if self.note else ''}?"
+
+
+_RATE, _DTYPE, _MIX = "--schedule.learning-rate", "--model.dtype", "--data.mix"
+_STEPS = "of the schedules goyal and sony_b"
+_PRECISION = "bfloat16; float16 with --loss-scale.name dynamic"
+_ONE_MIX = "mixup or cutmix, not both; strength: --data.mix-alpha"
+_ROWS = {
+    "lr base-lr": Counterpart(_RATE),
+    "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
+    "sched lr-scheduler": Counterpart("--schedule.name", "cosine, polynomial, goyal (steps)", "goyal", convert=_schedule),
+    "warmup lr-warmup-epochs": Counterpart("--schedule.warmup-epochs", "per step, linear"),
+    "warmup-lr": Counterpart("--schedule.start"),
+    "min-lr": Counterpart("--schedule.end"),
+    "decay-milestones milestones": Counterpart("--schedule.boundaries", f"epochs; {_STEPS}"),
+    "decay-rate lr-gamma gamma": Counterpart("--schedule.factor", _STEPS),
+    "num-epochs": Counterpart("--epochs", "scales warm-up and boundaries in proportion"),
+    "opt optimizer": Counterpart("--optimizer.name", "jaxdp has sgd and lars", "sgd"),
+    "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
+    "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
+    "model-ema model-ema-decay ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "-b batch batch-size": Counterpart("--batch.0.global-batch", "the global batch: that of all GPUs together, not of one GPU"),
+    "validation-batch-size eval-batch-size": Counterpart("--evaluation.batch", "of all GPUs together"),
+    "val-interval": Counterpart("--evaluation.every-epochs"),
+    "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
+    "num-classes": Counterpart("--model.classes", "follows from the data"),
+    "amp bf16": Counterpart(_DTYPE, _PRECISION, form=f"{_DTYPE} bfloat16"),
+    "fp16": Counterpart(_DTYPE, _PRECISION, form=f"{_DTYPE} float16 --loss-scale.name dynamic"),
+    "amp-dtype precision": Counterpart(_DTYPE, _PRECISION, "bfloat16", convert=_dtype),
+    "sync-bn": Counterpart("--model.norm", form="--model.norm synchronized"),
+    "bn-momentum": Counterpart(
+        "--model.norm-momentum", "PyTorch's 0.1 is 0.9 here", "0.9", convert=lambda value: f"{1 - float(value):.6g}"
+    ),
+    "grad-checkpointing": Counterpart("--model.remat", form="--model.remat"),
+    "pretrained-path initial-checkpoint": Counterpart("--finetune.weights", "a safetensors file"),
+    "dataset": Counterpart("--data.source", "folder, or a name of tensorflow-datasets", "imagenet2012", convert=_source),
+    "data data-dir data-path": Counterpart(
+        "--data.directory", "folder: images in SPLIT/CLASS/", "pets", form="--data.directory {} --data.source folder"
+    ),
+    "val-split": Counterpart("--data.eval-split"),
+    "img-size train-crop-size": Counterpart("--data.image-size"),
+    "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
+    "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),
+    "cutmix cutmix-alpha": Counterpart(_MIX, _ONE_MIX, "1.0", form=f"{_MIX} cutmix --data.mix-alpha {{}}"),
+    "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
+    "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
+    "output output-dir": Counterpart("--workdir"),
+    "-n nproc-per-node": Counterpart("--processes", "of jaxdp launch"),
+    "experiment": Counterpart("--name"),
+    "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the most accurate one"),
+    "log-interval print-freq": Counterpart("--logging.every-steps"),
+    "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
+}
+# Name without the leading -- (a short flag with its dash).
+COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
+
+_AUGMENTATION = "jaxdp has no such augmentation, only --data.augmentation and --data.mix"
+_DROPOUT = "the built-in ResNet has none; a registered model may"
+_DEVICES = "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
+_PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
+_ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
+_COMPILED = "not needed: jaxdp always compiles the step, with channels last"
+_WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
+# Name -> what to do instead, for flags that have no flag of the same purpose.
+NO_COUNTERPART = {
+    "aa": _AUGMENTATION,
+    "auto-augment": _AUGMENTATION,
+    "color-jitter": _AUGMENTATION,
+    "reprob": _AUGMENTATION,
+    "random-erase": _AUGMENTATION,
+    "drop": _DROPOUT,
+    "dropout": _DROPOUT,
+    "drop-path": _DROPOUT,
+    "device": _DEVICES,
+    "gpu": _DEVICES,
+    "gpus": _DEVICES,
+    "local-rank": _PROCESSES,
+    "world-size": _PROCESSES,
+    "dist-url": _PROCESSES,
+    "dist-backend": _PROCESSES,
+    "multiprocessing-distributed": _PROCESSES,
+    "grad-accum-steps": _ACCUMULATION,
+    "gradient-accumulation-steps": _ACCUMULATION,
+    "torchcompile": _COMPILED,
+    "channels-last": _COMPILED,
+    "pretrained": "give a weight file with --finetune.weights; jaxdp downloads none",
+    "test-only": "use jaxdp evaluate",
+    "evaluate": "use jaxdp evaluate",
+    "max-steps": "give the length with --epochs, which may be a fraction",
+    "no-resume": "use --resume never",
+    "start-epoch": "the same command resumes a run where it stopped",
+    "patience": "jaxdp has no early stopping; the most accurate checkpoint is kept",
+    "wandb": _WANDB,
+    "log-wandb": _WANDB,
+}

@@ -1,0 +1,98 @@
+"""The ReLU of a sum of normalized tensors and a shortcut, which ends every part of a residual block.
+
+These passes are bound by memory bandwidth on most devices, so both directions read and write activations as rarely as possible:
+the forward pass takes one pass for the moments and one for the output, the backward pass one for two sums and one for the
+gradients.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdp.models.batch_norm import REDUCTION_AXES, BatchNormTerm, Fusion
+from jaxdp.models.batch_norm import sums as reduce_sums
+from jaxdp.models.folded_batch_norm import FoldedTerm
+
+Term = BatchNormTerm | FoldedTerm
+
+
+def bn_relu(
+    terms: tuple[Term, ...],
+    shortcut: jax.Array | None = None,
+    relu: Callable[[jax.Array], jax.Array] = lambda x: jnp.maximum(x, 0.0),
+) -> jax.Array:
+    """ReLU of the sum of normalized terms and an optional shortcut; differentiated by JAX. All [B, H, W, C]."""
+    return relu(_total(Fusion(), terms, shortcut)).astype(terms[0].dtype)
+
+
+def _total(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> jax.Array:
+    """The sum of terms and shortcut. Folded terms come last: each is a convolution that adds what came before it."""
+    total: jax.Array | float = 0.0 if shortcut is None else shortcut.astype(jnp.float32)
+    for term in sorted(terms, key=lambda term: isinstance(term, FoldedTerm)):
+        total = term.plus(total, fusion)
+    return jnp.asarray(total)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fused_bn_relu(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None = None) -> jax.Array:
+    """`bn_relu` for training, with a hand-written gradient.
+
+    Each term's mean and var must be those of its tensor over the batch and `fusion.axes`: the gradient includes the path
+    through them, and their own gradient is zero. Pass them behind a `stop_gradient`.
+    """
+    return _forward(fusion, terms, shortcut)[0]
+
+
+def _forward(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> tuple[jax.Array, tuple]:
+    if shortcut is None and [type(term) for term in terms] == [BatchNormTerm]:
+        return bn_relu(terms), (terms, None, False)
+    total = _total(fusion, terms, shortcut)
+    # Without a barrier, XLA recomputes y where the next shortcut is added, both where the third is added, and so on. Behind a
+    # folded term it keeps the sum for the sign, and computes the ReLU in a separate pass. On CPUs XLA drops barriers before
+    # fusion; there a square root does it, because XLA considers it too expensive to duplicate.
+    if fusion.convolution == "product":
+        y = relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
+    else:
+        y = lax.optimization_barrier(jnp.maximum(total, 0).astype(terms[0].dtype))
+    return y, (terms, y, shortcut is not None)
+
+
+def relu_by_sqrt(x: jax.Array) -> jax.Array:
+    """ReLU as sqrt(x max(x, 0)): exact for float32 x with a normal square, 1e-19 to 1e19 (Boldo, ENTCS 317, 2015)."""
+    return jnp.sqrt(x * jnp.maximum(x, 0.0))
+
+
+def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
+    terms, y, has_shortcut = residuals
+    if y is None and fusion.convolution != "product":
+        # XLA's GPU compiler would write a comparison to memory for the second pass. A product stays in the passes. Where the
+        # cotangent is not finite and the mask is 0 it gives NaN: a step with such a cotangent never looks finite.
+        terms = (terms[0]._replace(x=lax.optimization_barrier(terms[0].x)),)
+        masked = cotangent.astype(jnp.float32) * jnp.maximum(jnp.sign(terms[0].plus(0.0, fusion)), 0.0)
+        total, *sums = reduce_sums(masked, masked * terms[0].x.astype(jnp.float32))
+    else:
+        if y is None:  # take the sign from x, in place of reading y
+            masked = jnp.where(terms[0].plus(0.0, fusion) > 0, cotangent.astype(jnp.float32), 0.0)
+        else:
+            masked = jnp.where(y > 0, cotangent, 0)
+        total = masked.astype(jnp.float32).sum(REDUCTION_AXES)
+        sums = [term.sums(masked) for term in terms]
+    if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again
+        masked, total, sums = lax.optimization_barrier((masked, total, sums))
+    gradients = [term.gradient(fusion, masked, total=total, sums=part) for term, part in zip(terms, sums, strict=True)]
+    return tuple(gradients), masked if has_shortcut else None
+
+
+fused_bn_relu.defvjp(_forward, _backward)
+
+
+@jax.custom_vjp
+def gradient_barrier(x: jax.Array) -> jax.Array:
+    """x; XLA computes its gradient apart from what uses the gradient."""
+    return x
+
+
+gradient_barrier.defvjp(lambda x: (x, None), lambda _, cotangent: (lax.optimization_barrier(cotangent),))

@@ -1,0 +1,107 @@
+"""Batch normalization folded into the 1x1 convolution before it, in training: the convolution's result is never written.
+
+With S = mean(h h^T) and m = mean(h), x = h W has the mean m W and the variance diag(W^T (S - m m^T) W). They are known before x
+is, so that scale and shift go into the kernel and a bias. The gradient needs no x either: docs/folded_batch_norm.md derives it.
+Folding pays where h has fewer channels than x: at the end of a bottleneck block, and in most downsampling shortcuts.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdp.models.batch_norm import REDUCTION_AXES, Fusion, Normalization, mean_over
+from jaxdp.models.convolution import convolve
+
+
+class Projection(NamedTuple):
+    """A 1x1 convolution that is not computed yet: of h [B, H, W, K] with a kernel [K, C] float32."""
+
+    h: jax.Array
+    kernel: jax.Array
+
+
+class InputMoments(NamedTuple):
+    """Moments of h over the batch and the positions of this device, float32: mean [K], and covariance [K, K]."""
+
+    mean: jax.Array
+    covariance: jax.Array
+
+    @classmethod
+    def of(cls, h: jax.Array) -> "InputMoments":
+        """The moments of h [B, H, W, K]."""
+        count = h.size // h.shape[-1]
+        mean = h.astype(jnp.float32).sum(REDUCTION_AXES) / count
+        return cls(mean, _product_over_positions(h, h) / count - mean[:, None] * mean)
+
+    def projected(self, kernel: jax.Array, axes: tuple[str, ...] = ()) -> tuple[jax.Array, jax.Array]:
+        """Mean and mean square of each channel of h times a kernel [K, C], [C] float32 each; see `batch_norm.moments`."""
+        mean = _matmul(self.mean, kernel)
+        variance = jnp.maximum((kernel * _matmul(self.covariance, kernel)).sum(0), 0.0)
+        return mean_over(axes, (mean, variance + mean * mean))
+
+
+class FoldedTerm(NamedTuple):
+    """The normalized result of a 1x1 convolution, which is never written. moments: of its input; norm: of the result."""
+
+    projection: Projection
+    moments: InputMoments
+    norm: Normalization
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """That of activations."""
+        return self.projection.h.dtype
+
+    def plus(self, total: jax.Array | float, fusion: Fusion) -> jax.Array:
+        """`total` plus the normalized tensor, [B, H, W, C] in the dtype of h, as one convolution with bias and addend."""
+        h, kernel = self.projection
+        folded = (kernel * self.norm.factor).astype(h.dtype)
+        # The rounding of the folded kernel moves the mean of this device's batch; the bias moves it back.
+        bias = self.norm.bias - _matmul(self.moments.mean, folded.astype(jnp.float32))
+        if fusion.axes:  # the mean of this device's batch is not that of all
+            bias += self.norm.factor * (_matmul(self.moments.mean, kernel) - self.norm.mean)
+        # All in the dtype of h: XLA makes one cuDNN call of this form only.
+        result = convolve(h, folded[None, None], method=fusion.convolution) + bias.astype(h.dtype)
+        return result + jnp.asarray(total, h.dtype)
+
+    def sums(self, masked: jax.Array) -> tuple[()]:
+        """None: the gradient needs products of channels, which read the written cotangent."""
+        return ()
+
+    def gradient(self, fusion: Fusion, masked: jax.Array, *, total: jax.Array, sums: tuple[()]) -> "FoldedTerm":
+        """The gradient with respect to this term; see `BatchNormTerm.gradient`."""
+        h, kernel = self.projection
+        count = masked.size // masked.shape[-1]
+        product = _product_over_positions(h, masked)
+        norm, (factor, slope, constant) = self.norm.gradient(total, (product * kernel).sum(0), count=count, axes=fusion.axes)
+        # The gradient with respect to the result x = h kernel is factor * masked + slope * x + constant. Its product with h is
+        # taken around the mean of x.
+        mean = _matmul(self.moments.mean, kernel) if fusion.axes else self.norm.mean
+        sloped = kernel * slope
+        centered = _matmul(self.moments.covariance, sloped) + self.moments.mean[:, None] * (slope * mean + constant)
+
+        def convolved(images: jax.Array, matrix: jax.Array) -> jax.Array:
+            return convolve(images, matrix.astype(h.dtype)[None, None], method=fusion.convolution)
+
+        part = convolved(h, _matmul(sloped, kernel.T)) + _matmul(kernel, constant).astype(h.dtype)
+        h_gradient = convolved(masked, (kernel * factor).T) + part
+        zeros = jax.tree.map(jnp.zeros_like, self.moments)
+        return FoldedTerm(Projection(h_gradient, product * factor + count * centered), zeros, norm)
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A small product in float32, without TF32."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def _product_over_positions(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum over batch and positions of a [B, H, W, K] times b [B, H, W, C]: [K, C] float32, without TF32."""
+    return lax.dot_general(
+        a.reshape(-1, a.shape[-1]),
+        b.reshape(-1, b.shape[-1]),
+        (((0,), (0,)), ((), ())),
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,107 @@
+"""docs/coming_from.md has the flags that the command line recognizes from other trainers, with the same counterparts."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jaxdp import load_config
+from jaxdp.cli import main
+from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART
+
+PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
+ROWS = re.findall(r"^\| (`-[^|]*) \| ([^|]*) \|([^|]*)\|$", PAGE, re.MULTILINE)
+THERE = {flag: (here, note) for cell, here, note in ROWS for flag in re.findall(r"`(-[\w-]+)`", cell)}
+
+
+def spelled(name: str) -> str:
+    return name if name.startswith("-") else f"--{name}"
+
+
+def error_of(capsys, flag: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["train", flag, "1"])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.strip()
+
+
+def plain(cell: str) -> str:
+    """A cell of the page without Markdown."""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
+
+
+def test_page_and_tables_have_the_same_flags():
+    unknown_here = {flag for flag, (here, _) in THERE.items() if here == "no"}
+    assert unknown_here == {spelled(name) for name in NO_COUNTERPART}
+    documented = {flag: here.strip("`") for flag, (here, _) in THERE.items() if flag not in unknown_here}
+    assert {spelled(name): counterpart.flag for name, counterpart in COUNTERPARTS.items()}.items() <= documented.items()
+
+
+def test_notes_of_the_page_are_those_of_the_messages():
+    notes = {name: counterpart.note for name, counterpart in COUNTERPARTS.items() if counterpart.note}
+    assert {name: plain(THERE[spelled(name)][1]) for name in notes} == notes
+
+
+@pytest.mark.parametrize("flag", [flag for flag, (here, _) in THERE.items() if here != "no"])
+def test_flag_of_another_trainer_is_a_flag_or_names_its_counterpart(flag, capsys):
+    here = THERE[flag][0].strip("`")
+    if flag != here:
+        assert error_of(capsys, flag).startswith(f"jaxdp: {flag}: unknown flag; did you mean {here}")
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        ("--mixup 0.2", "--data.mix mixup --data.mix-alpha 0.2"),
+        ("--cutmix-alpha 0.5", "--data.mix cutmix --data.mix-alpha 0.5"),
+        ("--arch resnet18", "--model.depth 18"),
+        ("--model=resnet50.a1_in1k", "--model.depth 50"),
+        ("--model vit_base_patch16_224", "--model.depth, for example --model.depth 50"),
+        ("-a resnet20", "--model.depth, for example --model.depth 50"),
+        ("--opt adamw", "--optimizer.name, for example --optimizer.name sgd"),
+        ("--opt lars", "--optimizer.name lars"),
+        ("--lr-scheduler cosineannealinglr", "--schedule.name cosine"),
+        ("--sched step", "--schedule.name, for example --schedule.name goyal"),
+        ("--milestones 3 6", "--schedule.boundaries 3 6"),
+        ("--batch-size 256", "--batch.0.global-batch 256"),
+        ("--amp --fp16", "--model.dtype bfloat16"),
+        ("--amp-dtype float16", "--model.dtype float16 --loss-scale.name dynamic"),
+        ("--bn-momentum 0.01", "--model.norm-momentum 0.99"),
+        ("--model-ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
+        ("--dataset tfds/cifar10", "--data.source cifar10"),
+        ("--hflip 0.5", "--augment.flip"),
+        ("--output 'my runs'", "--workdir 'my runs'"),
+        ("--workers many", "--data.threads"),
+    ],
+)
+def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", *shlex.split(words)])
+    assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", capsys.readouterr().err.strip())[1] == suggestion
+
+
+@pytest.mark.parametrize("counterpart", [each for each in dict.fromkeys(COUNTERPARTS.values()) if each.example or each.form])
+def test_every_example_is_a_valid_flag(counterpart):
+    words = (counterpart.form or f"{counterpart.flag} {{}}").format(counterpart.example)
+    recipe = "finetune" if counterpart.flag.startswith("--augment") else "digits"
+    load_config(recipe, words.split())
+
+
+@pytest.mark.parametrize("name", NO_COUNTERPART)
+def test_flag_without_counterpart_is_explained(name, capsys):
+    assert error_of(capsys, f"--{name}") == f"jaxdp: --{name}: unknown flag; {NO_COUNTERPART[name]}"
+
+
+def test_every_flag_in_the_notes_exists(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["train", "--help", "all"])
+    known = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
+    tables = PAGE.partition("## Flags")
+    prose = tables[0] + re.sub(r"^\| `-[^|]*\|", "|", tables[2], flags=re.MULTILINE)  # without the flags of others
+    named = {
+        flag for code in re.findall(r"`([^`\n]*)`", prose) if "torchrun" not in code for flag in re.findall(r"--[\w.-]+", code)
+    }
+    named -= {"--config.x", "--section.field"}  # of Flax, and a placeholder
+    assert len(named) > 40
+    assert named - {"--lr"} <= known  # --lr: the example of a flag that is explained

@@ -1,0 +1,43 @@
+"""Answers of docs/faq.md that follow from tables of the code."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from jaxdp.choices import OPTIMIZERS
+from jaxdp.config import Model
+from jaxdp.inference.export import FORMATS
+
+ROOT = Path(__file__).parents[2]
+ANSWERS = dict(re.findall(r"^\| (.*?\?) \| (.*) \|$", (ROOT / "docs/faq.md").read_text(), re.MULTILINE))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_every_question_is_answered_once():
+    assert len(ANSWERS) > 40
+    assert len(re.findall(r"^\| .*\? \|", (ROOT / "docs/faq.md").read_text(), re.MULTILINE)) == len(ANSWERS)
+
+
+def test_models_are_the_built_in_depths():
+    depths = re.findall(r"\d+", ANSWERS["Which models are built in?"].partition("(")[0])
+    assert [int(depth) for depth in depths] == list(get_args(get_type_hints(Model)["depth"]))
+
+
+def test_optimizers_are_all_named():
+    assert {"sgd", "lars"} == OPTIMIZERS.entries.keys()
+    assert "SGD and LARS" in ANSWERS["Adam, AdamW, LAMB?"]
+
+
+def test_accelerators_are_those_with_an_extra():
+    extras = {name for name in PROJECT["optional-dependencies"] if re.match("cuda|rocm|tpu|metal", name)}
+    assert extras == set(re.findall("`(cuda.*?)`", ANSWERS["AMD or Intel GPUs, Apple silicon?"]))
+
+
+def test_python_version_is_the_declared_one():
+    assert ANSWERS["Which Python?"] == f"{PROJECT['requires-python'].removeprefix('>=')} or newer"
+
+
+def test_export_writes_the_named_formats_only():
+    assert FORMATS == ("jaxdp", "torchvision", "timm")
+    assert ANSWERS["ONNX, TensorRT, TorchScript?"].startswith("**No.**")

@@ -1,0 +1,207 @@
+"""The manual: its navigation, its generated pages, its strict build, and its width on a phone."""
+
+import dataclasses
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+import jaxdp
+from jaxdp.cli.main import COMMANDS, main
+from jaxdp.config import Config
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PHONE = 390  # width in pixels
+TOP_FIELDS = [field.name for field in dataclasses.fields(Config)]
+
+
+def module(name: str):
+    """A module of docs/, which is no package."""
+    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    loaded = module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def generated():
+    return module("generated")
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [path for links in module("conf").navigation((DOCS / "index.md").read_text()).values() for _, path in links]
+    listed = sorted((DOCS / path).resolve() for path in pages)
+    top = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+    assert listed == sorted([*top, *ROOT.glob("notebooks/*.ipynb"), *(set(DOCS.glob("*.md")) - {DOCS / "index.md"})])
+
+
+def test_fields_page_documents_every_config_field(generated):
+    def leaves(schema: dict, path: str = ""):
+        if "$ref" in schema:
+            schema = document["$defs"][schema["$ref"].rpartition("/")[2]]
+        if "$ref" in schema.get("items", {}):
+            yield from leaves(schema["items"], f"{path}.N")
+        elif "properties" in schema:
+            for name, inner in schema["properties"].items():
+                yield from leaves(inner, f"{path}.{name}" if path else name)
+        else:
+            yield path
+
+    document = TypeAdapter(Config).json_schema()
+    expected = list(leaves(document))
+    assert len(expected) > 100
+    assert sorted(generated.field_names()) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("field", "lines"),
+    [
+        ("seed", [":type: integer, at least 0, below 2^32", ":default: `0`", "Seed for initialization, data order and"]),
+        ("model.depth", [":type: `18` or `34` or `50` or `101` or `152`", ":default: `50`"]),
+        ("optimizer.clip_norm", [":type: number, at least 1e-15, at most 1e15 or None", ":default: `None`"]),
+        ("optimizer.name", ["Update rule.", "- `sgd`: stochastic gradient descent with momentum"]),
+        ("batch.N.global_batch", [":type: integer, at least 1, below 2^31", ":default: `256`"]),
+        ("mesh.vertical", ["A run may resume with another value."]),
+    ],
+)
+def test_field_has_type_range_default_and_meaning(generated, field, lines):
+    (entry,) = re.findall(rf"\{{confval\}} {re.escape(field)}\n(.*?)````", generated.fields(), re.DOTALL)
+    for line in lines:
+        assert line in entry
+
+
+def test_commands_page_has_every_command(generated):
+    commands = [f"jaxdp {inner}" for name in COMMANDS for inner in [name, *generated.SUBCOMMANDS.get(name, [])]]
+    assert re.findall(r"^##+ (.+)$", generated.commands(), re.MULTILINE) == commands
+
+
+@pytest.mark.parametrize(("command", "topic"), [("train", ["all"]), ("predict", []), ("launch", []), ("bench step", ["all"])])
+def test_commands_page_documents_the_flags_that_help_shows(command, topic, generated, capsys):
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help", *topic])
+    starts = re.findall(r"^\W (--\w.*)", capsys.readouterr().out, re.MULTILINE)
+    shown = {flag for line in starts for flag in re.findall(r"^--[\w.-]+|(?<=, )--[\w.-]+", line)}
+    page = generated.commands().partition(f" jaxdp {command}\n")[2].partition("\n#")[0]
+    documented = {flag for spellings in re.findall(r"\{option\} (--.*)", page) for flag in re.findall(r"--[\w-]+", spellings)}
+    assert len(documented) > 1
+    config_fields = {
+        flag for flag in shown if "." in flag or flag.removeprefix("--no-").lstrip("-").replace("-", "_") in TOP_FIELDS
+    }
+    assert documented == shown - (config_fields if topic else set()) - {"--help"}
+
+
+def test_api_page_documents_every_public_name(generated):
+    documented = set(re.findall(r"auto\w+:: jaxdp\.(\w+)$", generated.api(), re.MULTILINE))
+    assert documented == set(jaxdp.__all__) - {"report"}, "report is a module, whose functions the page documents"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with the command in CONTRIBUTING.md: warnings, for example of a broken link, are errors."""
+    if find_spec("sphinx") is None:
+        pytest.skip("needs the extra docs")
+    (line,) = re.findall(r"^\.venv/bin/(sphinx-build .*)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    _, *flags = shlex.split(line, comments=True)
+    assert {"-W", "--keep-going"} <= set(flags)
+    assert flags.pop() == "site/html"
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", *flags, "-d", str(out / "doctrees"), str(out / "html")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+@pytest.mark.slow
+def test_strict_build_has_every_page_and_index(site):
+    built = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")}
+    pages = {
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in [*DOCS.glob("*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    }
+    assert pages | {"README", "CONTRIBUTING", "CHANGELOG", "index"} <= built
+    assert 'url=docs/index.html"' in (site / "index.html").read_text()
+    assert "schedule.learning_rate" in (site / "docs/fields.html").read_text()
+
+
+MEASURE = """
+<pre id="widths"></pre>
+<script>
+const pages = %s, width = %d, widths = {};
+async function measure() {
+  for (const page of pages) {
+    const frame = document.createElement("iframe");
+    frame.width = width; frame.height = 800; frame.src = page;
+    document.body.append(frame);
+    await new Promise(loaded => frame.onload = loaded);
+    widths[page] = frame.contentDocument.documentElement.scrollWidth;
+    frame.remove();
+  }
+  document.getElementById("widths").textContent = JSON.stringify(widths);
+}
+measure();
+</script>
+"""
+
+
+def in_browser(site: Path, page: str) -> str:
+    """The text that the script of a page writes into its element `pre`, in headless Chromium."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium")
+    path = site / "measure.html"
+    path.write_text(page)
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--virtual-time-budget=100000"]
+    command = [browser, *flags, "--dump-dom", "--window-size=1600,1000", path.as_uri()]
+    dumped = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    path.unlink()
+    return re.search(r"<pre[^>]*>(.*?)</pre>", dumped, re.DOTALL)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_no_page_is_wider_than_the_screen(site, width):
+    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    widths = json.loads(in_browser(site, MEASURE % (json.dumps(pages), width)))
+    assert list(widths) == pages
+    assert {name: found for name, found in widths.items() if found > width} == {}
+
+
+PASTE = """
+<pre></pre>
+<script>
+const frame = document.createElement("iframe");
+frame.src = "docs/errors.html";
+frame.onload = () => {
+  const page = frame.contentDocument, field = page.querySelector(".find-error");
+  document.querySelector("pre").textContent = JSON.stringify(%s.map((text) => {
+    field.value = text;
+    field.dispatchEvent(new Event("input"));
+    const best = page.querySelector(".find-error + table code") ?? page.querySelector(".find-error + table + p");
+    return best.textContent;
+  }));
+};
+document.body.append(frame);
+</script>
+"""
+
+
+@pytest.mark.slow
+def test_pasted_error_message_finds_its_row(site):
+    rows = {
+        "jaxdp: data.directory='/x': directory not found": "directory not found",
+        "jaxdp: --model.dept: unknown flag; did you mean --model.depth?": "unknown flag",
+        "jaxdp: loss is nan at step 12 (samples 3072, learning rate 0.4): lower it": "... is ... at ...): ...",
+        "jaxdp: batch.0.per_worker_batch=30: must divide the global batch 256; use the nearest divisor 32": (
+            "must divide the global batch ..."
+        ),
+        "zzz": "",  # too short for an answer
+        "zzzz": "Not found. Try some words of the reason.",
+    }
+    assert json.loads(in_browser(site, PASTE % json.dumps(list(rows)))) == list(rows.values())

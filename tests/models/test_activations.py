@@ -1,0 +1,96 @@
+"""The estimate of a network's activations, against counts by hand and against what XLA's GPU compiler allocates."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from jaxdp.config import Model
+from jaxdp.models.activations import activation_bytes
+from jaxdp.recipes import load_config
+from jaxdp.registry import own_models
+
+RECORD = Path(__file__).parents[2] / "benchmarks/results/memory.json"
+SIDE, CHANNELS = 8, 5
+
+
+class TwoProducts:
+    """Flattened images, a matrix product, `activation`, and a second product to the logits."""
+
+    def __init__(self, activation, classes):
+        self.activation, self.classes = activation, classes
+
+    def init(self, key, image_shape):
+        size = image_shape[0] * image_shape[1] * image_shape[2]
+        return {"first": jnp.zeros((size, CHANNELS)), "second": jnp.zeros((CHANNELS, self.classes))}, {}
+
+    def apply(self, params, batch_stats, images, train):
+        hidden = self.activation(images.reshape(len(images), -1) @ params["first"])
+        return hidden @ params["second"], {}
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    def register(activation):
+        monkeypatch.setitem(own_models, "two_products", lambda config: TwoProducts(activation, config.classes))
+        return Model(name="two_products", classes=3)
+
+    return register
+
+
+IMAGE = 4 * SIDE * SIDE * 3  # bytes of an image in float32
+HIDDEN = 4 * CHANNELS
+
+
+def test_activations_are_the_operands_of_products(registered):
+    """The gradient of each weight needs the left operand of its product: the image, and the hidden layer."""
+    assert activation_bytes(registered(lambda x: x), (SIDE, SIDE, 3)) == IMAGE + HIDDEN
+
+
+def test_elementwise_operations_before_a_product_keep_one_more_array_at_most(registered):
+    """XLA recomputes the chain of tanh from the output of the first product, which is one array however long the chain is."""
+    longest = registered(lambda x: jnp.tanh(jnp.tanh(jnp.tanh(jnp.tanh(x)))))
+    assert activation_bytes(longest, (SIDE, SIDE, 3)) <= IMAGE + 2 * HIDDEN
+
+
+def test_activations_of_16_bit_networks_take_half():
+    sizes = {
+        name: activation_bytes(Model(depth=18, width=8, classes=4, dtype=name), (64, 64, 3)) for name in ("float32", "bfloat16")
+    }
+    assert sizes["bfloat16"] / sizes["float32"] == pytest.approx(0.5, rel=0.1)
+
+
+def test_remat_keeps_less_and_frozen_stages_keep_nothing():
+    config, shape = Model(depth=50, width=8, classes=4), (64, 64, 3)
+    everything = activation_bytes(config, shape)
+    assert activation_bytes(Model(depth=50, width=8, classes=4, remat=True), shape) < 0.5 * everything
+    assert activation_bytes(config, shape, frozen_stages=5) < 0.01 * everything
+
+
+def test_synchronized_batch_normalization_keeps_as_much():
+    config, shape = Model(depth=18, width=8, classes=4), (64, 64, 3)
+    synchronized = Model(depth=18, width=8, classes=4, norm="synchronized")
+    assert activation_bytes(synchronized, shape) == pytest.approx(activation_bytes(config, shape), rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["digits_vit", "digits_convnext"])
+def test_activations_of_flax_modules_are_at_least_the_operands_of_their_blocks(recipe):
+    """Each block has at least two products, whose operands in float32 hold at least the size of its output."""
+    config = load_config(recipe)
+    size = config.data.image_size
+    assert activation_bytes(config.model, (size, size, 3)) > 4 * 2 * 64 * 16
+
+
+def test_estimates_equal_what_the_gpu_compiler_allocates():
+    """Recorded by benchmarks/memory.py; the estimates are computed again."""
+    tested = 0
+    for result in json.loads(RECORD.read_text())["results"]:
+        if "autodiff" in result["case"] or "152" in result["case"]:
+            continue
+        name, dtype, *rest = result["case"].split(", ")
+        config = Model(depth=int(name.removeprefix("ResNet-")), dtype=dtype, remat="remat" in rest, classes=1000)
+        megabytes = activation_bytes(config, (224, 224, 3)) / 1e6
+        assert megabytes == pytest.approx(result["compiled_megabytes_an_image"], rel=0.05), result["case"]
+        tested += 1
+    assert tested == 4

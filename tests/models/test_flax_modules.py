@@ -1,0 +1,239 @@
+"""Registered linen and nnx modules against Flax itself: gradients, batch statistics, dropout, stages."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers.flax_nets import (
+    BUILDERS,
+    WITH_DROPOUT,
+    LinenNet,
+    NnxNet,
+    by_path,
+    flax_gradient,
+    nested,
+    of_state,
+    path_of,
+)
+from helpers.step import (
+    BATCH,
+    PER_WORKER,
+    PIXELS,
+    assert_replicated,
+    distributed_gradients,
+    initial_params,
+    make_batch,
+    step_config,
+)
+
+from jaxdp import models, registry
+from jaxdp.config import Model, Phase
+from jaxdp.data import prefetch
+from jaxdp.data.augment import augment, normalize
+from jaxdp.losses import cross_entropy
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.strategies import STRATEGIES
+from jaxdp.training.state import create_state
+from jaxdp.training.step import make_train_step
+
+
+def case(name, quick):
+    """A network; those that are not in `quick` run with the slow tests."""
+    return pytest.param(name, marks=[] if name in quick else pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    for name, build in BUILDERS.items():
+        monkeypatch.setitem(registry.own_models, name, build)
+    for name, build in WITH_DROPOUT.items():
+        monkeypatch.setitem(registry.own_models, f"{name}_dropout", build)
+
+
+def config_of(name, **changes):
+    config = step_config(**changes)
+    return dataclasses.replace(config, model=Model(name=name, classes=7, norm=config.model.norm))
+
+
+@functools.cache
+def flax_reference(kind, norm):
+    """(gradient, mean statistics of the batches) by path, of Flax alone: worker after worker, or the whole batch at once."""
+    config = config_of(kind)
+    params, stats = initial_params(config)
+
+    def loss_of(part, network):
+        logits = network(normalize(augment(config, part["images"], part["positions"]), *PIXELS))
+        return cross_entropy(logits, part["labels"], 0.1).mean()
+
+    size = PER_WORKER if norm == "per_worker" else BATCH
+    parts = [
+        flax_gradient(
+            kind, params, stats, functools.partial(loss_of, {key: rows[i : i + size] for key, rows in make_batch().items()})
+        )
+        for i in range(0, BATCH, size)
+    ]
+    return tuple({name: np.mean([part[k][name] for part in parts], axis=0) for name in parts[0][k]} for k in range(2))
+
+
+def assert_same(ours, expected, tolerance=2e-5):
+    whole = np.sqrt(sum((leaf**2).sum() for leaf in expected.values()))
+    assert ours.keys() == expected.keys()
+    for name, leaf in expected.items():
+        assert np.linalg.norm(ours[name] - leaf) <= tolerance * np.linalg.norm(leaf) + 1e-6 * whole, name
+
+
+def compare_with_flax(name, mesh_shape, **changes):
+    """The distributed gradient and moments against Flax on one device."""
+    config = config_of(name, **changes)
+    accumulation = 1 if config.model.norm == "synchronized" else BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
+    gradient, report = distributed_gradients(config, mesh_shape, accumulation)
+    expected, updated = flax_reference(name.split("_")[0], config.model.norm)
+    assert_same(by_path(gradient), expected)
+    moments = by_path(report["moments"])
+    means = {path: leaf for path, leaf in moments.items() if path.endswith("mean")}
+    assert_same(means, {path: leaf / 0.1 for path, leaf in updated.items() if path.endswith("mean")})  # 0.9 * 0 + 0.1 * mean
+    assert_replicated((gradient, report))
+
+
+@pytest.mark.parametrize("name", [case(name, ("linen_stages",)) for name in BUILDERS])
+def test_gradient_and_means_equal_those_of_flax_worker_by_worker(name):
+    compare_with_flax(name, (2, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "mesh_shape"), [(name, (4, 2)) for name in STRATEGIES] + [("torus", (1, 1)), ("torus", (1, 8))]
+)
+@pytest.mark.parametrize("name", ["linen_stages", "nnx_stages"])
+def test_gradient_of_stages_equals_that_of_flax_with_every_strategy(name, mesh_shape, strategy):
+    compare_with_flax(name, mesh_shape, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", [case(name, ("torus",)) for name in ("torus", "ring")])
+@pytest.mark.parametrize("name", [case(name, ("nnx_stages",)) for name in ("linen", "linen_stages", "nnx", "nnx_stages")])
+def test_synchronized_gradient_equals_that_of_flax_with_the_whole_batch(name, strategy):
+    compare_with_flax(name, (2, 4), norm="synchronized", strategy=strategy)
+
+
+def states_after(config, mesh_shape, batches, rate=0.0):
+    mesh, model = make_mesh(*mesh_shape), models.create(config.model)
+    accumulation = config.batch[0].global_batch // config.batch[0].per_worker_batch // (mesh_shape[0] * mesh_shape[1])
+    step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
+    state = create_state(config, model, mesh)
+    start = jax.tree.map(np.asarray, state)
+    for batch in batches:
+        hyperparameters = {"learning_rate": np.float32(rate), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
+        state, _ = step(state, prefetch.to_global(batch, mesh), hyperparameters)
+    return start, state
+
+
+@pytest.mark.parametrize("momentum", [pytest.param(0.9, marks=pytest.mark.slow), 0.6])
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind, momentum):
+    """The layers' own momentum, Flax's default of 0.99, plays no part."""
+    nets = {"linen": lambda config: LinenNet(momentum=0.99), "nnx": lambda config, rngs: NnxNet(momentum=0.99, rngs=rngs)}
+    registry.own_models[kind] = nets[kind]
+    config = dataclasses.replace(config_of(kind), batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),))
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, augmentation="none"),
+        model=dataclasses.replace(config.model, norm_momentum=momentum),
+    )
+    batches = [make_batch() | {"images": make_batch()["images"][::-1] // shade} for shade in (1, 2, 3)]
+    start, state = states_after(config, (1, 1), batches)
+    ours = by_path(state.batch_stats)
+    params, stats = by_path(start.params), by_path(start.batch_stats)
+    if kind == "linen":
+        variables = {"params": nested(params), "batch_stats": nested(stats)}
+        for batch in batches:
+            images = normalize(batch["images"], *PIXELS)
+            _, changed = LinenNet(momentum=momentum).apply(variables, images, train=True, mutable=["batch_stats"])
+            variables |= changed
+        expected = by_path(variables["batch_stats"])
+    else:
+        module = NnxNet(momentum=momentum, rngs=nnx.Rngs(0))
+        flat = {path_of(name): jnp.float32(leaf) for name, leaf in (params | stats).items()}
+        nnx.update(module, nnx.from_flat_state(flat))
+        for batch in batches:
+            module(normalize(batch["images"], *PIXELS))
+        expected = of_state(nnx.state(module, nnx.BatchStat))
+    assert len(expected) == 4
+    assert ours.keys() == expected.keys()
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(ours[name], leaf, rtol=2e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", [case(f"{name}_dropout", ("linen_stages_dropout",)) for name in WITH_DROPOUT])
+def test_dropout_depends_on_seed_and_position_and_not_on_the_mesh(name):
+    config = config_of(name, strategy="psum")
+    found = {}
+    for case, shape, accumulation, seed in (("mesh", (2, 4), 2, 0), ("one", (1, 1), 16, 0), ("seed", (1, 1), 16, 1)):
+        gradient, _ = distributed_gradients(dataclasses.replace(config, seed=seed), shape, accumulation)
+        found[case] = by_path(gradient)
+    assert_same(found["mesh"], found["one"])
+    with pytest.raises(AssertionError):
+        assert_same(found["seed"], found["one"], 0.1)
+
+
+@pytest.mark.parametrize("name", [f"{name}_dropout" for name in WITH_DROPOUT])
+def test_dropout_draws_anew_for_another_key_and_evaluation_drops_nothing(name):
+    model = models.create(config_of(name).model)
+    params, stats = model.init(jax.random.key(0), (12, 12, 3))
+    images = jax.random.normal(jax.random.key(1), (4, 12, 12, 3))
+
+    def logits(number):
+        return np.asarray(model.apply(params, stats, images, train=True, key=jax.random.key(number))[0])
+
+    assert np.array_equal(logits(0), logits(0))
+    assert np.abs(logits(0) - logits(1)).max() > 1e-3
+    plain = models.create(config_of(name.removesuffix("_dropout")).model)
+    evaluated, expected = (one.apply(params, stats, images, train=False)[0] for one in (model, plain))
+    np.testing.assert_array_equal(evaluated, expected)
+
+
+class TwoDropouts(nnx.Module):
+    """The masks of two layers of one shape."""
+
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        ones = jnp.ones((len(x), 64))
+        return (self.first(ones) * self.second(ones)).mean((1,), keepdims=True) * jnp.ones(2)
+
+
+def test_nnx_dropout_layers_draw_different_masks(monkeypatch):
+    """The mean product of equal masks, whose kept values count double, is 2; that of independent ones 1."""
+    monkeypatch.setitem(registry.own_models, "two", lambda config, rngs: TwoDropouts(rngs))
+    model = models.create(Model(name="two", classes=2))
+    logits, _ = model.apply({"net": {}}, {}, jnp.zeros((64, 2, 2, 3)), train=True, key=jax.random.key(0))
+    assert float(logits.mean()) == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["linen_stages", "nnx_stages"])
+def test_stages_are_segments_with_the_names_of_the_whole_module(name):
+    staged, whole = (models.create(config_of(one).model) for one in (name, name.removesuffix("_stages")))
+    blocks = ("blocks_0", "blocks_1") if name.startswith("linen") else ("blocks/0", "blocks/1")
+    assert staged.segments == tuple((f"net/{stage}",) for stage in (*blocks, "head"))
+    assert whole.segments == (("net",),)
+    trees = [model.init(jax.random.key(0), (12, 12, 3)) for model in (staged, whole)]
+    for ours, expected in zip(*trees, strict=True):
+        ours, expected = by_path(ours), by_path(expected)
+        assert ours.keys() == expected.keys()
+        for path in ours:
+            np.testing.assert_array_equal(ours[path], expected[path])
+
+
+def test_initial_parameters_follow_the_seed_in_training_state():
+    config = config_of("nnx_stages")
+    mesh = make_mesh(1, 1)
+    first, again, other = (
+        by_path(create_state(dataclasses.replace(config, seed=seed), models.create(config.model), mesh).params)
+        for seed in (0, 0, 1)
+    )
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first["head/linear/kernel"], other["head/linear/kernel"])

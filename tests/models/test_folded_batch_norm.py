@@ -1,0 +1,206 @@
+"""Batch normalization folded into 1x1 convolutions, compared with a convolution and Flax's BatchNorm in float64."""
+
+import dataclasses
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxdp import models
+from jaxdp.config import Model
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments
+from jaxdp.models.bn_relu import fused_bn_relu
+from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
+from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.parallel.mesh import AXES, make_mesh
+
+SMALL, LARGE = (16, 5, 4, 7), (64, 8, 32, 128)  # batch, side, channels in and out
+CASES = {"with a shortcut": ("F", True), "two": ("FF", False), "beside a separate one": ("PF", False), "alone": ("F", False)}
+
+
+def random_case(kinds: str, shortcut: bool, mean=0.5, std=1.0, sizes=SMALL):
+    """([{"tensor", "scale", "bias", and "kernel" where it is folded} by term], shortcut or None, a cotangent), float64."""
+    rng = np.random.default_rng(0)
+    batch, side, inputs, outputs = sizes
+
+    def term(kind):
+        channels = inputs if kind == "F" else outputs
+        tensor = np.maximum(rng.normal(mean, std, (batch, side, side, channels)), 0)
+        found = {"tensor": tensor, "scale": rng.uniform(0.5, 2, outputs), "bias": rng.normal(size=outputs)}
+        return found | ({"kernel": rng.normal(size=(inputs, outputs))} if kind == "F" else {})
+
+    shape = (batch, side, side, outputs)
+    return [term(kind) for kind in kinds], rng.normal(size=shape) if shortcut else None, rng.normal(size=shape)
+
+
+def flax_bn_relu(terms, shortcut):
+    norm = nn.BatchNorm(use_running_average=False, epsilon=1e-5, dtype=jnp.float64, param_dtype=jnp.float64)
+    total = 0 if shortcut is None else shortcut
+    for term in terms:
+        x = term["tensor"] @ term["kernel"] if "kernel" in term else term["tensor"]
+        variables = {
+            "params": {"scale": term["scale"], "bias": term["bias"]},
+            "batch_stats": {"mean": jnp.zeros_like(term["bias"]), "var": jnp.ones_like(term["bias"])},
+        }
+        total += norm.apply(variables, x, mutable=["batch_stats"])[0]
+    return jnp.maximum(total, 0)
+
+
+def separate(term, axes=()):
+    x = term["tensor"]
+    if "kernel" in term:
+        x = x @ term["kernel"].astype(x.dtype)
+    mean, square = moments(lax.stop_gradient(x), axes)
+    return BatchNormTerm(x, Normalization(term["scale"], term["bias"], mean, jnp.maximum(square - mean * mean, 0.0)))
+
+
+def folded(term, axes=()):
+    if "kernel" not in term:
+        return separate(term, axes)
+    inputs = InputMoments.of(lax.stop_gradient(term["tensor"]))
+    mean, square = inputs.projected(lax.stop_gradient(term["kernel"]), axes)
+    norm = Normalization(term["scale"], term["bias"], mean, jnp.maximum(square - mean * mean, 0.0))
+    return FoldedTerm(Projection(term["tensor"], term["kernel"]), inputs, norm)
+
+
+def jaxdp_bn_relu(terms, shortcut, *, form=folded, axes=(), convolution="direct"):
+    return fused_bn_relu(Fusion(axes, convolution), tuple(form(term, axes) for term in terms), shortcut)
+
+
+@partial(jax.jit, static_argnums=0)
+def value_and_gradient(function, terms, shortcut, cotangent):
+    value, vjp_fn = jax.vjp(function, terms, shortcut)
+    return value, vjp_fn(cotangent)
+
+
+def in_float64(terms, shortcut, cotangent):
+    """(value, gradients) by Flax in float64."""
+    with jax.enable_x64():
+        return jax.tree.map(np.asarray, value_and_gradient(flax_bn_relu, terms, shortcut, cotangent))
+
+
+def narrow(tree):
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+
+def errors(found, wanted):
+    """The relative error of every leaf."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    return [float(np.linalg.norm(np.asarray(one, np.float64) - other) / np.linalg.norm(other)) for one, other in pairs]
+
+
+@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradient_match_flax_in_float64(case, convolution):
+    terms, shortcut, cotangent = random_case(*CASES[case])
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    function = partial(jaxdp_bn_relu, convolution=convolution)
+    found, gradient = value_and_gradient(function, *narrow((terms, shortcut, cotangent)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert max(errors(gradient, wanted)) <= 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_synchronized_over_devices_equals_whole_batch(case):
+    terms, shortcut, cotangent = random_case(*CASES[case])
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    mesh, rows, everywhere = make_mesh(2, 4), PartitionSpec(AXES), PartitionSpec()
+    specs = [{name: rows if name == "tensor" else everywhere for name in term} for term in terms]
+
+    def on_each(terms, shortcut, cotangent):
+        varying = [
+            {name: leaf if name == "tensor" else lax.pcast(leaf, AXES, to="varying") for name, leaf in term.items()}
+            for term in terms
+        ]
+        value, vjp_fn = jax.vjp(partial(jaxdp_bn_relu, axes=AXES), varying, shortcut)
+        gradient, shortcut = vjp_fn(cotangent)
+        summed = [
+            {name: leaf if name == "tensor" else lax.psum(leaf, AXES) for name, leaf in term.items()} for term in gradient
+        ]
+        return value, (summed, shortcut)
+
+    mapped = jax.shard_map(on_each, mesh=mesh, in_specs=(specs, rows, rows), out_specs=(rows, (specs, rows)))
+    found, gradient = jax.jit(mapped)(*narrow((terms, shortcut, cotangent)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert max(errors(gradient, wanted)) <= 1e-5
+
+
+@pytest.mark.parametrize(("mean", "std"), [(30.0, 1.0), (100.0, 1.0), (0.5, 1e-3)])
+def test_small_variance_beside_a_large_mean_costs_little_more_precision_than_separate(mean, std):
+    """Both forms subtract the squared mean from the mean square in float32."""
+    terms, shortcut, cotangent = random_case("F", True, mean, std)
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    found = {}
+    for form in (folded, separate):
+        outcome = value_and_gradient(partial(jaxdp_bn_relu, form=form), *narrow((terms, shortcut, cotangent)))
+        found[form] = max(errors(outcome, (expected, wanted)))
+    assert found[folded] <= 4 * found[separate]
+
+
+def round_to_bfloat16(leaf):
+    return np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float64)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_error_in_bfloat16_is_at_most_twice_that_of_separate(case):
+    terms, shortcut, cotangent = random_case(*CASES[case], sizes=LARGE)
+    terms = [term | {"tensor": round_to_bfloat16(term["tensor"])} for term in terms]
+    shortcut, cotangent = jax.tree.map(round_to_bfloat16, (shortcut, cotangent))
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    half = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.bfloat16))
+    inputs = [narrow(term) | {"tensor": half(term["tensor"])} for term in terms]
+    found = {}
+    for form in (folded, separate):
+        outcome = value_and_gradient(partial(jaxdp_bn_relu, form=form), inputs, half(shortcut), half(cotangent))
+        found[form] = np.array(errors(outcome, (expected, wanted)))
+    assert (found[folded] <= 2 * found[separate]).all()
+
+
+def test_products_in_float32_state_their_precision():
+    """A GPU would compute them with TF32 otherwise."""
+    terms, shortcut, cotangent = narrow(random_case("FF", True))
+
+    def gradient(terms, shortcut):
+        return jax.vjp(jaxdp_bn_relu, terms, shortcut)[1](cotangent)
+
+    products = [
+        eqn for eqn in jaxpr_equations(jax.make_jaxpr(gradient)(terms, shortcut).jaxpr) if eqn.primitive.name == "dot_general"
+    ]
+    assert len(products) >= 12
+    assert {eqn.params["precision"] for eqn in products} == {(lax.Precision.HIGHEST, lax.Precision.HIGHEST)}
+
+
+def jaxpr_equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from jaxpr_equations(inner)
+
+
+@pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+def test_model_gives_the_same_logits_moments_and_gradient_as_separate(depth):
+    images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
+    config = Model(depth=depth, width=8, classes=5, convolution="direct")
+    separate, folded = (models.create(dataclasses.replace(config, batch_norm=form)) for form in ("separate", "folded"))
+    params, stats = jax.jit(lambda: separate.init(jax.random.key(0), (32, 32, 3)))()
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
+
+    def gradient(model):
+        def loss(params):
+            logits, moments = model.apply(params, stats, images, train=True)
+            return jnp.sin(logits).sum(), (logits, moments)
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    (grads, aux), (wanted, wanted_aux) = gradient(folded), gradient(separate)
+    assert jax.tree.structure((grads, aux)) == jax.tree.structure((wanted, wanted_aux))
+    for one, other in zip(jax.tree.leaves((grads, aux)), jax.tree.leaves((wanted, wanted_aux)), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-4 * np.linalg.norm(other) + 1e-6

@@ -1,0 +1,297 @@
+"""Runs of registered Flax modules, and the one-line errors of modules that cannot be trained."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers.flax_nets import LinenHead, LinenNet, NnxHead, NnxNet, StagedLinenNet, StagedNnxNet
+from helpers.runs import outcome, train_until
+
+import jaxdp
+from jaxdp import models, registry
+from jaxdp.config import Checkpoint, Model
+from jaxdp.data.sources import pixel_stats
+from jaxdp.errors import ConfigError
+from jaxdp.inference.export import export
+from jaxdp.plan_summary import model_summary
+
+NETS = {
+    "linen": lambda config: StagedLinenNet(config.classes, dropout=0.3),
+    "nnx": lambda config, rngs: StagedNnxNet(config.classes, dropout=0.3, rngs=rngs),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered():
+    yield
+    registry.own_models.clear()
+
+
+def flax_logits(kind, path, images):
+    """Logits of an exported file, by Flax alone, loaded as docs/extending.md says."""
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "load_file" in block)
+    names = {}
+    exec(block, names)
+    if kind == "linen":
+        return StagedLinenNet(6, dropout=0.3).apply(names["linen_variables"](path), images, train=False)
+    module = StagedNnxNet(6, dropout=0.3, rngs=nnx.Rngs(0))
+    names["load_into_nnx"](module, path)
+    module.eval()
+    return module(images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_run_with_dropout_resumes_bit_for_bit_and_its_export_loads_in_flax(tiny, tmp_path, kind):
+    jaxdp.register_model(kind, NETS[kind])
+    config = dataclasses.replace(tiny, model=Model(name=kind, classes=6), checkpoint=Checkpoint(every_samples=32), epochs=2.0)
+    jaxdp.train(config, tmp_path / "whole", screen=False)
+    train_until(config, tmp_path / "resumed", step=5)
+    jaxdp.train(config, tmp_path / "resumed", screen=False)
+    assert outcome(tmp_path / "resumed") == outcome(tmp_path / "whole")
+
+    assert jaxdp.evaluate(None, tmp_path / "whole")["eval_examples"] == 23
+    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    predicted = jaxdp.predict(tmp_path / "whole", images, top=6)
+    export(tmp_path / "whole", tmp_path / "w.safetensors")
+    mean, std = (np.float32(stat) for stat in pixel_stats(config))
+    expected = np.asarray(jax.nn.softmax(flax_logits(kind, tmp_path / "w.safetensors", (images - mean) / std)))
+    for row, classes, probabilities in zip(expected, predicted.classes, predicted.probabilities, strict=True):
+        np.testing.assert_allclose(probabilities, row[classes], atol=2e-5)
+
+
+class ByField(nn.Module):
+    """Takes fields of the config by their names."""
+
+    classes: int
+    dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x, deterministic):
+        assert self.dtype == "bfloat16"
+        return nn.Dense(self.classes, dtype=self.dtype)(nn.Dropout(0.5, deterministic=deterministic)(x.mean((1, 2))))
+
+
+class OfConfig(nn.Module):
+    config: Model
+
+    @nn.compact
+    def __call__(self, x, training=False):
+        return nn.Dense(self.config.classes)(nn.BatchNorm(use_running_average=not training)(x).mean((1, 2)))
+
+
+class NnxByField(nnx.Module):
+    def __init__(self, classes, *, rngs):
+        self.linear = nnx.Linear(3, classes, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5)
+
+    def __call__(self, x, *, rngs):
+        return self.linear(self.dropout(x.mean((1, 2)), rngs=rngs))
+
+
+class NnxByOtherName(nnx.Module):
+    def __init__(self, num_classes, *, rngs):
+        self.linear = nnx.Linear(3, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x.mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    "registered",
+    [
+        ByField,
+        NnxByOtherName,
+        OfConfig,
+        NnxByField,
+        LinenNet(6, dropout=0.1),
+        lambda config: ByField(config.classes, config.dtype),
+        lambda config, rngs: NnxNet(config.classes, rngs=rngs),
+    ],
+)
+def test_module_class_instance_and_function_are_accepted(registered):
+    jaxdp.register_model("mine", registered)
+    found = models.summary(Model(name="mine", classes=6, dtype="bfloat16"), (8, 8, 3))
+    assert found["parameters"] > 0
+    assert found["segments"] == (("net",),)
+
+
+class NnxOutputs(nnx.Module):
+    def __init__(self, outputs, *, rngs):
+        self.linear = nnx.Linear(3, outputs, rngs=rngs)
+
+
+class NoField(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(6)(x.mean((1, 2)))
+
+
+class Sows(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("cache", "last", jnp.zeros, ())
+        return nn.Dense(6)(x.mean((1, 2)))
+
+
+class OwnNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        mean = self.variable("batch_stats", "mean", jnp.zeros, (3,))
+        if train:
+            mean.value = x.mean((0, 1, 2))
+        return nn.Dense(6)(x.mean((1, 2)) - mean.value)
+
+
+class NeedsMore(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask):
+        return nn.Dense(6)(x.mean((1, 2)))
+
+
+class NoMode(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(6)(nn.Dropout(0.5)(x.mean((1, 2))))
+
+
+class FixedMode(nn.Module):
+    """A BatchNorm layer that does not depend on `train`."""
+
+    use_running_average: bool
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(6)(nn.BatchNorm(use_running_average=self.use_running_average)(x).mean((1, 2)))
+
+
+class AlwaysDrops(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(6)(nn.Dropout(0.5, deterministic=False)(x.mean((1, 2))))
+
+
+class OutsideStages(StagedLinenNet):
+    def setup(self):
+        super().setup()
+        self.scale = self.param("scale", nn.initializers.ones, ())
+
+
+class NoSubmodule(LinenNet):
+    def stages(self):
+        return [*self.blocks, lambda x: x.mean((1, 2))]
+
+
+class Counter(nnx.Variable):
+    pass
+
+
+class NnxOwn(nnx.Module):
+    def __init__(self, rngs, kind):
+        self.head = NnxHead(3, 6, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5)
+        if kind == "statistics":
+            self.mean = nnx.BatchStat(jnp.zeros(3))
+        self.counter, self.kind = Counter(jnp.zeros(())), kind
+
+    def __call__(self, x):
+        if self.kind == "counts":
+            self.counter[...] += 1
+        return self.head(self.dropout(x) if self.kind == "dropout" else x)
+
+
+def nnx_own(kind):
+    return lambda config, rngs: NnxOwn(rngs, kind)
+
+
+@pytest.mark.parametrize(
+    ("registered", "message"),
+    [
+        (lambda config: LinenHead(3), r"logits of shape \(1, 3\) for 1 image; return \[B, classes\] = \(1, 6\)"),
+        (lambda config, rngs: NnxHead(3, 4, rngs=rngs), r"logits of shape \(1, 4\) for 1 image"),
+        (lambda config: Sows(), "the module has a collection 'cache', which a run cannot keep; use params and batch_stats"),
+        (lambda config: OwnNorm(), "the batch statistic mean is not of Flax's BatchNorm"),
+        (lambda config: NeedsMore(), "__call__ of the module requires 'mask'; take images alone, or with train, training"),
+        (
+            lambda config: NoMode(),
+            r"the model fails at test_registered_modules.py:\d+: .*deterministic.*; a Flax module is called",
+        ),
+        (lambda config: AlwaysDrops(), r"the model fails at test_registered_modules.py:\d+: .*dropout"),
+        (lambda config: OutsideStages(6), "scale belongs to no stage; move it into a submodule that stages"),
+        (lambda config: NoSubmodule(6), r"item 3 of stages\(\) is not a submodule"),
+        (lambda config: NnxHead(3, 6, rngs=nnx.Rngs(0)), r"has no parameter rngs.*; register a function of \(config, rngs\)"),
+        (NnxHead(3, 6, rngs=nnx.Rngs(0)), r"a run draws its own; register its class, or a function of \(config, rngs\)"),
+        (nnx_own("statistics"), "the batch statistic mean is not of Flax's BatchNorm"),
+        (nnx_own("counts"), "the call changes counter, which a run cannot keep"),
+        (nnx_own("dropout"), r"the model fails at test_registered_modules.py:\d+: ValueError: .*rngs"),
+        (lambda config, rngs: LinenHead(6), "the function with a parameter rngs returns LinenHead, not an nnx module"),
+        (FixedMode(False), "BatchNorm_0 has use_running_average=False in evaluation; give __call__ .* a parameter train"),
+        (FixedMode(True), "BatchNorm_0 has use_running_average=True in training"),
+        (dict, r"the class dict cannot be called with \(config\): .*; register a Flax module"),
+        (
+            lambda: None,
+            r"the function <lambda> cannot be called with \(config\): .*register_model\('mine', lambda config",
+        ),
+        (lambda config: None, "the function <lambda> returns None, which is no Flax module and has no method 'init'; register"),
+        (lambda config: 1 / 0, r"the model fails at test_registered_modules.py:\d+: ZeroDivisionError: division by zero"),
+        (NnxOutputs, "the model fails at .*: TypeError.*; the class was called with the model config; name its parameter"),
+        (NoField, "the class was called with the model config; name its parameter `classes`, or register a function"),
+        (ByField, r"the model fails at test_registered_modules.py:\d+: AssertionError"),
+    ],
+)
+def test_module_that_cannot_be_trained_is_refused_in_one_line(registered, message):
+    jaxdp.register_model("mine", registered)
+    with pytest.raises(ConfigError) as refused:
+        models.summary(Model(name="mine", classes=6), (8, 8, 3))
+    assert re.search(message, str(refused.value)), str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_plan_of_a_module_with_stages_lists_a_message_for_each(tiny):
+    sizes = {}
+    for kind, build in {"staged": NETS["linen"], "whole": lambda config: LinenNet(config.classes, dropout=0.3)}.items():
+        jaxdp.register_model("net", build)
+        sizes[kind] = model_summary(dataclasses.replace(tiny, model=Model(name="net", classes=6)))
+    assert len(sizes["staged"]["messages"]) == 4  # two blocks, the head, and the statistics
+    assert len(sizes["whole"]["messages"]) == 2
+    assert sum(sizes["staged"]["messages"]) == sum(sizes["whole"]["messages"])
+    assert sizes["staged"]["state_bytes"] == sizes["whole"]["state_bytes"]
+
+
+class DropsInCall(nnx.Module):
+    """A stage that multiplies by a random mask, drawn from the `rngs` of its call."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x, rngs):
+        mask = jax.random.bernoulli(rngs.dropout(), 0.5, (1, 64)).astype(x.dtype)
+        return jnp.concatenate([x, self.scale[...] * mask * jnp.ones((len(x), 1))], axis=1)
+
+
+class TwoRandomStages(nnx.Module):
+    def __init__(self, config, rngs):
+        self.first, self.second = DropsInCall(rngs), DropsInCall(rngs)
+
+    def stages(self):
+        return [self.first, self.second]
+
+
+def test_stages_draw_different_random_numbers():
+    jaxdp.register_model("mine", TwoRandomStages)
+    model = models.create(Model(name="mine", classes=3 + 2 * 64))
+    params, stats = model.init(jax.random.key(0), (1, 1, 3))
+    x = jnp.zeros((2, 3))
+    for segment in model.segments:
+        part = {name: params[name] for name in segment}
+        x, _ = model.net.apply_segment(part, stats, x, index=model.segments.index(segment), train=True, key=jax.random.key(1))
+    first, second = np.asarray(x[0, 3:67]), np.asarray(x[0, 67:])
+    assert set(first) == set(second) == {0.0, 1.0}
+    assert (first != second).any()

@@ -1,0 +1,116 @@
+"""Help of commands with config fields: an overview, the flags of a group, all flags."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from jaxdp.cli import main
+from jaxdp.cli.options import EVERYDAY, Launch
+from jaxdp.config import Config
+from jaxdp.recipes import load_config
+from jaxdp.validation import to_json
+
+TREE = json.loads(to_json(load_config("digits")))
+SECTIONS = [name for name, value in TREE.items() if isinstance(value, (dict, list))]
+
+
+def shown(capsys, monkeypatch, *arguments, columns: int = 80) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit) as stopped:
+        main.main(list(arguments))
+    out, err = capsys.readouterr()
+    assert (stopped.value.code or 0, err) == (0, "")
+    return out
+
+
+def flags_of(text: str) -> set[str]:
+    """The flags that begin a line."""
+    return set(re.findall(r"^[│| ] (--[a-z][\w.-]*)", text, re.MULTILINE))
+
+
+def config_flags(part, prefix="--") -> set[str]:
+    """The flags of a config as JSON, found without the parser."""
+    if isinstance(part, list) and part and isinstance(part[0], dict):
+        part = dict(enumerate(part))
+    if isinstance(part, dict):
+        return {flag for name, inner in part.items() for flag in config_flags(inner, f"{prefix}{name}.")}
+    return {prefix[:-1].replace("_", "-")}
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_of_train_shows_the_everyday_flags_and_the_groups(capsys, monkeypatch, columns):
+    out = shown(capsys, monkeypatch, "train", "--help", columns=columns)
+    assert flags_of(out) & config_flags(TREE) == set(EVERYDAY)
+    assert {"--config", "--workdir", "--resume"} <= flags_of(out)
+    assert not flags_of(out) & {f"--{field.name}" for field in dataclasses.fields(Launch)}
+    groups = re.findall(r"^  ([a-z-]+) ", out.partition("--help GROUP):")[2], re.MULTILINE)
+    assert groups == ["general", *(name.replace("_", "-") for name in SECTIONS), "launch", "all"]
+    examples = out.partition("Examples:")[2].partition("Everyday")[0]
+    assert max(len(line) for line in out.replace(examples, "").splitlines()) <= columns
+    assert columns < 80 or out.count("\n") < 80
+
+
+def test_help_shows_defaults_of_the_recipe(capsys, monkeypatch):
+    out = shown(capsys, monkeypatch, "train", "--config", "imagenet_goyal_8k", "--help", columns=100)
+    batch = load_config("imagenet_goyal_8k").batch[0].global_batch
+    assert re.search(rf"--batch.0.global-batch INT .*\(default: {batch}\)", out)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_help_of_a_group_shows_its_flags_only(capsys, monkeypatch, name):
+    out = shown(capsys, monkeypatch, "train", "--help", name)
+    assert flags_of(out) == config_flags({name: TREE[name]})
+    section = getattr(Config(), name)
+    doc = type(section[0] if isinstance(section, tuple) else section).__doc__
+    assert " ".join(re.split(r"[.;]\s|\.$", doc)[0].split()) in " ".join(out.split())
+
+
+def test_general_group_has_the_flags_of_no_other_group(capsys, monkeypatch):
+    everything = flags_of(shown(capsys, monkeypatch, "train", "--help", "all"))
+    general = flags_of(shown(capsys, monkeypatch, "train", "--help", "general"))
+    launch = flags_of(shown(capsys, monkeypatch, "train", "--help", "launch"))
+    assert launch == {f"--{field.name}" for field in dataclasses.fields(Launch)}
+    sections = {flag for flag in config_flags(TREE) if "." in flag}
+    assert everything == general | launch | sections
+    assert not general & (launch | sections)
+
+
+@pytest.mark.parametrize("words", [["--help=loss_scale"], ["-h", "loss-scale"], ["--seed", "1", "--help", "loss-scale"]])
+def test_help_of_a_group_can_be_spelled_in_several_ways(capsys, monkeypatch, words):
+    assert "--loss-scale.growth-steps" in shown(capsys, monkeypatch, "plan", *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("bench allreduce", {"--config", "--sizes", "--dtypes", "--repeats", "--output", "--json"}),
+        ("evaluate", {"--workdir", "--checkpoint", "--config", "--json"}),
+    ],
+)
+def test_help_of_other_commands_shows_their_own_flags(capsys, monkeypatch, command, flags):
+    assert flags_of(shown(capsys, monkeypatch, *command.split(), "--help")) == flags
+    assert flags_of(shown(capsys, monkeypatch, *command.split(), "--help", "mesh")) == config_flags({"mesh": TREE["mesh"]})
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["train", "--help", "dta"], "--help dta: no such group of options; did you mean data? choose from general, data, "),
+        (["train", "--help", "lr"], "--help lr: no such group of options; did you mean schedule? "),
+        (["train", "--help", "depth"], "--help depth: no such group of options; did you mean model? "),
+        (["plan", "--help=optimiser"], "--help optimiser: no such group of options; did you mean optimizer? "),
+    ],
+)
+def test_help_of_an_unknown_group_is_one_line_with_the_nearest(capsys, words, error):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(words)
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"jaxdp: {error}")
+
+
+def test_help_command_shows_the_help_of_a_command(capsys, monkeypatch):
+    for words in (["launch"], ["bench", "step"], []):
+        assert shown(capsys, monkeypatch, "help", *words) == shown(capsys, monkeypatch, *words, "--help")
