@@ -1,5 +1,6 @@
 """Stack traces of this process's threads, taken without reading a file, because the disk may be stuck."""
 
+import contextlib
 import re
 import sys
 import threading
@@ -148,7 +149,11 @@ def innermost_frames(stacks: Sequence[Stack]) -> str:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print a report on stderr in another thread, because a full pipe blocks the writer."""
+    """Print a report on stderr in another thread, because a full pipe blocks the writer.
+
+    The report is lost if the system allows no further thread: the caller, which watches the run, must go on.
+    """
     text = "jaxdp: " + "\n".join(lines) + "\n"
     thread = threading.Thread(target=lambda: print(text, end="", file=sys.stderr, flush=True), name="print-stacks", daemon=True)
-    thread.start()
+    with contextlib.suppress(RuntimeError):
+        thread.start()

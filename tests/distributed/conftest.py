@@ -15,3 +15,5 @@ def clients(free_port):
 
     yield make
     close_all(joined)
+    for client in joined:
+        client.channel.close()  # a client that failed would otherwise report its state during later tests

@@ -114,7 +114,7 @@ def test_launch_that_cannot_start_a_process_kills_the_others(monkeypatch, thread
         started.append(popen(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(launch_module.threading, "Thread", LimitedThread)
+    monkeypatch.setattr(launch_module, "threading", SimpleNamespace(**vars(threading) | {"Thread": LimitedThread}))
     monkeypatch.setattr(launch_module.subprocess, "Popen", recorded_popen)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         launch([sys.executable, "-c", "import time; time.sleep(600)"], 2)

@@ -107,3 +107,13 @@ def test_waits_for_of_a_client_in_an_all_gather_is_other_ranks(free_port):
     members[0].all_gather_object("a", 1)
     main.join()
     close_all(members)
+
+
+def test_a_report_without_a_thread_to_print_it_is_lost_without_an_error(monkeypatch, capfd):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        stack_traces.print_lines(["no progress"])
+    assert capfd.readouterr() == ("", "")
