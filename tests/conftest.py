@@ -1,7 +1,6 @@
 """Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
 
 import dataclasses
-import math
 import os
 import signal
 import socket
@@ -18,8 +17,8 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=1"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache/xla"))
 
 import jax
-import jax.numpy as jnp
 import pytest
+from helpers.linear import NormalizedLinear
 
 from jaxdp import registry
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
@@ -32,40 +31,25 @@ runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
-class NormalizedLinear:
-    """Batch normalization of the images, then a linear classifier: the smallest network with statistics. It compiles in a third
-    of the time of a ResNet of two blocks."""
-
-    def __init__(self, config):
-        self.classes = config.classes
-
-    def init(self, key, image_shape):
-        channels, features = image_shape[-1], math.prod(image_shape)
-        params = {"kernel": 0.01 * jax.random.normal(key, (features, self.classes)), "bias": jnp.zeros(self.classes)}
-        return params, {"norm": {"mean": jnp.zeros(channels), "var": jnp.ones(channels)}}
-
-    def apply(self, params, batch_stats, images, train):
-        mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
-        stats = {"mean": mean, "var": jnp.maximum(square - mean**2, 0)} if train else batch_stats["norm"]
-        images = (images - stats["mean"]) * jax.lax.rsqrt(stats["var"] + 1e-5)
-        logits = images.reshape(len(images), -1) @ params["kernel"] + params["bias"]
-        return logits, {"norm": {"mean": mean, "square": square}} if train else {}
-
-
 @pytest.fixture
 def plots() -> None:
     """Runs of `tiny` draw training.png."""
 
 
 @pytest.fixture
-def tiny(monkeypatch, request) -> Config:
+def normalized_linear(monkeypatch) -> None:
+    """Registers the smallest network with statistics as the model "normalized_linear"."""
+    monkeypatch.setitem(registry.own_models, "normalized_linear", NormalizedLinear)
+
+
+@pytest.fixture
+def tiny(normalized_linear, monkeypatch, request) -> Config:
     """A run of a second: a linear network with batch normalization, synthetic images, four devices, a change of batch size.
 
     It draws no training.png, which would take as long as the rest; tests that need one request `plots`.
     """
     if "plots" not in request.fixturenames:
         monkeypatch.setattr(writers.PlotWriter, "close", lambda self: None)
-    monkeypatch.setitem(registry.own_models, "normalized_linear", NormalizedLinear)
     return Config(
         name="tiny",
         epochs=3.0,

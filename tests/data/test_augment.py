@@ -1,6 +1,7 @@
 """Random transforms against slow NumPy versions of their formulas, and against what they promise."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -86,7 +87,8 @@ def smooth_image(height, width):
 def test_paper_transform_matches_its_formulas_in_numpy(seed, ranges):
     image = smooth_image(20, 28)
     draws = augment.paper_draws(jax.random.key(seed))
-    ours = augment.paper_transform(jnp.asarray(image, jnp.float32), draws, size=14, ranges=ranges)
+    transform = jax.jit(functools.partial(augment.paper_transform, size=14, ranges=ranges))
+    ours = transform(jnp.asarray(image, jnp.float32), draws)
     u = {name: np.asarray(value, np.float64) for name, value in draws.items() if name != "key"}
     normal = np.asarray(jax.random.normal(draws["key"], (14, 14, 3)), np.float64)
     expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0, normal)
@@ -119,9 +121,8 @@ def ramp(height, width):
 @pytest.mark.parametrize(("height", "width"), [(40, 40), (30, 60)])
 def test_random_resized_crop_stays_inside_with_bounded_area_and_ratio(height, width):
     out, ranges, keys = 20, Augment(min_area=0.3), augment.keys_for(0, jnp.arange(300, dtype=jnp.uint32))
-    crops = np.asarray(
-        jax.vmap(lambda key: augment.random_resized_crop(ramp(height, width), key, size=out, ranges=ranges))(keys)
-    )
+    crop = jax.vmap(lambda key: augment.random_resized_crop(ramp(height, width), key, size=out, ranges=ranges))
+    crops = np.asarray(jax.jit(crop)(keys))
     step_down = (crops[:, 12, 10, 0] - crops[:, 7, 10, 0]) / 5  # in the middle, away from repeated edges
     step_right = (crops[:, 10, 12, 1] - crops[:, 10, 7, 1]) / 5
     tall, wide = step_down * out, np.abs(step_right) * out
@@ -142,7 +143,7 @@ def test_augment_passes_the_configs_ranges_on():
     images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3)), jnp.uint8)
     for name in ("random_resized_crop", "pad_and_crop"):
         config = Config(data=Data(source="synthetic", image_size=12, augmentation=name), augment=ranges)
-        out = augment.augment(config, images, jnp.arange(3, dtype=jnp.uint32))
+        out = jax.jit(augment.augment, static_argnums=0)(config, images, jnp.arange(3, dtype=jnp.uint32))
         np.testing.assert_allclose(out, images, atol=1e-3)
 
 
@@ -217,13 +218,13 @@ def test_mix_share_follows_the_beta_distribution():
     ("kind", "mesh_shape"),
     [("cutmix", (2, 2)), *(pytest.param(*one, marks=pytest.mark.slow) for one in [("cutmix", (1, 1)), ("mixup", (1, 2))])],
 )
-def test_mixed_step_has_no_permutation_and_equals_other_meshes(kind, mesh_shape):
-    from helpers.step import BATCH, PER_WORKER, PIXELS, initial_params, make_batch, step_config
+def test_mixed_step_has_no_permutation_and_equals_other_meshes(normalized_linear, kind, mesh_shape):
+    from helpers.step import BATCH, PER_WORKER, PIXELS, initial_params, linear_config, make_batch
 
     from jaxdp import models
     from jaxdp.training.step import make_train_step
 
-    config = dataclasses.replace(step_config(), data=dataclasses.replace(step_config().data, mix=kind))
+    config = dataclasses.replace(linear_config(), data=dataclasses.replace(linear_config().data, mix=kind))
     from jaxdp.training.state import create_state
 
     losses = []
@@ -259,7 +260,7 @@ def test_mixed_loss_weighs_both_smoothed_targets(kind):
         return local_gradient(config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, scale=1.0)[1]["loss"]
 
     images, partner, share = augment.mix(config, augment.normalize(jnp.asarray(batch["images"]), *PIXELS), batch["positions"])
-    logits = np.asarray(model.apply(params, stats, images, train=True)[0], np.float64)
+    logits = np.asarray(jax.jit(lambda images: model.apply(params, stats, images, train=True)[0])(images), np.float64)
     log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     onehot = np.eye(7)[batch["labels"]]
     mixed_target = np.asarray(share)[:, None] * onehot + (1 - np.asarray(share)[:, None]) * onehot[np.asarray(partner)]

@@ -1,5 +1,7 @@
 """Small linen and nnx networks with stages, batch normalization and dropout, and their gradients computed by Flax alone."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -129,34 +131,37 @@ def by_path(tree):
     return {name.removeprefix("net/"): np.asarray(leaf, np.float64) for name, leaf in names}
 
 
-def flax_gradient(name, params, batch_stats, loss_of):
-    """(gradient, statistics after the call) in training mode, by path: of `loss_of(logits)`, by Flax without jaxdp.
+def flax_gradients(name, params, batch_stats, loss_of, batches):
+    """(gradient, statistics after the call) in training mode, by path, for each batch: by Flax without jaxdp.
 
-    loss_of: function of the network as a function of images. params, batch_stats: jaxdp's.
+    params, batch_stats: jaxdp's. loss_of: function of a batch and of the network as a function of images.
     """
     params, batch_stats = ({key: jnp.float32(leaf) for key, leaf in by_path(tree).items()} for tree in (params, batch_stats))
-    if name.startswith("linen"):
-        module = LinenNet()
+    compute = _linen_gradient if name.startswith("linen") else _nnx_gradient
+    return [compute(params, batch_stats, loss_of, batch) for batch in batches]
 
-        def loss(flat):
-            stats = nested(batch_stats)
 
-            def network(images):
-                logits, changed = module.apply(
-                    {"params": nested(flat), "batch_stats": stats}, images, train=True, mutable=["batch_stats"]
-                )
-                changes.update(changed["batch_stats"])
-                return logits
+@functools.partial(jax.jit, static_argnums=2)
+def _linen_gradient(params, batch_stats, loss_of, batch):
+    def loss(flat):
+        def network(images):
+            variables = {"params": nested(flat), "batch_stats": nested(batch_stats)}
+            logits, changed = LinenNet().apply(variables, images, train=True, mutable=["batch_stats"])
+            changes.update(changed["batch_stats"])
+            return logits
 
-            changes = {}
-            return loss_of(network), changes
+        changes = {}
+        return loss_of(batch, network), changes
 
-        gradient, changed = jax.grad(loss, has_aux=True)(params)
-        return by_path(gradient), by_path(changed)
+    return jax.grad(loss, has_aux=True)(params)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _nnx_gradient(params, batch_stats, loss_of, batch):
     module = NnxNet(rngs=nnx.Rngs(0))
     nnx.update(module, nnx.from_flat_state({path_of(key): leaf for key, leaf in (params | batch_stats).items()}))
     module.train()
-    gradient = nnx.grad(loss_of)(module)
+    gradient = nnx.grad(lambda module: loss_of(batch, module))(module)
     return of_state(gradient), of_state(nnx.state(module, nnx.BatchStat))
 
 
@@ -178,4 +183,4 @@ def path_of(name):
 
 
 def of_state(state):
-    return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
+    return {"/".join(map(str, path)): leaf[...] for path, leaf in nnx.to_flat_state(state)}

@@ -1,5 +1,6 @@
 """A small network and batch for tests of the training step, and comparisons of trees."""
 
+import dataclasses
 import functools
 import math
 
@@ -29,6 +30,11 @@ def step_config(norm="per_worker", strategy="torus", **changes) -> Config:
         reduce=Reduce(strategy=strategy),
         **changes,
     )
+
+
+def linear_config(**changes) -> Config:
+    """The same with the model of the fixture `normalized_linear`, for tests of what does not depend on the model."""
+    return dataclasses.replace(step_config(**changes), model=Model(name="normalized_linear", classes=7))
 
 
 def make_batch():

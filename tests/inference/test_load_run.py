@@ -16,9 +16,9 @@ from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
 
 
-def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny_resnet, tmp_path, capsys):
+def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny, tmp_path, capsys):
     config = dataclasses.replace(
-        tiny_resnet, checkpoint=Checkpoint(keep=9), optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.5)
+        tiny, checkpoint=Checkpoint(keep=9), optimizer=dataclasses.replace(tiny.optimizer, average_decay=0.5)
     )
     result = jaxdp.train(config, tmp_path)
     rows = list_checkpoints(tmp_path)

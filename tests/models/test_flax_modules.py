@@ -14,7 +14,7 @@ from helpers.flax_nets import (
     LinenNet,
     NnxNet,
     by_path,
-    flax_gradient,
+    flax_gradients,
     nested,
     of_state,
     path_of,
@@ -65,18 +65,16 @@ def flax_reference(kind, norm):
     config = config_of(kind)
     params, stats = initial_params(config)
 
-    def loss_of(part, network):
-        logits = network(normalize(augment(config, part["images"], part["positions"]), *PIXELS))
-        return cross_entropy(logits, part["labels"], 0.1).mean()
+    def loss_of(batch, network):
+        logits = network(normalize(augment(config, batch["images"], batch["positions"]), *PIXELS))
+        return cross_entropy(logits, batch["labels"], 0.1).mean()
 
     size = PER_WORKER if norm == "per_worker" else BATCH
-    parts = [
-        flax_gradient(
-            kind, params, stats, functools.partial(loss_of, {key: rows[i : i + size] for key, rows in make_batch().items()})
-        )
-        for i in range(0, BATCH, size)
-    ]
-    return tuple({name: np.mean([part[k][name] for part in parts], axis=0) for name in parts[0][k]} for k in range(2))
+    batches = [{key: rows[i : i + size] for key, rows in make_batch().items()} for i in range(0, BATCH, size)]
+    found = jax.tree.map(
+        lambda *leaves: np.mean(leaves, axis=0, dtype=np.float64), *flax_gradients(kind, params, stats, loss_of, batches)
+    )
+    return tuple(by_path(tree) for tree in found)
 
 
 def assert_same(ours, expected, tolerance=2e-5):

@@ -1,6 +1,7 @@
 """16-bit compute with float32 parameters, loss scaling, clipping, averaged weights, statistics and rematerialization."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from helpers.step import (
     assert_replicated,
     compiled_step,
     initial_params,
+    linear_config,
     make_batch,
     step_config,
 )
@@ -57,39 +59,43 @@ def update_of(config):
     """
     before, after, metrics = run(with_parts(config, optimizer=SGD), rate=1024.0)
     assert_replicated(after)
+    state = after.params, after.batch_stats, after.opt_state
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
     return jax.tree.map(lambda a, b: (np.asarray(a, np.float64) - b) / 1024, after.params, before.params), metrics
 
 
-@pytest.fixture(scope="module")
-def exact():
-    return update_of(step_config())
+pytestmark = pytest.mark.usefixtures("normalized_linear")
+
+
+@functools.cache
+def exact(config):
+    """The update and the metrics of a step in float32."""
+    return update_of(config)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [pytest.param("bfloat16", 0.06, marks=pytest.mark.slow), ("float16", 0.01)])
-def test_gradient_in_16_bits_equals_float32_up_to_rounding(exact, dtype, bound):
+def test_gradient_in_16_bits_equals_float32_up_to_rounding(dtype, bound):
     """Rounding of 2^-8 and 2^-11 through seven convolutions and their gradients; parameters and statistics stay float32."""
     config = with_parts(step_config(), model={"dtype": dtype}, loss_scale={"name": "static", "initial": 1024.0})
     update, metrics = update_of(config)
-    whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(exact[0])))
-    error = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(exact[0]), strict=True)))
+    expected, expected_metrics = exact(step_config())
+    whole = np.sqrt(sum((u**2).sum() for u in jax.tree.leaves(expected)))
+    error = np.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(jax.tree.leaves(update), jax.tree.leaves(expected), strict=True)))
     assert 1e-5 < error / whole < bound
-    assert metrics["loss"] == pytest.approx(exact[1]["loss"], rel=0.02)
-    _, after, _ = run(config)
-    assert {leaf.dtype for leaf in jax.tree.leaves((after.params, after.batch_stats, after.opt_state))} == {
-        jnp.dtype("float32")
-    }
+    assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=0.02)
 
 
-def test_loss_scale_in_float32_does_not_change_the_gradient(exact):
-    update, metrics = update_of(with_parts(step_config(), loss_scale={"name": "static", "initial": 2.0**12}))
-    assert_close(update, exact[0], 1e-6)
-    assert metrics["gradient_norm"] == pytest.approx(exact[1]["gradient_norm"], rel=1e-6)
+def test_loss_scale_in_float32_does_not_change_the_gradient():
+    update, metrics = update_of(with_parts(linear_config(), loss_scale={"name": "static", "initial": 2.0**12}))
+    expected, expected_metrics = exact(linear_config())
+    assert_close(update, expected, 1e-6)
+    assert metrics["gradient_norm"] == pytest.approx(expected_metrics["gradient_norm"], rel=1e-6)
     assert metrics["skipped_steps"] == 0
 
 
 def test_loss_scale_with_a_float16_wire_prevents_underflow():
     """Gradients a million times smaller vanish in float16 unless the loss is scaled."""
-    tiny_loss = with_parts(step_config(), reduce={"wire_dtype": "float16"})
+    tiny_loss = with_parts(linear_config(), reduce={"wire_dtype": "float16"})
 
     def shrunk(scale):
         config = with_parts(tiny_loss, loss_scale={"name": "static", "initial": scale})
@@ -100,7 +106,7 @@ def test_loss_scale_with_a_float16_wire_prevents_underflow():
 
 
 def test_non_finite_gradient_skips_the_step_and_halves_the_scale():
-    config = with_parts(step_config(), model={"dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
+    config = with_parts(linear_config(), reduce={"wire_dtype": "float16"}, loss_scale={"name": "dynamic", "initial": 2.0**24})
     before, after, metrics = run(config)
     assert not np.isfinite(metrics["gradient_norm"])
     assert (metrics["skipped_steps"], metrics["skipped_in_a_row"], metrics["loss_scale"]) == (1, 1, 2.0**24)
@@ -131,10 +137,10 @@ def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds():
     assert int(state.consecutive_skips) == 2
 
 
-def test_train_with_consecutive_skipped_steps_raises(tiny_resnet, tmp_path):
+def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path):
     config = with_parts(
-        tiny_resnet,
-        model={"dtype": "float16"},
+        tiny,
+        reduce={"wire_dtype": "float16"},
         loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39, "give_up_after": 5},
     )
     with pytest.raises(TrainingError, match=r"5 steps in a row were skipped, up to step 5 \(samples 40, learning rate .*scale"):
@@ -153,8 +159,8 @@ def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny_resnet, tmp_pat
     assert not (tmp_path / "result.json").exists()
 
 
-def test_static_scale_that_overflows_is_named_in_the_error(tiny_resnet, tmp_path):
-    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
+def test_static_scale_that_overflows_is_named_in_the_error(tiny, tmp_path):
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale={"name": "static", "initial": 2.0**60})
     with pytest.raises(
         TrainingError, match=r"at step 1 .*if the scale 1.15292e\+18 is too large for float16, lower loss_scale"
     ):
@@ -188,20 +194,20 @@ def test_invalid_loss_scale_raises(parts, message):
         from_json(to_json(with_parts(step_config(), model={"depth": 18, **parts.pop("model", {})}, **parts)))
 
 
-def test_clipping_scales_the_gradient_to_the_norm(exact):
-    _, metrics = exact
+def test_clipping_scales_the_gradient_to_the_norm():
+    expected, metrics = exact(linear_config())
     bound = metrics["gradient_norm"] / 4
-    update, clipped = update_of(with_parts(step_config(), optimizer={"clip_norm": bound}))
-    assert_close(update, jax.tree.map(lambda u: u / 4, exact[0]), 1e-5)
+    update, clipped = update_of(with_parts(linear_config(), optimizer={"clip_norm": bound}))
+    assert_close(update, jax.tree.map(lambda u: u / 4, expected), 1e-5)
     assert clipped["gradient_norm"] == pytest.approx(metrics["gradient_norm"], rel=1e-6)  # the log has the norm before clipping
-    loose, _ = update_of(with_parts(step_config(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
-    assert_close(loose, exact[0], 1e-6)
+    loose, _ = update_of(with_parts(linear_config(), optimizer={"clip_norm": 2 * metrics["gradient_norm"]}))
+    assert_close(loose, expected, 1e-6)
 
 
 def test_average_is_the_bias_corrected_mean_of_all_steps():
     """Weights decay^(n - k) (1 - decay) of step k, over their sum: of parameters and of statistics."""
     decay, steps = 0.75, 3
-    config = with_parts(step_config(), optimizer={"average_decay": decay})
+    config = with_parts(linear_config(), optimizer={"average_decay": decay})
     states = [run(config, steps=n + 1)[1] for n in range(steps)]
     weights = np.array([decay ** (steps - 1 - k) * (1 - decay) for k in range(steps)])
     weights /= weights.sum()
@@ -213,17 +219,17 @@ def test_average_is_the_bias_corrected_mean_of_all_steps():
 
 def test_evaluated_without_average_or_before_the_first_step_is_the_current_state():
     assert TrainState({"a": 1}, {"b": 2}, (), (), ()).evaluated == ({"a": 1}, {"b": 2})
-    config = with_parts(step_config(), optimizer={"average_decay": 0.9})
+    config = with_parts(linear_config(), optimizer={"average_decay": 0.9})
     state = create_state(config, models.create(config.model), make_mesh(1, 1))
     jax.tree.map(np.testing.assert_array_equal, state.evaluated, (state.params, state.batch_stats))
 
 
-def test_evaluation_with_average_decay_uses_the_average(tiny_resnet, tmp_path, monkeypatch):
+def test_evaluation_with_average_decay_uses_the_average(tiny, tmp_path, monkeypatch):
     from jaxdp.training import evaluator, trainer
 
     seen = []
     monkeypatch.setattr(evaluator, "evaluate", spy(evaluator.evaluate, seen))
-    config = with_parts(tiny_resnet, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
+    config = with_parts(tiny, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
     states = []
     monkeypatch.setattr(trainer.Trainer, "_finish", spy_on_state(trainer.Trainer._finish, states))
     train(config, tmp_path)
@@ -260,23 +266,22 @@ def test_statistics_in_16_bits_are_averaged_in_float32(dtype):
     _, together = distributed_gradients(config, (2, 4), 2)
     from jaxdp.data.augment import augment, normalize
 
-    moments = []
+    moments, of_batch = [], jax.jit(lambda images: model.apply(params, stats, images, train=True)[1]["bn1"])
     for start in range(0, BATCH, PER_WORKER):
         part = {name: rows[start : start + PER_WORKER] for name, rows in make_batch().items()}
-        images = normalize(augment(config, part["images"], part["positions"]), *PIXELS)
-        moments.append(jax.jit(lambda images: model.apply(params, stats, images, train=True)[1])(images)["bn1"])
+        moments.append(of_batch(normalize(augment(config, part["images"], part["positions"]), *PIXELS)))
     for name in ("mean", "square"):
         expected = np.mean([np.asarray(m[name], np.float64) for m in moments], axis=0)
         np.testing.assert_allclose(together["moments"]["bn1"][name], expected, rtol=2e-5, atol=1e-6)
 
 
 def test_last_batch_statistics_are_those_of_all_workers():
-    config = with_parts(step_config(), model={"statistics": "last_batch"})
+    config = with_parts(linear_config(), model={"statistics": "last_batch"})
     _, state, _ = run(config, steps=1)
     moving = with_parts(config, model={"statistics": "moving_average", "norm_momentum": 0.9})
     _, averaged, _ = run(moving, steps=1)
     # the moving average after one step from mean 0 and variance 1 is a tenth of the batch's statistics
-    last, moved = state.batch_stats["bn1"], averaged.batch_stats["bn1"]
+    last, moved = state.batch_stats["norm"], averaged.batch_stats["norm"]
     np.testing.assert_allclose(moved["mean"], 0.1 * last["mean"], rtol=1e-4)
     np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * last["var"], rtol=1e-4)
 

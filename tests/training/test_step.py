@@ -15,6 +15,7 @@ from helpers.step import (
     assert_replicated,
     distributed_gradients,
     initial_params,
+    linear_config,
     make_batch,
     step_config,
 )
@@ -138,9 +139,9 @@ def test_two_steps_give_the_same_state_on_every_mesh():
             assert float(other[name]) == pytest.approx(float(metrics[name]), rel=1e-4)
 
 
-def test_a_step_is_the_optimizer_applied_to_the_mean_gradient():
+def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear):
     """The update, the metrics and the one moving-average update, recomputed outside the mesh from the gradient."""
-    config = dataclasses.replace(step_config(), optimizer=Optimizer(label_smoothing=0.1, weight_decay=1e-3))
+    config = dataclasses.replace(linear_config(), optimizer=Optimizer(label_smoothing=0.1, weight_decay=1e-3))
     mesh, model = make_mesh(2, 4), models.create(config.model)
     start = create_state(config, model, mesh)
     before = jax.tree.map(np.asarray, start)
@@ -160,10 +161,10 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient():
     norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in jax.tree.leaves(gradient)))
     assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
     assert float(metrics["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
-    mean = report["moments"]["bn1"]["mean"].astype(np.float64)
-    square = report["moments"]["bn1"]["square"].astype(np.float64)
-    np.testing.assert_allclose(state.batch_stats["bn1"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(state.batch_stats["bn1"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
+    mean = report["moments"]["norm"]["mean"].astype(np.float64)
+    square = report["moments"]["norm"]["square"].astype(np.float64)
+    np.testing.assert_allclose(state.batch_stats["norm"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(state.batch_stats["norm"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
 
 
 def test_variance_over_workers_counts_the_spread_of_their_means():
@@ -174,8 +175,8 @@ def test_variance_over_workers_counts_the_spread_of_their_means():
     assert float(new["bn"]["var"][0]) == 1.0
 
 
-def test_the_state_is_donated():
-    config = step_config()
+def test_the_state_is_donated(normalized_linear):
+    config = linear_config()
     mesh, model = make_mesh(2, 4), models.create(config.model)
     state = create_state(config, model, mesh)
     step = make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=2)
