@@ -88,6 +88,9 @@ def write(
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
+    if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
+        reason = f"must be a directory, which receives {PAGE} and its figures"
+        raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
     plots.check_number(workdirs)
     runs = read_all(workdirs)
     default = Path(workdirs[0]) / "report" if len(workdirs) == 1 else Path("report")
