@@ -34,14 +34,14 @@ STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimize
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
 ONE = "224:imagenet:256"
 FORMS = ("separate", "folded")  # of batch normalization
+STEPS = ["jaxdp", "jaxdp:folded", "jaxdp:folded-ohwi"]
 CHANGES = [f"jaxdp:{name}" for name in VARIANTS if name not in ("given-back", "direct")]  # the others apply to CPUs only
 COMPARED = {
     "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
     "changes": ["--only", "jaxdp", *CHANGES, "--cases", ONE],
     "batches": [
         "--only",
-        "jaxdp",
-        "jaxdp:folded",
+        *STEPS,
         "--cases",
         *(f"224:imagenet:{batch}" for batch in (128, 256, 400, 512, 1024)),
     ],
@@ -87,7 +87,7 @@ def main():
             shutil.copy(Path(folder) / "result.json", out)
     else:
         cases = ["--cases", *args.cases] if args.cases else []
-        only = ["--only", "jaxdp", "jaxdp:folded", *pytorchs_best(out.parent)] if args.call == "best" else []
+        only = ["--only", *STEPS, *pytorchs_best(out.parent)] if args.call == "best" else []
         started([*SIDE_BY_SIDE, *only, *COMPARED[args.call], *cases, "--output", str(out)])
 
 

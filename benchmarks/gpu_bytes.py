@@ -1,6 +1,6 @@
 """Bytes moved by a training step on a GPU, by ResNet stage and kind of kernel: ResNet-50 in bfloat16, compiled without the GPU.
 
-    python benchmarks/gpu_bytes.py [--batch 256] [--chip h200] [--cases custom_vjp autodiff]   (needs the extra cuda13, no GPU)
+    python benchmarks/gpu_bytes.py [--batch 256] [--chip h200] [--cases separate folded]   (needs the extra cuda13, no GPU)
 
 For every kernel of the compiled step: the bytes of its operands and results, and the FLOP of convolutions. No kernel is faster
 than its bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the
@@ -24,7 +24,14 @@ from jaxdp.bench.step import published_ceilings
 from jaxdp.xla import kernels
 
 ROOT = Path(__file__).parent.parent
-CASES = {"custom_vjp": [], "folded": ["--model.batch-norm", "folded"], "autodiff": ["--model.gradients", "autodiff"]}
+FOLDED, OHWI = ["--model.batch-norm", "folded"], ["--compile.conv-layout", "ohwi"]
+CASES = {
+    "separate": [],
+    "separate, ohwi": OHWI,
+    "folded": FOLDED,
+    "folded, ohwi": FOLDED + OHWI,
+    "autodiff": ["--model.gradients", "autodiff"],
+}
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
 
 

@@ -19,28 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.bench.environment import provenance
-from jaxdp.models import convolution, folded_batch_norm, resnet
+from jaxdp.models import convolution, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
-
-
-def weights_in_cudnns_order():
-    """[F, K, K, C] from the beginning, so that no weight and no gradient is transposed."""
-
-    class Conv(resnet.Conv):
-        @resnet.nn.compact
-        def __call__(self, x):
-            shape = (self.features, self.size, self.size, x.shape[-1])
-            kernel = self.param("kernel", lambda _: jnp.ones(shape, jnp.float32))
-            if self.folds_from(x.shape[-1]):
-                return folded_batch_norm.Projection(x[:, :: self.stride, :: self.stride], kernel[:, 0, 0].T)
-            pads = [(self.size // 2, self.size // 2)] * 2
-            order = ("NHWC", "OHWI", "NHWC")
-            return lax.conv_general_dilated(
-                x, kernel.astype(self.dtype), (self.stride, self.stride), pads, dimension_numbers=order
-            )
-
-    resnet.Conv = Conv
 
 
 def stem_space_to_depth():
@@ -71,7 +52,6 @@ def unchanged():
 
 LEADS = {
     "unchanged": unchanged,
-    "weights in cuDNN's order": weights_in_cudnns_order,
     "stem space to depth": stem_space_to_depth,
     "no excess precision": no_excess_precision,
 }

@@ -243,14 +243,15 @@ def start() -> str:
 def gpu() -> str:
     record = json.loads((RESULTS / "gpu_bytes.json").read_text())
     kinds = ("convolution", "input gradient", "weight gradient", "forward", "backward", "rest")
-    lines = ["| step | " + " | ".join(kinds) + " | total | images/s at most |", "|---" * (len(kinds) + 3) + "|"]
+    lines = ["| step | " + " | ".join(kinds) + " | total | kernels | images/s at most |", "|---" * (len(kinds) + 4) + "|"]
     for one in record["results"]:
         megabytes = one["megabytes_an_image"]
         sums = [sum(value for name, value in megabytes.items() if name.split(" ", 1)[-1] == kind) for kind in kinds]
         sums[-1] = megabytes["rest rest"]
         cells = " | ".join(f"{value:.1f}" for value in sums)
         lines.append(
-            f"| {one['case']} | {cells} | {one['all_megabytes_an_image']:.1f} | {one['floor_images_per_second']:,.0f} |"
+            f"| {one['case']} | {cells} | {one['all_megabytes_an_image']:.1f} | {one['kernels']:,} "
+            f"| {one['floor_images_per_second']:,.0f} |"
         )
     limits, made = record["results"][0]["limits"], record["provenance"]["versions"]["jax"]
     return "\n".join(
@@ -305,7 +306,7 @@ def imagenet_hours() -> str:
             *lines,
             "",
             f"Cores: {decoded}. ImageNet's JPEGs have {archive_bytes / images / 1e3:.0f} KB on average and take longer. "
-            "The bound is that of [memory traffic](measurements.md#memory-traffic-on-an-h200).",
+            "The bound is that of [memory traffic](performance.md#memory-traffic-on-an-h200).",
         ]
     )
 
@@ -314,12 +315,12 @@ TABLES = {
     "README.md": {"digits": digits},
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
+    "docs/performance.md": {"gpu": gpu},
     "docs/measurements.md": {
         "step": step,
         "speed": speed,
         "one_device": one_device,
         "changes": of(changes.table, "changes.py", result="changes_digits"),
-        "gpu": gpu,
         "leads": leads,
         "start": start,
         "allreduce": allreduce,

@@ -378,6 +378,8 @@ class Compile(_Strict):
     """Use of XLA options that speed up the step (see docs/performance.md)"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
+    conv_layout: Literal["hwio", "ohwi"] = "hwio"
+    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none"""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
+from jaxdp.training import conv_layout
 from jaxdp.training.state import TrainState, create_state
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
@@ -85,7 +86,7 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
         }
 
     batch = jax.jit(make_batch, out_shardings=rows)()
-    state = create_state(config, model, mesh)
+    state = conv_layout.place(config, create_state(config, model, mesh), mesh)
     step = make_train_step(config, model, mesh, pixel_stats=PIXEL_STATS, accumulation=accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
     compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)

@@ -7,6 +7,7 @@ from jaxdp.distributed.process_group import barrier
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.step_log import StepLog
 from jaxdp.planning import PlannedPhase
+from jaxdp.training import conv_layout
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import TrainState
@@ -32,7 +33,7 @@ class Evaluator:
 
     def evaluate(self, state: TrainState, phase: PlannedPhase) -> dict[str, Any]:
         """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
-        progress, source = self.progress, self.setup.datasets.evaluation
+        progress, source, mesh = self.progress, self.setup.datasets.evaluation, self.compiler.mesh(phase)
         self.screen.status("evaluating")
         self.group.set_activity("compile", progress.steps, "waiting for the evaluation's program")
         with self.timer.waiting_for_compiler():
@@ -44,10 +45,10 @@ class Evaluator:
             record: dict[str, Any] = progress.position(self.setup.plan.examples)
             record |= evaluate(
                 program,
-                *state.evaluated,
+                *conv_layout.place(self.setup.config, state.evaluated, mesh),
                 source=source,
                 batch=self.compiler.evaluation_rows(phase),
-                mesh=self.compiler.mesh(phase),
+                mesh=mesh,
                 before_batch=self._before_batch,
                 wait_for=self.signals.wait_for,
                 observer=examples,

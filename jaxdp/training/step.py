@@ -23,7 +23,8 @@ from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
-from jaxdp.training.state import TrainState, make_optimizer, with_seed
+from jaxdp.training.conv_layout import formats, is_default
+from jaxdp.training.state import TrainState, abstract_state, make_optimizer, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -275,6 +276,8 @@ def make_train_step(
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, sharded, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(config.reduce.strategy)
-    return jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma), donate_argnums=0
-    )
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma)
+    if is_default(config, mesh):
+        return jax.jit(mapped, donate_argnums=0)
+    new_state = formats(config, abstract_state(config, model, mesh), mesh)
+    return jax.jit(mapped, donate_argnums=0, out_shardings=(new_state, None))

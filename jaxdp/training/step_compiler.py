@@ -24,6 +24,7 @@ from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_me
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.parallel.redundant_sum import reference_reduction
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.training import conv_layout
 from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.run_setup import RunSetup
@@ -64,7 +65,7 @@ def _abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
     """Shapes, dtypes and shardings of the arguments of a training step."""
-    state = abstract_state(config, model, mesh)
+    state = conv_layout.with_layout(config, abstract_state(config, model, mesh), mesh)
     columns = {"labels": jnp.int32, "positions": jnp.uint32}
     batch = _abstract_batch(config, mesh, phase.global_batch, columns=columns)
     scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
@@ -237,7 +238,7 @@ class StepCompiler:
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
-        state = abstract_state(config, self.model, mesh)
+        state = conv_layout.with_layout(config, abstract_state(config, self.model, mesh), mesh)
         batch = _abstract_batch(config, mesh, rows, columns=EVALUATION_COLUMNS)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)

@@ -22,7 +22,7 @@ from jaxdp.loggers.step_log import StepLog
 from jaxdp.loggers.writers import Writer, to_json
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import health
+from jaxdp.training import conv_layout, health
 from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import check_registered_strategy, chosen_strategies
@@ -32,7 +32,6 @@ from jaxdp.training.result import TrainResult
 from jaxdp.training.run_checkpoints import RunCheckpoints
 from jaxdp.training.run_log import open_profile, open_writers
 from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.state import move_to_mesh
 from jaxdp.training.step_compiler import StepCompiler, mesh_of
 from jaxdp.training.step_metrics import StepMetrics
 
@@ -155,7 +154,7 @@ class Trainer:
         compiled_step = self.compiler.prepare_train(phase)
         self.compiler.prepare_evaluation(phase)
         mesh = self.compiler.mesh(phase)
-        self.state = move_to_mesh(self.state, mesh)
+        self.state = conv_layout.place(self.setup.config, self.state, mesh)
         with self.timer.waiting_for_compiler():
             train_step = self.signals.wait_for(compiled_step)
         barrier(self.group, f"phase {phase.index}")
