@@ -386,6 +386,8 @@ class Logging(_Strict):
 
     every_steps: Count | None = None
     """Number of steps between lines in metrics.jsonl (None: 10, or fewer in a run of less than 200 steps)"""
+    print_seconds: NonNegative = 15.0
+    """Least time in seconds between printed step lines, without a terminal; 0: a line for each in metrics.jsonl"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
     profile: str | None = None
