@@ -24,7 +24,8 @@ Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float3
 Enlargement = Annotated[float, Field(ge=0.01, le=100)]
 Strength = Annotated[float, Field(ge=0, le=100)]
 Ratio = Annotated[float, Field(ge=1, le=100)]
-BelowOne = Annotated[float, Field(ge=0, le=0.9999999)]  # below one in float32 too
+BELOW_ONE = 0.9999999  # in float32 too
+BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 
 if TYPE_CHECKING:
     OptimizerName: TypeAlias = str
@@ -388,6 +389,8 @@ class Logging(_Strict):
 
     every_steps: Count | None = None
     """Number of steps between lines in metrics.jsonl (None: 10, or fewer in a run of less than 200 steps)"""
+    print_seconds: NonNegative = 15.0
+    """Least time in seconds between printed step lines, without a terminal; 0: a line for each in metrics.jsonl"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
     profile: str | None = None

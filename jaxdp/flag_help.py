@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from jaxdp.errors import ConfigError, suggest
@@ -59,7 +60,7 @@ def show(options: type, default: Any, flags: "Flags", *, program: str, topic: st
     if flags.groups and topic != ALL:
         view = _view([flag for flag in flags.named.values() if flag.group == topic])
         tyro.cli(view, args=["--help"], prog=program, description=f"  {topic}: {_group_texts(flags)[topic]}.")
-    _join_help_lines(options)
+    _simplify(options, {(flag.owner, flag.field.name): flag for flag in (*flags.named.values(), *flags.positional)})
     omitted = tyro.MISSING_NONPROP if default is None else default
     tyro.cli(options, args=["--help"], prog=program, description=description(options), default=omitted)
 
@@ -103,25 +104,40 @@ def _view(flags: list["Flag"]) -> type:
 
     fields: list[tuple[str, Any, Any]] = []
     for name, flag in {flag.spelling.removeprefix("--"): flag for flag in flags}.items():
-        annotation = Annotated[flag.field.type, tyro.conf.arg(name=name), Doc(_text(flag))]  # type: ignore[name-defined]
+        marks = (tyro.conf.arg(name=name, **_look(flag)), Doc(_text(flag)))
+        annotation = Annotated[flag.field.type, *marks]  # type: ignore[name-defined]
         fields.append((f"field_{len(fields)}", annotation, dataclasses.field(default=flag.default)))
     return dataclasses.make_dataclass("Options", fields)
 
 
-def _join_help_lines(options: type) -> None:
+def _look(flag: "Flag") -> dict[str, Any]:
+    """How tyro shows the value of a flag that may be None or empty: without these, whose meaning is in the text."""
+    if flag.required or not (NoneType in flag.types or flag.repeated):
+        return {}
+    look: dict[str, Any] = {"help_behavior_hint": lambda default: "" if default in ("None", "") else f"(default: {default})"}
+    if not flag.metavar and not flag.repeated:
+        look["metavar"] = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.value_name
+    return look
+
+
+def _simplify(options: type, flags: dict[tuple[type, str], "Flag"]) -> None:
     """Annotate the fields of an options class, and of those inside it, with their docstrings as one line for tyro to wrap.
 
-    From a docstring tyro keeps the line breaks of the source. The process exits after the help, so the change does no harm.
+    flags: by class and field. From a docstring tyro keeps the line breaks of the source. The process exits after the help, so
+    the change does no harm.
     """
+    import tyro
     from typing_extensions import Doc
 
     texts = _docstrings(options)
     for field in dataclasses.fields(options):
         for inner in (field.type, *get_args(field.type)):
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
-                _join_help_lines(inner)
-        if text := texts.get(field.name):
-            options.__annotations__[field.name] = Annotated[field.type, Doc(text)]
+                _simplify(inner, flags)
+        look = _look(flags[options, field.name]) if (options, field.name) in flags else {}
+        marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text) for text in [texts.get(field.name)] if text]
+        if marks:
+            options.__annotations__[field.name] = Annotated[field.type, *marks]
 
 
 @functools.cache
@@ -141,12 +157,17 @@ def _text(flag: "Flag") -> str:
     return _docstrings(flag.owner).get(flag.field.name) or next(marks, "")
 
 
+def purpose(flag: "Flag") -> str:
+    """The first clause of a flag's help."""
+    return _first_clause(_text(flag))
+
+
 def _short_text(flag: "Flag") -> str:
     """The first clause of a flag's help, its choices and its default."""
     choices = f": {', '.join(flag.choices)}" if flag.choices else ""
     values = flag.default if isinstance(flag.default, tuple) else () if flag.default is None else (flag.default,)
     default = f" (default: {' '.join(map(str, values))})" if values and not flag.switch else ""
-    return _first_clause(_text(flag)) + choices + default
+    return purpose(flag) + choices + default
 
 
 def _first_clause(text: str) -> str:

@@ -1,22 +1,26 @@
 """Parsing of command lines with tyro, preceded by a check that reports the first error in one line with the nearest flag."""
 
 import dataclasses
+import inspect
 import itertools
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, is_run
-from jaxdp.flag_help import ALL, GENERAL, asks_for_help, show
-from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART
+from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
+from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
 
 Options = TypeVar("Options")
 ADDRESS = "--coordinator"  # not a path
 WORKDIR = "--workdir"
 UNEXPECTED = "unexpected argument"
+ANY = "a value"  # what a flag of type STR expects
 NUMBERS = {int: "an integer", float: "a number"}
 
 
@@ -109,7 +113,7 @@ class Flag:
             return self.metavar
         numbers = [NUMBERS[kind] for kind in self.types if kind in NUMBERS]
         none = ["None"] * (NoneType in self.types and bool(numbers))
-        return " or ".join([", ".join(self.choices)] * bool(self.choices) + numbers + none) or "a value"
+        return " or ".join([", ".join(self.choices)] * bool(self.choices) + numbers + none) or ANY
 
 
 class Flags:
@@ -223,7 +227,8 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
                 raise ConfigError(repr(word), reason="is a run", hint=f"give it with {WORKDIR} {word}")
             if argument is None:
                 missing = [flag.name for flag in flags.named.values() if flag.required and not flag_value(arguments, flag.name)]
-                hint = f"did you mean {missing[0]} {word}?" if missing else f"`{flags.help_command(program)}` lists all flags"
+                meant = f"{missing[0]} {word}" if missing else _meant_by(word, flags)
+                hint = f"did you mean {meant}?" if meant else f"`{flags.help_command(program)}` lists all flags"
                 raise ConfigError(repr(word), reason=UNEXPECTED, hint=hint)
             argument.check(word)
             seen.add(argument.name)
@@ -243,14 +248,26 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
         while not equals and rest and not _is_flag(rest[0]) and (flag.repeated or not values):
             values.append(rest.pop(0))
         if not values and not flag.repeated:
-            raise ConfigError(name, reason="missing value", hint=f"expected {flag.expected}")
+            expected = f"expected {flag.expected}" if flag.expected != ANY else f"expected: {purpose(flag)}"
+            raise ConfigError(name, reason="missing value", hint=expected)
         for value in values:
             flag.check(value)
     for flag in (*flags.named.values(), *flags.positional):
         if flag.required and flag.name not in seen:
-            hint = _runs_hint() if flag.name == WORKDIR else f"see `{program} --help`"
-            raise ConfigError(flag.name, reason="required", hint=hint)
+            example = re.search(rf"{flag.name} \S+", inspect.getdoc(flag.owner) or "")
+            see = f"for example {example[0]}" if example else f"see `{program} --help`"
+            raise ConfigError(flag.name, reason="required", hint=_runs_hint() if flag.name == WORKDIR else see)
     return None
+
+
+def _meant_by(word: str, flags: Flags) -> str | None:
+    """The flags with which a command takes a recipe or a folder of images; None for another word."""
+    from jaxdp.recipes import known_recipes
+
+    if "--config" in flags.named and (word in known_recipes() or word.endswith((".py", ".json"))):
+        return f"--config {shlex.quote(word)}"
+    is_folder = "--data.directory" in flags.named and Path(word).is_dir()
+    return f"--data.source folder --data.directory {shlex.quote(word)}" if is_folder else None
 
 
 def _runs_hint() -> str:
@@ -288,33 +305,86 @@ def _unknown_flags(flags: Flags, program: str, words: list[str]) -> ConfigError:
 
 
 def _unknown(flags: Flags, program: str, *, name: str, following: list[str]) -> ConfigError:
-    """The error for an unknown flag, with its counterpart or the most similar flag by its whole name or its last part.
-
-    following: the words after it.
-    """
-    by_last_part = {flag.rpartition(".")[2].removeprefix("--"): flag for flag in reversed(flags.named)}
+    """The error for an unknown flag, with its counterpart or the most similar flag. following: the words after it."""
+    error = partial(ConfigError, name, reason="unknown flag")
     word = name.removeprefix("--")
-    counterpart = COUNTERPARTS.get(word)
-    if counterpart and counterpart.flag in flags.named:
+    joined = re.sub(r"\.(\d+\.)?", "-", word)  # model.ema as model-ema
+    foreign = _counterparts(flags, program)
+    fields = _Fields(flags, word)
+
+    def counterpart_error(known: str) -> ConfigError:
+        counterpart = foreign[known]
         values = list(itertools.takewhile(lambda word: not _is_flag(word), following))
-        repeated = flags.named[counterpart.flag].repeated
-        hint = counterpart.hint(values if repeated else values[:1], lambda words: _is_valid(flags, words))
-        return ConfigError(name, reason="unknown flag", hint=hint)
-    if any(argument.name == word.upper() for argument in flags.positional):
-        return ConfigError(name, reason="unknown flag", hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
+        values = values if flags.named[counterpart.flag].repeated else values[:1]
+        return error(hint=counterpart.hint(values, program, lambda words: _is_valid(flags, words)))
+
+    def similar_error(near: str) -> ConfigError:
+        every = phases > 1 and not phase and near.startswith("--batch.")
+        return error(hint=f"did you mean {near}{' (every phase has its own)' if every else ''}?")
+
     phases = sum(re.fullmatch(r"--batch\.\d+\.global-batch", flag) is not None for flag in flags.named)
     phase = re.match(r"--batch\.(\d+)\.", name)
     if phase and 0 < phases <= int(phase[1]):
         hint = "add phases in a recipe file, as batch=(Phase(...), Phase(...)) in configs/digits.py"
         return ConfigError(name, reason=f"the recipe has only {plural(phases, 'phase')}", hint=hint)
-    if word in flags.groups:
-        fields = ", ".join(flag for flag in flags.named if flags.named[flag].group == word)
-        return ConfigError(name, reason="unknown flag", hint=f"its fields are {fields}")
-    near = by_last_part.get(word.rpartition(".")[2])
-    if near is None and flags.groups and word in NO_COUNTERPART:
-        return ConfigError(name, reason="unknown flag", hint=NO_COUNTERPART[word])
-    near = near or nearest(name, [*flags.named, "--help"]) or by_last_part.get(nearest(word, by_last_part) or "")
-    if near and not phase and phases > 1 and near.startswith("--batch."):
-        near = f"{near} (every phase has its own)"
-    hint = f"did you mean {near}?" if near else f"`{flags.help_command(program)}` lists all flags"
-    return ConfigError(name, reason="unknown flag", hint=hint)
+    if fields.same and "." in word:
+        return similar_error(fields.same)
+    for known in (joined, fields.last):
+        if known in foreign:
+            return counterpart_error(known)
+        if known in flags.groups:
+            return error(hint=f"its fields are {', '.join(flag for flag in flags.named if flags.named[flag].group == known)}")
+        if known == word and any(argument.name == word.upper() for argument in flags.positional):
+            return error(hint=f"give it as an argument: {' '.join([program, *following[:1]])}")
+        if flags.groups and known in NO_COUNTERPART and known not in fields.by_last_part:
+            return error(hint=NO_COUNTERPART[known])
+    if near := fields.same or fields.nearest():
+        return similar_error(near)
+    if "." not in word and (similar := _nearest_word(word, [*foreign, *fields.by_last_part])):
+        return counterpart_error(similar) if similar in foreign else similar_error(fields.by_last_part[similar])
+    return error(hint=f"`{flags.help_command(program)}` lists all flags")
+
+
+def _counterparts(flags: Flags, program: str) -> dict[str, Counterpart]:
+    """The names of other trainers' flags that have a counterpart in a command."""
+    meant = MEANT_IN.get(program, {})
+    found = {name: COUNTERPARTS[meant.get(name, name)] for name in COUNTERPARTS}
+    return {name: counterpart for name, counterpart in found.items() if counterpart.flag in flags.named}
+
+
+def _nearest_word(word: str, words: Iterable[str]) -> str | None:
+    """The most similar of words that begin with the same letter: short words of other letters resemble many."""
+    return nearest(word, [each for each in words if each[:1] == word[:1]])
+
+
+class _Fields:
+    """What the flags of a command have in common with `word`, an unknown one without --.
+
+    A flag with a section is compared part by part: its section with the sections, its field with the fields of the nearest one.
+    last: the last part of the word. by_last_part: the first flag with each last part. same: the flag of the same field in the
+    nearest section, or of a word without section the flag with this last part; None if there is none.
+    """
+
+    def __init__(self, flags: Flags, word: str) -> None:
+        self.word, self.named = word, list(flags.named)
+        section, *index, self.last = word.split(".") if "." in word else ("", word)
+        self.by_last_part = {_last(flag): flag for flag in reversed(self.named)}
+        self.section: dict[str, str] = {}
+        if section:
+            parts = {flag: flag.removeprefix("--").split(".") for flag in reversed(self.named) if "." in flag}
+            near = nearest(section, dict.fromkeys(first for first, *_ in parts.values()))
+            inside = {flag: rest for flag, (first, *rest) in parts.items() if first == near}
+            self.section = {rest[-1]: flag for flag, rest in inside.items() if not index or rest[:-1] in (index, [])}
+        self.same = (self.section if section else self.by_last_part).get(self.last)
+
+    def nearest(self) -> str | None:
+        """The most similar flag with as many parts, or the only flag whose last part is the word's; None if there is none."""
+        if "." not in self.word:
+            return nearest(f"--{self.word}", [*(flag for flag in self.named if "." not in flag), "--help"])
+        field = nearest(self.last, self.section)
+        same = [flag for flag in self.named if _last(flag) == self.last]
+        return self.section[field] if field else same[0] if len(same) == 1 else None
+
+
+def _last(flag: str) -> str:
+    return flag.rpartition(".")[2].removeprefix("--")

@@ -35,7 +35,7 @@ class Counterpart(NamedTuple):
     """The flag with the purpose of another trainer's flag.
 
     note: how it differs. example: a value. form: flags with {} for the value; "": `flag {}`. convert: the value of the other
-    trainer's as jaxdp's; None: there is none.
+    trainer's as jaxdp's; None: there is none. command: that takes the flag and starts the program.
     """
 
     flag: str
@@ -43,28 +43,39 @@ class Counterpart(NamedTuple):
     example: str = ""
     form: str = ""
     convert: Callable[[str], str | None] = str
+    command: str = ""
 
-    def hint(self, values: list[str], is_valid: Callable[[list[str]], bool]) -> str:
-        """The flags to use in place of the other trainer's with these values. is_valid: whether flags can be parsed."""
+    @property
+    def spelled(self) -> str:
+        """The flag, after its command."""
+        return f"{self.command} {self.flag}".lstrip()
+
+    def hint(self, values: list[str], program: str, is_valid: Callable[[list[str]], bool]) -> str:
+        """What to use in place of the other trainer's flag with these values. is_valid: whether flags can be parsed."""
         form = self.form or f"{self.flag} {{}}"
         try:
             value = self.convert(shlex.join(values))
         except ValueError:
             value = None
-        flags = form.format(value)
-        if ("{}" in form and not value) or not is_valid(shlex.split(flags)):
-            flags = self.flag + (f", for example {form.format(self.example)}" if self.example else "")
+        is_usable = ("{}" not in form or value) and is_valid(shlex.split(form.format(value)))
+        starts_program = self.command not in ("", program)
+        whole = f"{self.command} {form} -- {program}" if starts_program else form
+        flags = whole.format(value)
+        if not is_usable:
+            example = f", for example {whole.format(self.example)}" if self.example else ""
+            flags = (self.spelled if starts_program else self.flag) + example
         return f"did you mean {flags}{f' ({self.note})' if self.note else ''}?"
 
 
 _RATE, _DTYPE, _MIX = "--schedule.learning-rate", "--model.dtype", "--data.mix"
 _STEPS = "of the schedules goyal and sony_b"
-_PRECISION = "bfloat16; float16 with --loss-scale.name dynamic"
-_ONE_MIX = "mixup or cutmix, not both; strength: --data.mix-alpha"
+_ONE_MIX = "mixup or cutmix, not both"
 _ROWS = {
     "lr base-lr": Counterpart(_RATE),
     "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
-    "sched lr-scheduler": Counterpart("--schedule.name", "cosine, polynomial, goyal (steps)", "goyal", convert=_schedule),
+    "sched lr-scheduler scheduler": Counterpart(
+        "--schedule.name", "cosine, polynomial, goyal (steps)", "goyal", convert=_schedule
+    ),
     "warmup lr-warmup-epochs": Counterpart("--schedule.warmup-epochs", "per step, linear"),
     "warmup-lr": Counterpart("--schedule.start"),
     "min-lr": Counterpart("--schedule.end"),
@@ -75,21 +86,24 @@ _ROWS = {
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
-    "model-ema model-ema-decay ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
     "-b batch batch-size": Counterpart("--batch.0.global-batch", "the global batch: that of all GPUs together, not of one GPU"),
-    "validation-batch-size eval-batch-size": Counterpart("--evaluation.batch", "of all GPUs together"),
+    "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size": Counterpart(
+        "--evaluation.batch", "of all GPUs together"
+    ),
     "val-interval": Counterpart("--evaluation.every-epochs"),
     "-a arch model": Counterpart("--model.depth", "18, 34, 50, 101, 152; other models with --model.name", "50", convert=_depth),
     "num-classes": Counterpart("--model.classes", "follows from the data"),
-    "amp bf16": Counterpart(_DTYPE, _PRECISION, form=f"{_DTYPE} bfloat16"),
-    "fp16": Counterpart(_DTYPE, _PRECISION, form=f"{_DTYPE} float16 --loss-scale.name dynamic"),
-    "amp-dtype precision": Counterpart(_DTYPE, _PRECISION, "bfloat16", convert=_dtype),
+    "amp bf16": Counterpart(_DTYPE, form=f"{_DTYPE} bfloat16"),
+    "fp16": Counterpart(_DTYPE, form=f"{_DTYPE} float16 --loss-scale.name dynamic"),
+    "amp-dtype precision": Counterpart(_DTYPE, "", "bfloat16", convert=_dtype),
     "sync-bn": Counterpart("--model.norm", form="--model.norm synchronized"),
     "bn-momentum": Counterpart(
         "--model.norm-momentum", "PyTorch's 0.1 is 0.9 here", "0.9", convert=lambda value: f"{1 - float(value):.6g}"
     ),
     "grad-checkpointing": Counterpart("--model.remat", form="--model.remat"),
     "pretrained-path initial-checkpoint": Counterpart("--finetune.weights", "a safetensors file"),
+    "freeze": Counterpart("--finetune.frozen-stages", "1 the stem, 2 also the first stage, ... 5 all but the classifier"),
     "dataset": Counterpart("--data.source", "folder, or a name of tensorflow-datasets", "imagenet2012", convert=_source),
     "data data-dir data-path": Counterpart(
         "--data.directory", "folder: images in SPLIT/CLASS/", "pets", form="--data.directory {} --data.source folder"
@@ -101,8 +115,8 @@ _ROWS = {
     "cutmix cutmix-alpha": Counterpart(_MIX, _ONE_MIX, "1.0", form=f"{_MIX} cutmix --data.mix-alpha {{}}"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
-    "output output-dir": Counterpart("--workdir"),
-    "-n nproc-per-node": Counterpart("--processes", "of jaxdp launch"),
+    "output output-dir save-dir": Counterpart("--workdir"),
+    "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the most accurate one"),
     "log-interval print-freq": Counterpart("--logging.every-steps"),
@@ -110,6 +124,8 @@ _ROWS = {
 }
 # Name without the leading -- (a short flag with its dash).
 COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for name in names.split()}
+# Program -> names that mean another name there.
+MEANT_IN = {"jaxdp evaluate": dict.fromkeys(("-b", "batch", "batch-size"), "eval-batch-size")}
 
 _AUGMENTATION = "jaxdp has no such augmentation, only --data.augmentation and --data.mix"
 _DROPOUT = "the built-in ResNet has none; a registered model may"
@@ -117,6 +133,10 @@ _DEVICES = "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them;
 _PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
 _ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
 _COMPILED = "not needed: jaxdp always compiles the step, with channels last"
+_PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
+_LOSS = "the loss is softmax cross-entropy, with --optimizer.label-smoothing"
+_STOPPING = "jaxdp has no early stopping; the most accurate checkpoint is kept"
+_EVALUATE = "use jaxdp evaluate"
 _WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
@@ -131,22 +151,39 @@ NO_COUNTERPART = {
     "device": _DEVICES,
     "gpu": _DEVICES,
     "gpus": _DEVICES,
+    "accelerator": _DEVICES,
+    "ddp": _PARALLEL,
+    "find-unused-parameters": _PARALLEL,
     "local-rank": _PROCESSES,
     "world-size": _PROCESSES,
     "dist-url": _PROCESSES,
     "dist-backend": _PROCESSES,
     "multiprocessing-distributed": _PROCESSES,
+    "grad-accum": _ACCUMULATION,
+    "grad-accumulation": _ACCUMULATION,
+    "accumulate-grad-batches": _ACCUMULATION,
     "grad-accum-steps": _ACCUMULATION,
     "gradient-accumulation-steps": _ACCUMULATION,
     "torchcompile": _COMPILED,
     "channels-last": _COMPILED,
     "pretrained": "give a weight file with --finetune.weights; jaxdp downloads none",
-    "test-only": "use jaxdp evaluate",
-    "evaluate": "use jaxdp evaluate",
+    "test-only": _EVALUATE,
+    "evaluate": _EVALUATE,
+    "eval": _EVALUATE,
+    "eval-only": _EVALUATE,
+    "dry-run": "use jaxdp plan",
+    "memory": "jaxdp plan always prints the memory of a run",
+    "loss": _LOSS,
+    "criterion": _LOSS,
+    "class-weights": "jaxdp has no class weights: all images count the same",
+    "multi-label": f"an image has one label; {_LOSS}",
+    "quiet": "redirect the output, as in > log.txt; in Python give screen=False",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",
     "start-epoch": "the same command resumes a run where it stopped",
-    "patience": "jaxdp has no early stopping; the most accurate checkpoint is kept",
+    "patience": _STOPPING,
+    "early-stopping": _STOPPING,
     "wandb": _WANDB,
     "log-wandb": _WANDB,
+    "wandb-project": _WANDB,
 }

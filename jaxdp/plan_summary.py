@@ -127,12 +127,12 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     state, decayed, not_decayed = (model_summary[name] for name in ("state_bytes", "decayed", "not_decayed"))
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     gradient = f"{model_summary['gradient_bytes']:,} bytes"
-    warmup = plural(schedule.warmup_epochs, "epoch", "g")
+    warmup = plural(schedule.warmup_epochs, "epoch", ".3g")
     whole = f"{plan.total_samples / plan.examples:.1f}"
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
     rows = [
-        ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step')}"),
+        ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
         ("compute", f"{model_summary['macs']:,} multiply-adds an image"),
         ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch"),
@@ -169,7 +169,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         rows += [
             (
                 f"phase {phase.index}",
-                f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step')}, batch "
+                f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step', ',')}, batch "
                 f"{phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
                 f"{phase.per_worker_batch}{micro}{idle}",
             ),

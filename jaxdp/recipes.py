@@ -33,6 +33,12 @@ def apply_flags(config: Config, flags: list[str], program: str = "jaxdp") -> Con
     return parse(type(config), flags, program, default=config)
 
 
+def known_recipes() -> dict[str, Path]:
+    """The files of the recipes by name."""
+    files = [file for directory in config_directories() for file in sorted(directory.glob("*.py"))]
+    return {file.stem: file for file in reversed(files)}  # the first directory has precedence
+
+
 def find_config(name_or_path: str) -> Path:
     """The file of a recipe. Raises ConfigError if there is none."""
     check_local(name_or_path, "--config")
@@ -41,10 +47,7 @@ def find_config(name_or_path: str) -> Path:
         if path.is_file():
             return path
         raise ConfigError("--config", name_or_path, reason="file not found")
-    known: dict[str, Path] = {}
-    for directory in config_directories():
-        for file in sorted(directory.glob("*.py")):
-            known.setdefault(file.stem, file)
+    known = known_recipes()
     if name_or_path in known:
         return known[name_or_path]
     hint = f"{suggest(name_or_path, sorted(known))}, or use the path of a .py or .json file"

@@ -16,10 +16,12 @@ def register_model(name: str, build: Any) -> None:
     """Register a model for `Model(name=name)` in this process.
 
     build: one of these; docs/extending.md describes their interface.
+
     - a function of the model config that returns a flax.linen module, or such a module or its class;
     - a function of (model config, rngs) that returns a flax.nnx module, or such a class;
     - a function of the model config that returns an object with init(key, image_shape) -> (params, batch_stats) and
       apply(params, batch_stats, images, train) -> (logits, moments).
+
     A module class with a parameter `classes` or `num_classes` receives it, and `dtype` if it takes it, in place of the config.
 
     images: [B, H, W, 3] float32, normalized. logits: [B, classes]. params: float32 arrays; weight decay applies to those with

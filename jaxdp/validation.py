@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
-from jaxdp.config import IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, SMALLEST, Config, Finetune
+from jaxdp.config import BELOW_ONE, IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, SMALLEST, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local
 from jaxdp.flags import flag_value
@@ -20,14 +21,20 @@ from jaxdp.registry import check_names
 
 def validate(config: Config) -> Config:
     """An equal Config with checked values. Raises ConfigError for the first invalid field."""
-    if not isinstance(config, Config):
-        raise ConfigError("config", config, reason="must be a jaxdp.Config")
+    check_type(config)
     try:
         config = from_json(to_json(config))
     except TypeError as error:
         raise ConfigError("config", reason=str(error), hint="use numbers, strings, booleans, tuples and None") from None
     check_names(config)
     return config
+
+
+def check_type(config: Any) -> None:
+    """Raise ConfigError for anything but a Config, such as the name of a recipe."""
+    if not isinstance(config, Config):
+        hint = f"use jaxdp.load_config({str(config)!r})" if isinstance(config, (str, Path)) else ""
+        raise ConfigError("config", config, reason="must be a jaxdp.Config", hint=hint)
 
 
 def to_json(config: Config) -> str:
@@ -64,6 +71,8 @@ def _config_error(error: ValidationError) -> ConfigError:
     bound = next(iter(first.get("ctx", {}).values()), None)
     if bound == SMALLEST and first["input"] <= 0:
         reason = "must be greater than 0"
+    elif bound == BELOW_ONE and first["input"] >= 1:
+        reason = "must be less than 1"
     elif isinstance(bound, float):
         reason = f"{reason.rpartition(' ')[0]} {bound:.10g}"  # pydantic writes all digits
     if first["type"] == "json_invalid":
@@ -107,7 +116,8 @@ def _check_phases(config: Config) -> None:
         end = config.epochs if phase.until_epoch is None else phase.until_epoch
         if end <= previous_end and phase.until_epoch is None:
             reason = f"phase {index - 1} must end before the run (epochs={config.epochs:g})"
-            hint = f"lower it, or in Python use load_config(name, ['--epochs', '{config.epochs:g}']), which scales the phases"
+            load = f"in Python use load_config(name, ['--epochs', '{config.epochs:g}']), which scales the phases"
+            hint = f"lower it, or {load if config.scale_schedule else 'omit --no-scale-schedule'}"
             raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason, hint=hint)
         if end <= previous_end:
             raise ConfigError(field, end, reason=f"must be greater than batch.{index - 1}.until_epoch ({previous_end:g})")

@@ -56,7 +56,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
             7,
             "batch.1.per_worker_batch=7: must divide the global batch 512; use the nearest divisor 8",
         ),
-        ("optimizer.momentum", 1.0, "optimizer.momentum=1.0: must be less than or equal to 0.9999999"),
+        ("optimizer.momentum", 1.0, "optimizer.momentum=1.0: must be less than 1"),
         ("schedule.warmup_epochs", 90.0, "schedule.warmup_epochs=90.0: must be less than epochs (90)"),
         ("schedule.boundaries", [3.0, 2.0], "schedule.boundaries=(3.0, 2.0): not used with schedule.name='cosine'"),
         ("data.train_split", "all", "data.train_split='all': invalid choice; choose from train, fit"),

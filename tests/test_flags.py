@@ -12,7 +12,9 @@ import pytest
 from jaxdp import ConfigError, load_config
 from jaxdp.cli import main
 from jaxdp.cli.bench import BENCHES
+from jaxdp.config import Config
 from jaxdp.strategies import STRATEGIES
+from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [[name] for name in main.COMMANDS] + [["bench", name] for name in BENCHES] + [["data", "prepare"]]
@@ -66,6 +68,14 @@ def failing(capsys, *arguments) -> str:
             "train --batch.global-batch 32",
             "--batch.global-batch: unknown flag; did you mean --batch.0.global-batch (every phase has its own)?",
         ),
+        ("train --optimzer.name sgd", "--optimzer.name: unknown flag; did you mean --optimizer.name?"),
+        ("train --optimzer.nam sgd", "--optimzer.nam: unknown flag; did you mean --optimizer.name?"),
+        ("train --solver.name sgd", "--solver.name: unknown flag; `jaxdp train --help all` lists all flags"),
+        ("train --eval.batch 8", "--eval.batch: unknown flag; did you mean --evaluation.batch?"),
+        ("plan --memory", "--memory: unknown flag; jaxdp plan always prints the memory of a run"),
+        ("predict --batch-size 8", "--batch-size: unknown flag; `jaxdp predict --help` lists all flags"),
+        ("train digits", "'digits': unexpected argument; did you mean --config digits?"),
+        ("train mine/x.py", "'mine/x.py': unexpected argument; did you mean --config mine/x.py?"),
         ("train --schedule.epochs 3", "--schedule.epochs: unknown flag; did you mean --epochs?"),
         (
             "train --lr 0.1 --seed 1 --wd 0 --sede 2",
@@ -80,7 +90,7 @@ def failing(capsys, *arguments) -> str:
         ("train --data pets", "did you mean --data.directory pets --data.source folder (folder: images in SPLIT/CLASS/)?"),
         ("train --no-resume", "--no-resume: unknown flag; use --resume never"),
         ("train --resume", "--resume: missing value; expected auto|never|PATH"),
-        ("launch -n 2", "-n: unknown flag; did you mean --processes 2 (of jaxdp launch)?"),
+        ("launch -n 2", "-n: unknown flag; did you mean --processes 2?"),
         ("launch --processes 2 train.py", "'train.py': unexpected argument; put -- before the command"),
         ("train --config imagenet", "or use the path of a .py or .json file"),
         ("train --model.depth 20", "--model.depth='20': invalid choice; choose from 18, 34, 50, 101, 152"),
@@ -95,16 +105,23 @@ def failing(capsys, *arguments) -> str:
             "bench allreduce --dtypes float32 bfloat61",
             "--dtypes='bfloat61': invalid choice; did you mean bfloat16? choose from float32, bfloat16, float16",
         ),
-        ("train --config", "--config: missing value; expected a value"),
+        (
+            "train --config",
+            "--config: missing value; expected: Recipe: a name in configs/, a .py file with config(), or a saved config.json",
+        ),
+        (
+            "plan --gpu",
+            "expected: GPU whose memory must hold the run, such as a100, h100 or rtx4090 (None: those of this machine)",
+        ),
         ("train extra", "'extra': unexpected argument; `jaxdp train --help all` lists all flags"),
         ("plan --json=yes", "--json='yes': takes no value"),
-        ("export --workdir a", "--output: required; see `jaxdp export --help`"),
+        ("export --workdir a", "--output: required; for example --output digits.safetensors"),
+        ("import r18.pth", "--output: required; for example --output resnet50-jaxdp.safetensors"),
         ("train --epochs --help", "--epochs: missing value; expected a number"),
-        ("train --config --help", "--config: missing value; expected a value"),
-        ("evaluate --workdir -h", "--workdir: missing value; expected a value"),
+        ("evaluate --workdir -h", "--workdir: missing value; expected: Working directory of the run"),
         ("launch --processes --help", "--processes: missing value; expected an integer"),
         ("plan --epochs many --help", "--epochs='many': expected a number"),
-        ("launch", "--processes: required; see `jaxdp launch --help`"),
+        ("launch", "--processes: required; for example --processes 2"),
         ("data prepare", "NAME: required; see `jaxdp data prepare --help`"),
         ("bench scalng", "invalid choice; did you mean scaling? choose from allreduce, input, lr, scaling, step"),
         ("data prpare", "data='prpare': invalid choice; did you mean prepare? choose from prepare"),
@@ -126,6 +143,8 @@ def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message
         ("evaluate runs/b", "'runs/b': is a run; give it with --workdir runs/b"),
         ("checkpoints runs/none", "'runs/none': unexpected argument; did you mean --workdir runs/none?"),
         ("export --workdir a w.safetensors", "'w.safetensors': unexpected argument; did you mean --output w.safetensors?"),
+        ("evaluate --workdir runs/b -b 8", "-b: unknown flag; did you mean --evaluation.batch 8 (of all GPUs together)?"),
+        ("train runs", "'runs': unexpected argument; did you mean --data.source folder --data.directory runs?"),
         ("report --workdir runs/b", "--workdir: unknown flag; give it as an argument: jaxdp report runs/b"),
     ],
 )
@@ -133,7 +152,7 @@ def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     for name in ("b", "a"):
         Path("runs", name).mkdir(parents=True)
-        Path("runs", name, "config.json").touch()
+        Path("runs", name, "config.json").write_text(to_json(Config()))
     give = "give the directory of a run, for example --workdir runs/a; ./runs holds runs/a, runs/b"
     assert failing(capsys, *arguments.split()) == message.format(give=give)
 
@@ -179,6 +198,8 @@ def test_help_shows_one_default_per_flag_and_wraps_to_the_terminal_only(capsys, 
     lines = [line.strip("\u2502 |") for line in capsys.readouterr().out.splitlines()]
     text = " ".join(lines)
     assert not re.search(r"\(default: [^)]*\) \(default: ", text)
+    assert "{None}" not in text
+    assert not re.search(r"\(default: (None)?\)", text)
     start = lines.index(next(line for line in lines if line.startswith("Checkpoint to resume from.")))
     first, second, third = lines[start : start + 3]
     assert min(len(first) + len(second.split()[0]), len(second) + len(third.split()[0])) > 70, "a line ends early"

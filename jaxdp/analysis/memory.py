@@ -66,8 +66,9 @@ def estimate(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
 def describe(plan: Plan, memory: dict[str, int]) -> str:
     """The estimate in one line."""
     images = max(phase.per_worker_batch for phase in plan.phases)
-    scale, unit = (1e9, "GB") if memory["total"] >= 1e9 else (1e6, "MB")
-    total, state, inputs, activations = (f"{memory[part] / scale:,.2f}" for part in ("total", "state", "input", "activations"))
+    scale, unit, digits = (1e9, "GB", 2) if memory["total"] >= 1e9 else (1e6, "MB", 1)
+    sizes = (memory[part] / scale for part in ("total", "state", "input", "activations"))
+    total, state, inputs, activations = (f"{size:,.{digits}f}" for size in sizes)
     if any(phase.accumulation > 1 for phase in plan.phases):
         state += " with the sum of the micro-batches' gradients"
     return (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -20,7 +20,7 @@ class Import:
       jaxdp import model.safetensors --output ours.safetensors --depth 50 --classes 1000
     """
 
-    file: tyro.conf.Positional[str]
+    file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]]
     """Safetensors file with the names of torchvision or timm"""
     output: str
     """File to write, ending in .safetensors"""

@@ -6,7 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -28,7 +28,7 @@ class Predict:
       jaxdp predict --workdir runs/flowers --checkpoint best --top 3 --csv predictions.csv holiday/
     """
 
-    images: tyro.conf.Positional[tuple[str, ...]]
+    images: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...")]]
     """Image files, or directories that are searched recursively"""
     workdir: str
     """Working directory of the run"""

@@ -41,10 +41,15 @@ class ImageFolder:
         def error(reason: str, hint: str = "") -> ConfigError:
             return ConfigError("data.directory", str(split.parent), reason=reason, hint=hint)
 
-        if not split.parent.is_dir():
+        root = split.parent
+        if root.is_file():
+            table = "; docs/data.md#labels-in-a-csv-file has labels in a CSV file" if root.suffix.lower() == ".csv" else ""
+            raise error("is a file, not a directory", f"give the folder of the images{table}")
+        if not root.is_dir():
             raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
         if not split.is_dir():
-            raise error(f"it has no folder {split.name!r}", LAYOUT_HINT)
+            above = f"use --data.directory {root.parent}" if (root.parent / split.name).is_dir() else ""
+            raise error(f"it has no folder {split.name!r}", above or LAYOUT_HINT)
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):

@@ -333,6 +333,9 @@ def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
         reason, hint = "are two arrays, not two data sets", "give ((images, labels), (evaluation_images, evaluation_labels))"
         raise ConfigError("datasets", reason=reason, hint=hint)
+    for item, name in zip(items, ("training", "evaluation"), strict=False):
+        if hasattr(item, "dataset") and hasattr(item, "batch_size"):
+            raise ConfigError("datasets", reason=f"the {name} set is a DataLoader", hint="pass its dataset: loader.dataset")
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason)

@@ -106,13 +106,16 @@ def open_builder(
 
     Raises NotPreparedError, or ConfigError for an unknown name, config or version and for damaged metadata.
     """
+    folder_hint = "use --data.source folder --data.directory"
+    no_folder = ConfigError(field, name, reason="directory not found", hint=f"{folder_hint} DIR, with an existing one")
+    if name.startswith((".", "/")) and not Path(name).exists():
+        raise no_folder
     import tensorflow_datasets as tfds
 
     for path in _json_files(name, directory):
         if not path.is_file():  # tensorflow-datasets would read it and might block forever
             raise ConfigError(field, name, reason=f"{path} is not a regular file", hint="prepare it again")
-    hint = f"use --data.source folder --data.directory {name}"
-    is_folder = ConfigError(field, name, reason="is a folder", hint=hint) if Path(name).is_dir() else None
+    is_folder = ConfigError(field, name, reason="is a folder", hint=f"{folder_hint} {name}") if Path(name).is_dir() else None
     try:
         builder = tfds.builder(name, data_dir=directory) if directory else tfds.builder(name)
     except tfds.core.registered.DatasetNotFoundError:
@@ -122,6 +125,8 @@ def open_builder(
             hint = f"prepared are {', '.join(prepared)}"
             raise ConfigError(field, name, reason="no such config or version", hint=hint) from None
         suggestion = nearest(name, [*alternatives, *tfds.list_builders(with_community_datasets=False)])
+        if "/" in name and suggestion is None:
+            raise no_folder from None
         question = f"did you mean {suggestion}? " if suggestion else ""
         known = "".join(f"{source}, " for source in alternatives) + "or " * bool(alternatives)
         hint = f"{question}give {known}a data set of tensorflow-datasets, such as imagenette or cifar10"

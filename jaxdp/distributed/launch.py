@@ -24,7 +24,10 @@ STOP_SECONDS = 2.0  # for the other processes to exit on their own after one has
 POLL_SECONDS = 0.05
 LAST_LINES = 20
 MAX_PROCESSES = 1024
-CONNECTION_LINE = "[Gloo] Rank "  # JAX's CPU collectives report every connection they make
+# JAX's CPU collectives report every connection they make, from several threads: the parts of such lines, in any order.
+CONNECTION_LINE = re.compile(
+    r"(?=.*(Gloo|peer ranks))(\[Gloo\]|Rank|\d+|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\s)+"
+)
 FAILURE_LINE = re.compile(r"jaxdp: rank (\d+) (?:on \S+ )?(?:failed|was stopped)")
 Write = Callable[[TextIO, str], None]
 
@@ -69,7 +72,7 @@ class Process:
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
         with source:
             for line in source:
-                if line.startswith(CONNECTION_LINE):
+                if CONNECTION_LINE.fullmatch(line):
                     continue
                 text = line.rstrip("\n")
                 self.last_lines.append(text)

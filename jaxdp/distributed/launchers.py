@@ -193,6 +193,8 @@ def detect(
 
 def _from_flags(launcher: str, coordinator: str | None, *, processes: int | None, rank: int | None) -> Cluster:
     hint = "use --coordinator, --processes and --rank together, without --cluster"
+    if processes is not None and coordinator is None and rank is None:
+        hint = f"for processes on this machine use jaxdp launch --processes {processes} -- train.py; else {hint}"
     if launcher not in ("auto", "none"):
         raise ConfigError(
             "--cluster", launcher, reason="cannot be combined with --coordinator, --processes and --rank", hint=hint

@@ -4,6 +4,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import re
 import zipfile
 from collections import Counter
@@ -85,7 +86,8 @@ def read(path: str | Path, field: str = "FILE") -> Weights:
     try:
         return _parse(str(path), read_regular(path, MAX_FILE_BYTES))
     except FileNotFoundError:
-        raise ConfigError(field, str(path), reason="file not found") from None
+        hint = "" if os.path.dirname(path) else "jaxdp downloads no weights, see docs/weights.md"
+        raise ConfigError(field, str(path), reason="file not found", hint=hint) from None
     except OSError as error:
         raise ConfigError(field, str(path), reason=error.strerror or str(error), hint="give a .safetensors file") from None
     except _InvalidWeights as error:

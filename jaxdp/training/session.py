@@ -30,7 +30,7 @@ from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
-from jaxdp.validation import changes, from_dict, reset_ignored_fields, validate
+from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate
 
 
 def train(
@@ -73,6 +73,7 @@ def train(
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
     if datasets is not None:
+        check_type(config)
         config = reset_ignored_fields(config, ["--data.source", "given"])
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config, guarded_writers = validate(config), wrap_writers(writers)
@@ -264,6 +265,10 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
             str(path),
             reason="it belongs to the directory of this run",
             hint="use a new --workdir to continue from it",
+        )
+    if not path.exists():
+        raise ConfigError(
+            "--resume", str(path), reason="not found", hint="use the directory of a run or one of its checkpoints"
         )
     try:
         manifest = read_manifest(path) if (path / MANIFEST).exists() else None

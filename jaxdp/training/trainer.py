@@ -139,7 +139,7 @@ class Trainer:
         self.metrics = StepMetrics(setup, timer=timer, log=log, checkpoints=checkpoints, signals=signals, screen=screen)
         self.evaluator = Evaluator(setup, compiler, timer=timer, log=log, signals=signals, screen=screen)
         self.auditor = Auditor(setup, compiler, timer=timer, checkpoints=checkpoints, signals=signals, resume_action=again)
-        screen.begin(steps + self.plan.steps_after(samples), steps)
+        screen.begin(steps + self.plan.steps_after(samples), steps, self.config.logging.print_seconds)
         stack.callback(screen.end)
 
     def _wait_for_save_after_error(self, error_type: type[BaseException] | None, *_: object) -> None:

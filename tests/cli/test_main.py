@@ -57,6 +57,12 @@ def failing(capsys, *arguments, code=2) -> str:
         (["--cluster", "slrum"], "--cluster='slrum': invalid choice; did you mean slurm? choose from auto, none, jax"),
         (["--name", "a/b"], "name='a/b': must match pattern"),
         (["--epochs", "nan"], "epochs=nan: must be"),
+        (["--epochs", "1", "--no-scale-schedule"], "end before the run (epochs=1); lower it, or omit --no-scale-schedule\n"),
+        (["--optimizer.label_smoothing", "2"], "optimizer.label_smoothing=2.0: must be less than 1\n"),
+        (["--data.source", "./photos"], "'./photos': directory not found; use --data.source folder --data.directory DIR, "),
+        (["--data.source", "data/photos"], "'data/photos': directory not found; use --data.source folder --data.directory "),
+        (["--finetune.weights", "resnet18"], "file not found; jaxdp downloads no weights, see docs/weights.md\n"),
+        (["--resume", "runs/none"], "--resume='runs/none': not found; use the directory of a run"),
         (["--epochs", "0"], "epochs=0.0: must be greater than 0\n"),
     ],
 )
@@ -341,6 +347,10 @@ def test_plan_for_two_hosts_has_two_mesh_rows(capsys):
         (["launch", "--processes", "0", "--", "true"], "--processes=0: must be from 1 to 1,024"),
         (["launch", "--processes", "1", "--", "no-such-program"], "command='no-such-program': cannot be started"),
         (["train", "--cluster", "slurm"], "--cluster='slurm': its variables are not set"),
+        (
+            ["train", "--processes", "2"],
+            "--coordinator: is missing; for processes on this machine use jaxdp launch --processes 2 -- ",
+        ),
         (["train", "--rank", "1"], "--coordinator: is missing; use --coordinator, --processes and --rank together"),
     ],
 )

@@ -44,6 +44,14 @@ def test_open_lists_classes_in_order_and_returns_bytes(pictures):
             lambda root: root.rename(root.with_name("elsewhere")),
             "directory not found; give it with --data.directory; a relative",
         ),
+        (
+            lambda root: (root / "train").rename(root.with_name("train")),
+            "it has no folder 'train'; use --data.directory /",
+        ),
+        (
+            lambda root: [root.rename(root.with_name("elsewhere")), root.write_text("")],
+            "is a file, not a directory; give the folder of the images$",
+        ),
         (lambda root: (root / "val/cow").symlink_to(root / "nowhere"), "dangling link .*val/cow'; fix or remove it"),
     ],
 )
@@ -52,6 +60,12 @@ def test_open_unusable_folder_raises_one_line(pictures, change, message):
     with pytest.raises(ConfigError, match=message) as error:
         sources.open_datasets(folder_config(pictures))
     assert "\n" not in str(error.value)
+
+
+def test_open_a_table_of_labels_points_to_the_manual(tmp_path):
+    (tmp_path / "labels.csv").touch()
+    with pytest.raises(ConfigError, match=r"'.*labels.csv': is a file, not a directory; .*; docs/data.md#labels-in-a-csv-file"):
+        image_folder.ImageFolder.open(tmp_path / "labels.csv/train")
 
 
 def test_open_folder_with_other_files_warns(pictures):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +120,12 @@ def test_open_datasets_rejects_anything_but_a_pair_of_sources(given):
         ConfigError, match=r"datasets: must be a pair \(training, evaluation\) of arrays \(images, labels\) or of objects"
     ):
         sources.open_datasets(Config(data=Data(image_size=80)), given)
+
+
+def test_a_data_loader_is_refused_with_what_to_pass():
+    loader = SimpleNamespace(dataset=[], batch_size=8)
+    with pytest.raises(ConfigError, match=r"datasets: the training set is a DataLoader; pass its dataset: loader.dataset$"):
+        sources.open_datasets(Config(data=Data(image_size=80)), (loader, loader))
 
 
 def test_images_and_labels_without_an_evaluation_pair_are_refused_with_what_to_give():

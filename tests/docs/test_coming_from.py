@@ -35,7 +35,7 @@ def test_page_and_tables_have_the_same_flags():
     unknown_here = {flag for flag, (here, _) in THERE.items() if here == "no"}
     assert unknown_here == {spelled(name) for name in NO_COUNTERPART}
     documented = {flag: here.strip("`") for flag, (here, _) in THERE.items() if flag not in unknown_here}
-    assert {spelled(name): counterpart.flag for name, counterpart in COUNTERPARTS.items()}.items() <= documented.items()
+    assert {spelled(name): counterpart.spelled for name, counterpart in COUNTERPARTS.items()}.items() <= documented.items()
 
 
 def test_notes_of_the_page_are_those_of_the_messages():
@@ -65,9 +65,21 @@ def test_flag_of_another_trainer_is_a_flag_or_names_its_counterpart(flag, capsys
         ("--sched step", "--schedule.name, for example --schedule.name goyal"),
         ("--milestones 3 6", "--schedule.boundaries 3 6"),
         ("--batch-size 256", "--batch.0.global-batch 256"),
-        ("--amp --fp16", "--model.dtype bfloat16"),
+        ("--amp", "--model.dtype bfloat16"),
+        ("--fp16", "--model.dtype float16 --loss-scale.name dynamic"),
+        ("--precision 16-mixed", "--model.dtype, for example --model.dtype bfloat16"),
         ("--amp-dtype float16", "--model.dtype float16 --loss-scale.name dynamic"),
         ("--bn-momentum 0.01", "--model.norm-momentum 0.99"),
+        ("--scheduler cosine", "--schedule.name cosine"),
+        ("--freeze 3", "--finetune.frozen-stages 3"),
+        ("--nproc-per-node 2", "jaxdp launch --processes 2 -- jaxdp train"),
+        ("--nproc-per-node gpu", "jaxdp launch --processes, for example jaxdp launch --processes 2 -- jaxdp train"),
+        ("--ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
+        ("--model.ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
+        ("--optimizer.lr 0.1", "--schedule.learning-rate 0.1"),
+        ("--data.batch-size 32", "--batch.0.global-batch 32"),
+        ("--eval.batch-size 32", "--evaluation.batch 32"),
+        ("--optimizr sgd", "--optimizer.name sgd"),
         ("--model-ema", "--optimizer.average-decay, for example --optimizer.average-decay 0.9999"),
         ("--dataset tfds/cifar10", "--data.source cifar10"),
         ("--hflip 0.5", "--augment.flip"),
@@ -81,7 +93,16 @@ def test_suggestion_has_the_form_of_jaxdps_flag(words, suggestion, capsys):
     assert re.search(r"did you mean (.*?)(?: \(.*\))?\?$", capsys.readouterr().err.strip())[1] == suggestion
 
 
-@pytest.mark.parametrize("counterpart", [each for each in dict.fromkeys(COUNTERPARTS.values()) if each.example or each.form])
+def test_suggestion_has_no_note_that_repeats_it():
+    for counterpart in dict.fromkeys(COUNTERPARTS.values()):
+        noted = set(re.findall(r"--[\w.-]+", counterpart.note))
+        assert not noted & set(re.findall(r"--[\w.-]+", counterpart.form)), counterpart.note
+
+
+WITH_EXAMPLE = [each for each in dict.fromkeys(COUNTERPARTS.values()) if (each.example or each.form) and not each.command]
+
+
+@pytest.mark.parametrize("counterpart", WITH_EXAMPLE)
 def test_every_example_is_a_valid_flag(counterpart):
     words = (counterpart.form or f"{counterpart.flag} {{}}").format(counterpart.example)
     recipe = "finetune" if counterpart.flag.startswith("--augment") else "digits"

@@ -22,12 +22,25 @@ class Clock:
         return self.seconds
 
 
+@pytest.mark.parametrize(("seconds", "number"), [(0.0, 100), (1.0, 100), (15.0, 7), (1000.0, 1)])
+def test_screen_without_a_terminal_prints_step_lines_at_the_interval(monkeypatch, seconds, number):
+    now = Clock()
+    monkeypatch.setattr(console, "time", now)
+    stream = io.StringIO()
+    screen = console.Screen(stream)
+    screen.begin(200, print_seconds=seconds)
+    for step in range(1, 101):
+        screen.step(STEP | {"step": step})
+        now.seconds += 1.0
+    assert len(stream.getvalue().splitlines()) == number
+
+
 def test_screen_without_a_terminal_prints_few_plain_lines_with_the_time_left(monkeypatch):
     now = Clock()
     monkeypatch.setattr(console, "time", now)
     stream = io.StringIO()
     screen = console.Screen(stream)
-    screen.begin(200)
+    screen.begin(200, print_seconds=15.0)
     screen.status("compiling")
     for step in range(1, 101):
         screen.step(STEP | {"step": step})

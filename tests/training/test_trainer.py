@@ -345,9 +345,9 @@ def test_tensorboard_events_equal_the_log(tiny, tmp_path):
 
 
 def test_train_with_invalid_arguments_raises(tmp_path):
-    with pytest.raises(ConfigError, match=r"must be a jaxdp.Config"):
+    with pytest.raises(ConfigError, match=r"must be a jaxdp.Config; use jaxdp.load_config\('digits'\)$"):
         train("digits", tmp_path)
-    with pytest.raises(ConfigError, match="--resume='maybe': it holds no valid checkpoint"):
+    with pytest.raises(ConfigError, match="--resume='maybe': not found"):
         train(Config(), tmp_path, resume="maybe")
     assert not list(tmp_path.iterdir())
 
