@@ -114,6 +114,47 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(n
     assert_replicated((gradient, report))
 
 
+def with_options(form, options):
+    """The config of a test with a form of batch normalization, and fields of its parts changed."""
+    config = step_config()
+    parts = options | {"model": {"convolution": "direct", "batch_norm": form} | options.get("model", {})}
+    return dataclasses.replace(
+        config, **{part: dataclasses.replace(getattr(config, part), **fields) for part, fields in parts.items()}
+    )
+
+
+# Options that change the program of the folded form: the test compares it with the separate form under the same option.
+FOLDED_OPTIONS = {
+    "remat and small buckets": {"model": {"remat": True}, "reduce": {"bucket_bytes": 400}},
+    "frozen stages and a loss scale": {
+        "finetune": {"weights": "any", "frozen_stages": 1},
+        "loss_scale": {"name": "static", "initial": 1024.0},
+    },
+    "ImageNet's stem without overlap": {"model": {"stem": "imagenet"}, "reduce": {"overlap": False}},
+    "basic blocks": {"model": {"depth": 18, "width": 2}},
+}
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param(*one, marks=pytest.mark.slow) for one in zip(FOLDED_OPTIONS.values())], ids=FOLDED_OPTIONS
+)
+def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(options):
+    expected, report = distributed_gradients(with_options("separate", options), (2, 2), 4)
+    gradient, ours = distributed_gradients(with_options("folded", options), (2, 2), 4)
+    assert_close(gradient, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), expected), 2e-5)
+    assert_close(ours["moments"], report["moments"], 1e-5)
+    assert float(ours["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("statistics", ["moving_average", "last_batch"])
+def test_running_statistics_of_folded_equal_those_of_separate(statistics):
+    options = {"model": {"statistics": statistics, "norm": "synchronized"}}
+    separate, folded = (stepped(with_options(form, options), (2, 2), rates=(0.1, 0.1))[0] for form in ("separate", "folded"))
+    for ours, expected in zip(*map(jax.tree.leaves, (folded.batch_stats, separate.batch_stats)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
 def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
