@@ -23,7 +23,7 @@ from jaxdp.bench.environment import provenance
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/batch_norm_training.json"
-FASHION = Path("/usr/share/dataset-fashion-mnist")
+FASHION = Path("/usr/share/datasets/fashion-mnist")
 FORMS = "separate", "folded"
 COMMON = ["--model.dtype", "bfloat16", "--model.batch-norm"]
 CASES = {

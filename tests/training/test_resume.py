@@ -232,13 +232,15 @@ def test_resume_from_another_run_equals_an_uninterrupted_run(tiny, tmp_path, uni
 @pytest.mark.parametrize(
     ("origin", "change", "message"),
     [
-        ("nowhere", {}, "nowhere': it holds no valid checkpoint"),
+        ("nowhere", {}, "nowhere': not found"),
+        ("empty", {}, "empty': it holds no valid checkpoint"),
         ("first", {"seed": 4}, r"it is of a different run \(seed: 0 -> 4\); use --accept-changes"),
         ("new", {}, "it belongs to the directory of this run; use a new --workdir"),
         ("new/checkpoints/80", {}, "it belongs to the directory of this run"),
     ],
 )
 def test_resume_from_an_invalid_origin_raises_one_line(tiny, tmp_path, origin, change, message):
+    (tmp_path / "empty").mkdir()
     train_until(tiny, tmp_path / "first", step=9)
     with pytest.raises(ConfigError, match=message) as error:
         train(dataclasses.replace(tiny, **change), tmp_path / "new", resume=str(tmp_path / origin))
