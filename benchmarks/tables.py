@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import audit
+import batch_norm_training
 import changes
 import chaos
 import collectives
@@ -21,6 +22,7 @@ import memory
 import network
 import other_devices
 import saving
+import training_vs_pytorch
 import turns
 
 ROOT = Path(__file__).parent.parent
@@ -171,6 +173,12 @@ def of(table, script: str, part: str | None = None, result: str | None = None):
     return made
 
 
+def training() -> str:
+    record = json.loads((RESULTS / "batch_norm_training.json").read_text())
+    made = made_on(record["runs"][0])
+    return f"{batch_norm_training.table(record)}\n\nBy `benchmarks/batch_norm_training.py` on {made}."
+
+
 def exact() -> str:
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("collectives_*.json"))]
     largest = {}
@@ -316,6 +324,10 @@ TABLES = {
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/performance.md": {"gpu": gpu},
+    "docs/folded_batch_norm.md": {
+        "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
+        "training": training,
+    },
     "docs/measurements.md": {
         "step": step,
         "speed": speed,
