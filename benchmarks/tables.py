@@ -179,6 +179,20 @@ def training() -> str:
     return f"{batch_norm_training.table(record)}\n\nBy `benchmarks/batch_norm_training.py` on {made}."
 
 
+def folded_on_cpu() -> str:
+    record = json.loads((RESULTS / "batch_norm_cpu.json").read_text())
+    lines = ["| image, stem, batch | separate, images/s | folded to separate |", "|---|---|---|"]
+    for one in record["cases"]:
+        size, stem, batch = one["case"].split(":")
+        rows = one["rows"]
+        speed, ratio = rows["jaxdp"]["images_per_second"], rows["jaxdp:folded"]["to_jaxdp"]
+        lines.append(f"| {size}x{size}, {stem}, {batch} | {speed:.1f} | {ratio:.2f} |")
+    made = (
+        f"medians of {record['cases'][0]['rounds']} paired rounds, by `benchmarks/step_vs_pytorch.py --only jaxdp jaxdp:folded`"
+    )
+    return "\n".join([*lines, "", f"ResNet-50 in float32: {made} on {made_on(record)}."])
+
+
 def exact() -> str:
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("collectives_*.json"))]
     largest = {}
@@ -325,6 +339,7 @@ TABLES = {
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/performance.md": {"gpu": gpu},
     "docs/folded_batch_norm.md": {
+        "cpu": folded_on_cpu,
         "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
         "training": training,
     },
