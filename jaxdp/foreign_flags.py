@@ -87,7 +87,9 @@ _ROWS = {
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
-    "-b batch batch-size": Counterpart("--batch.0.global-batch", "the global batch: that of all GPUs together, not of one GPU"),
+    "-b batch batch-size": Counterpart(
+        "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
+    ),
     "validation-batch-size val-batch-size eval-batch-size evaluation-batch-size": Counterpart(
         "--evaluation.batch", "of all GPUs together"
     ),

@@ -140,10 +140,8 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
     """One phase with its mesh. span: (first sample, steps)."""
     phase, (first_sample, steps) = config.batch[index], span
     if phase.global_batch > examples:
-        reason, hint = (
-            f"the training set has only {plural(examples, 'image')}",
-            f"use --batch.{index}.global-batch {examples} or less",
-        )
+        reason = f"the training set has only {plural(examples, 'image')}"
+        hint = f"use {_fitting_batch(index, phase.per_worker_batch, examples)}"
         raise ConfigError(f"batch.{index}.global_batch", phase.global_batch, reason=reason, hint=hint)
     vertical, horizontal = _mesh_shape(config, index, machine)
     used = vertical * horizontal
@@ -172,6 +170,16 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
         momentum=_momentum(config, index),
         local_devices=used // machine.processes,
     )
+
+
+def _fitting_batch(index: int, per_worker: int | None, examples: int) -> str:
+    """Flags for a global batch of at most `examples` images: whole per-worker batches, or a power of two."""
+    flag, power = f"--batch.{index}.global-batch", 1 << (max(1, examples).bit_length() - 1)
+    if per_worker is None:
+        return f"{flag} {power}"
+    if per_worker > examples:
+        return f"{flag} {power} --batch.{index}.per-worker-batch {power}"
+    return f"{flag} {examples // per_worker * per_worker}"
 
 
 def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int]:

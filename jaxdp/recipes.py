@@ -118,10 +118,16 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
         "warm-up": after.warmup_epochs != before.warmup_epochs,
         "learning-rate steps": after.boundaries != before.boundaries,
     }
+    notes = []
+    optimizer, before_it = flag_value(flags, "--optimizer.name"), config.optimizer.name
+    if optimizer not in (None, before_it) and flag_value(flags, "--schedule.learning-rate") is None:
+        rate = f"the recipe's learning rate {before.learning_rate:g} is for {before_it}"
+        notes = [f"{rate}; for {optimizer} set --schedule.learning-rate (`jaxdp bench lr` suggests one)"]
     if not (changed := ", ".join(part for part, differs in parts.items() if differs)):
-        return Recipe(scaled, "")
+        return Recipe(scaled, "\n".join(notes))
     epochs = f"from {config.epochs:g} epochs to {float(flag_value(flags, '--epochs') or config.epochs):g}"
-    return Recipe(scaled, f"the recipe's schedule is scaled {epochs}: {changed} (--no-scale-schedule keeps it)")
+    notes += [f"the recipe's schedule is scaled {epochs}: {changed} (--no-scale-schedule keeps it)"]
+    return Recipe(scaled, "\n".join(notes))
 
 
 def register_from(recipe: str | None) -> None:

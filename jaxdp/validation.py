@@ -134,7 +134,7 @@ def _check_worker_batches(config: Config) -> None:
         if part is not None and whole % part:
             divisor = min(_divisors(whole), key=lambda n: (abs(n - part), n))
             batch = max(1, round(whole / part)) * part
-            hint = f"use the nearest divisor {divisor}, or --batch.{index}.global-batch {batch}"
+            hint = f"use --batch.{index}.per-worker-batch {divisor}, or --batch.{index}.global-batch {batch}"
             raise ConfigError(
                 f"batch.{index}.per_worker_batch", part, reason=f"must divide the global batch {whole}", hint=hint
             )

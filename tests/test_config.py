@@ -54,7 +54,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
         (
             "batch.1.per_worker_batch",
             7,
-            "batch.1.per_worker_batch=7: must divide the global batch 512; use the nearest divisor 8",
+            "batch.1.per_worker_batch=7: must divide the global batch 512; use --batch.1.per-worker-batch 8",
         ),
         ("optimizer.momentum", 1.0, "optimizer.momentum=1.0: must be less than 1"),
         ("schedule.warmup_epochs", 90.0, "schedule.warmup_epochs=90.0: must be less than epochs (90)"),
@@ -88,7 +88,7 @@ def test_invalid_per_worker_batch_of_a_large_global_batch_is_rejected_quickly_wi
         load_config("digits", ["--batch.0.global-batch", str(whole), "--batch.0.per-worker-batch", str(part)])
     assert time.monotonic() - began < 20
     assert caught.value.reason == f"must divide the global batch {whole}"
-    assert caught.value.hint.startswith(f"use the nearest divisor {nearest}, or --batch.0.global-batch")
+    assert caught.value.hint.startswith(f"use --batch.0.per-worker-batch {nearest}, or --batch.0.global-batch")
 
 
 def test_validate_of_wrong_types_from_python_raises():

@@ -6,6 +6,7 @@ from jaxdp.config import Config, Mesh, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import make_plan
+from jaxdp.recipes import apply_flags
 
 NO_MESH = Mesh()
 
@@ -123,6 +124,23 @@ def test_make_plan_with_a_batch_larger_than_the_training_set_raises():
     assert make_plan(config_with(Phase(1000)), examples=1000, devices=4).phases[0].global_batch == 1000
     with pytest.raises(ConfigError, match=r"batch.0.global_batch=1001: the training set has only 1000 images"):
         make_plan(config_with(Phase(1001)), examples=1000, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("phase", "examples", "flags"),
+    [
+        (Phase(1001), 1000, ["--batch.0.global-batch", "512"]),
+        (Phase(256, per_worker_batch=32), 48, ["--batch.0.global-batch", "32"]),
+        (Phase(256, per_worker_batch=32), 100, ["--batch.0.global-batch", "96"]),
+        (Phase(256, per_worker_batch=32), 20, ["--batch.0.global-batch", "16", "--batch.0.per-worker-batch", "16"]),
+        (Phase(2), 1, ["--batch.0.global-batch", "1"]),
+    ],
+)
+def test_the_batch_that_the_error_of_a_small_training_set_suggests_works(phase, examples, flags):
+    with pytest.raises(ConfigError) as error:
+        make_plan(config_with(phase), examples=examples, devices=4)
+    assert error.value.hint == f"use {' '.join(flags)}"
+    make_plan(apply_flags(config_with(phase), flags), examples=examples, devices=4)
 
 
 @pytest.mark.parametrize("side", ["vertical", "horizontal"])

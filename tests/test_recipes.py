@@ -161,3 +161,18 @@ def test_every_recipe_can_be_planned_with_other_epochs(path, epochs):
     config = load_config(path.stem, ["--epochs", epochs, "--mesh.idle", "allow"])
     examples = SOURCES[config.data.source].train_images or 1437
     assert make_plan(config, examples=examples, devices=8).total_samples >= float(epochs) * examples
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        (["--optimizer.name", "sgd"], True),
+        (["--optimizer.name", "lars"], False),
+        (["--optimizer.name", "sgd", "--schedule.learning-rate", "0.05"], False),
+        (["--optimizer.momentum", "0.8"], False),
+    ],
+)
+def test_another_optimizer_with_the_recipes_learning_rate_is_noted(capsys, flags, warned):
+    load_config("digits", flags)
+    note = "the recipe's learning rate 0.4 is for lars; for sgd set --schedule.learning-rate (`jaxdp bench lr` suggests one)\n"
+    assert capsys.readouterr().err == (note if warned else "")

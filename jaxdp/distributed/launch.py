@@ -70,10 +70,13 @@ class Process:
             reader.start()
 
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
+        is_connecting = False  # the line before was one of Gloo's; an empty line is then the end of a mixed one
         with source:
             for line in source:
-                if CONNECTION_LINE.fullmatch(line):
+                if CONNECTION_LINE.fullmatch(line) or (is_connecting and not line.strip()):
+                    is_connecting = True
                     continue
+                is_connecting = False
                 text = line.rstrip("\n")
                 self.last_lines.append(text)
                 write(target, f"[{self.rank}] {text}\n")

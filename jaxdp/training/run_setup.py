@@ -1,5 +1,6 @@
 """A validated run: its configuration with devices, data sets and plan, before anything is compiled."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,10 +70,12 @@ class RunSetup:
             "hosts": runtime.uniform_host_count(group),
             "processes": group.num_processes,
         }
-        try:
-            plan, keeps_batch = make_plan(_with_saved_batches(config, saved_batches or {}), **sizes), True
-        except ConfigError:
-            plan, keeps_batch = make_plan(config, **sizes), False
+        saved, plan = _with_saved_batches(config, saved_batches or {}), None
+        if saved != config:
+            with contextlib.suppress(ConfigError):
+                plan = make_plan(saved, **sizes)
+        keeps_batch = plan is not None or saved == config
+        plan = plan or make_plan(config, **sizes)
         _check_profile(config, plan)
         plan = dataclasses.replace(plan, config=config)
         return cls(config, devices, opened, fingerprint, plan, model_summary(config), keeps_batch)

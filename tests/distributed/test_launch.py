@@ -94,7 +94,7 @@ GLOO = "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected
 
 
 @pytest.mark.parametrize(
-    "lines", [[GLOO], ["[Gloo] Rank [Gloo] Rank 1", GLOO.removeprefix("[Gloo] Rank "), GLOO[7:], GLOO[43:]]]
+    "lines", [[GLOO], ["[Gloo] Rank [Gloo] Rank 1", GLOO.removeprefix("[Gloo] Rank "), GLOO[7:], GLOO[43:], ""]]
 )
 def test_launch_drops_the_connection_lines_of_gloo(capfd, lines):
     """Several threads print them, so their parts may mix."""

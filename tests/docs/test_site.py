@@ -198,7 +198,7 @@ def test_pasted_error_message_finds_its_row(site):
         "jaxdp: data.directory='/x': directory not found": "directory not found",
         "jaxdp: --model.dept: unknown flag; did you mean --model.depth?": "unknown flag",
         "jaxdp: loss is nan at step 12 (samples 3072, learning rate 0.4): lower it": "... is ... at ...): ...",
-        "jaxdp: batch.0.per_worker_batch=30: must divide the global batch 256; use the nearest divisor 32": (
+        "jaxdp: batch.0.per_worker_batch=30: must divide the global batch 256; use --batch.0.per-worker-batch 32": (
             "must divide the global batch ..."
         ),
         "zzz": "",  # too short for an answer
