@@ -38,7 +38,8 @@ def failing(capsys, *arguments) -> str:
         ("train --lr 0.1", "--lr: unknown flag; did you mean --schedule.learning-rate 0.1?"),
         (
             "train --batch-size 8",
-            "did you mean --batch.0.global-batch 8 (the global batch: that of all GPUs together;",
+            "did you mean --batch.0.global-batch 8 "
+            "(the global batch: that of all GPUs together; a second phase has --batch.1.global-batch)?",
         ),
         ("plan --wd 0", "--wd: unknown flag; did you mean --optimizer.weight-decay 0 (not of biases and normalization)?"),
         ("export --lr 0.1", "--lr: unknown flag; `jaxdp export --help` lists all flags"),
