@@ -119,9 +119,9 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
         "learning-rate steps": after.boundaries != before.boundaries,
     }
     notes = []
-    optimizer, before_it = flag_value(flags, "--optimizer.name"), config.optimizer.name
-    if optimizer not in (None, before_it) and flag_value(flags, "--schedule.learning-rate") is None:
-        rate = f"the recipe's learning rate {before.learning_rate:g} is for {before_it}"
+    optimizer = flag_value(flags, "--optimizer.name") or config.optimizer.name
+    if optimizer != config.optimizer.name and flag_value(flags, "--schedule.learning-rate") is None:
+        rate = f"the recipe's learning rate {before.learning_rate:g} is for {config.optimizer.name}"
         notes = [f"{rate}; for {optimizer} set --schedule.learning-rate (`jaxdp bench lr` suggests one)"]
     if not (changed := ", ".join(part for part, differs in parts.items() if differs)):
         return Recipe(scaled, "\n".join(notes))

@@ -21,19 +21,13 @@ def is_default(config: Config, mesh: Mesh | AbstractMesh) -> bool:
     return LAYOUTS[config.compile.conv_layout] is None or isinstance(mesh, AbstractMesh)
 
 
-def _layout(config: Config, leaf: Any) -> Layout | None:
-    order = LAYOUTS[config.compile.conv_layout]
-    return Layout(order) if order is not None and leaf.ndim == len(order) else None
-
-
 def formats(config: Config, tree: Any, mesh: Mesh | AbstractMesh) -> Any:
     """The sharding of every array of a replicated tree, with the layout of convolution kernels if it is not JAX's own."""
-
-    def of(leaf: Any) -> Any:
-        layout = None if isinstance(mesh, AbstractMesh) else _layout(config, leaf)
-        return replicated(mesh) if layout is None else Format(layout, replicated(mesh))
-
-    return jax.tree.map(of, tree)
+    order, whole = None if is_default(config, mesh) else LAYOUTS[config.compile.conv_layout], replicated(mesh)
+    if order is None:
+        return jax.tree.map(lambda _: whole, tree)
+    in_order = Format(Layout(order), whole)
+    return jax.tree.map(lambda leaf: in_order if leaf.ndim == len(order) else whole, tree)
 
 
 def with_layout(config: Config, abstract: Any, mesh: Mesh | AbstractMesh) -> Any:
@@ -46,12 +40,26 @@ def with_layout(config: Config, abstract: Any, mesh: Mesh | AbstractMesh) -> Any
 
 
 def place(config: Config, tree: Any, mesh: Mesh) -> Any:
-    """A replicated tree on a mesh, of which every process has at least one device, with the layout of convolution kernels."""
+    """A replicated tree on a mesh, of which every process has at least one device, with the layout of convolution kernels.
+
+    Arrays that are there already are not copied.
+    """
+    is_there = all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree))
     if is_default(config, mesh):
-        return _move(tree, mesh)
-    # Through the host: JAX 0.10's device_put to other devices gives an array of another layout wrong values on the new devices.
-    moved = jax.tree.map(lambda leaf: from_host(leaf.addressable_data(0), mesh), tree)
-    return jax.jit(lambda arrays: arrays, out_shardings=formats(config, tree, mesh))(moved)
+        return tree if is_there else _move(tree, mesh)
+    wanted = formats(config, tree, mesh)
+    if is_there and all(jax.tree.leaves(jax.tree.map(_has_layout, tree, wanted))):
+        return tree
+    if not is_there:
+        # Through the host: JAX 0.10's device_put gives an array of another layout wrong values on new devices.
+        tree = jax.tree.map(lambda leaf: from_host(leaf.addressable_data(0), mesh), tree)
+    return jax.jit(lambda arrays: arrays, out_shardings=wanted)(tree)
+
+
+def _has_layout(leaf: Any, wanted: Any) -> bool:
+    default = tuple(range(leaf.ndim))
+    layout: Any = wanted.layout if isinstance(wanted, Format) else None
+    return tuple(leaf.format.layout.major_to_minor) == (layout.major_to_minor if layout else default)
 
 
 def _move(tree: Any, mesh: Mesh) -> Any:
