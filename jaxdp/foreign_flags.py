@@ -121,7 +121,7 @@ _ROWS = {
     "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the most accurate one"),
-    "log-interval print-freq": Counterpart("--logging.every-steps"),
+    "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; printed lines: --logging.print-seconds"),
     "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
 }
 # Name without the leading -- (a short flag with its dash).
