@@ -1,11 +1,11 @@
 """Measurements on one GPU, in calls of less than ten minutes each, in the recommended order.
 
-    python benchmarks/gpu.py position | pytorch | changes | batches | best | start | run   (with a GPU; extra peers)
+    python benchmarks/gpu.py position | pytorch | changes | flags | batches | best | start | run   (with a GPU; extra peers)
 
 - position: the step of jaxdp, and its time by kind of kernel against the measured limits
 - pytorch: PyTorch's modes
-- changes: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than 1 % and
-  more than the spread. Includes the cost of `--compile.deterministic`
+- changes, flags: the step with one change each, alternately with the unchanged step; a change is adopted if it gains more than
+  1 % and more than the spread. Includes the cost of `--compile.deterministic`
 - batches: the step with other batch sizes
 - best: jaxdp and the two best modes of PyTorch (from `pytorch`), at three batch sizes, alternately
 - start: time to the first step, with and without cached programs
@@ -34,11 +34,14 @@ STEP += ["--batch-size", "256", "--batch.0.per-worker-batch", "256", "--optimize
 SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "3"]
 ONE = "224:imagenet:256"
 FORMS = ("separate", "folded")  # of batch normalization
-STEPS = ["jaxdp", "jaxdp:folded", "jaxdp:folded-ohwi"]
-CHANGES = [f"jaxdp:{name}" for name in VARIANTS if name not in ("given-back", "direct")]  # the others apply to CPUs only
+STEPS = ["jaxdp", "jaxdp:separate-all", "jaxdp:folded", "jaxdp:folded-all"]
+ON_CPU = ("given-back", "direct")
+CHANGES = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags and name not in ON_CPU]
+FLAGS = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if flags]
 COMPARED = {
     "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],
     "changes": ["--only", "jaxdp", *CHANGES, "--cases", ONE],
+    "flags": ["--only", "jaxdp", *FLAGS, "--cases", ONE],
     "batches": [
         "--only",
         *STEPS,

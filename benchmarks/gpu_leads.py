@@ -13,13 +13,14 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import flax.linen as nn
 import gpu_bytes
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.bench.environment import provenance
-from jaxdp.models import convolution, resnet
+from jaxdp.models import bn_relu, convolution, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
 
@@ -42,6 +43,89 @@ def stem_space_to_depth():
     resnet.convolve = convolve
 
 
+def input_gradient_kernel():
+    """The gradient of a block's input by one Pallas kernel: 1x1 convolution, shortcut, ReLU mask, and sum for the block before.
+
+    Pallas's Triton backend, which JAX 0.11 deprecates. For the 12 blocks behind another of the same stage, folded form. The
+    sums go from the gradient of one block to that of the block before through a list, while JAX traces the step.
+    """
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    sums, tile = [], 64
+
+    def gradient(cotangent, kernel, shortcut_cotangent, x):
+        (rows, inner), outer = cotangent.shape, kernel.shape[0]
+
+        def body(cotangent, kernel, shortcut_cotangent, x, masked, total):
+            product = jnp.zeros((tile, tile), jnp.float32)
+            for k in range(0, inner, tile):
+                part = slice(k, k + tile)
+                product += triton.dot(cotangent[:, part], kernel[:, part], trans_b=True)
+            product += shortcut_cotangent[...].astype(jnp.float32)
+            masked[...] = jnp.where(x[...] > 0, product, 0).astype(masked.dtype)
+            total[...] = masked[...].astype(jnp.float32).sum(0, keepdims=True)
+
+        square = pallas.BlockSpec((tile, tile), lambda i, j: (i, j))
+        row, column = pallas.BlockSpec((tile, inner), lambda i, j: (i, 0)), pallas.BlockSpec((tile, inner), lambda i, j: (j, 0))
+        masked, total = pallas.pallas_call(
+            body,
+            grid=(rows // tile, outer // tile),
+            in_specs=[row, column, square, square],
+            out_specs=[square, pallas.BlockSpec((1, tile), lambda i, j: (i, j))],
+            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((rows // tile, outer), jnp.float32)],
+            compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+            interpret=INTERPRET,
+        )(cotangent, kernel, shortcut_cotangent, x)
+        return masked, total.sum(0)
+
+    @jax.custom_vjp
+    def convolve_and_pass_on(x, kernel):
+        return convolution.convolve(x, kernel), x
+
+    def backward(residuals, cotangents):
+        x, kernel = residuals
+        rows = [each.reshape(-1, each.shape[-1]) for each in (*cotangents, x)]
+        masked, total = gradient(rows[0], kernel[0, 0], *rows[1:])
+        sums.append(total)
+        kernel_gradient = jax.vjp(lambda kernel: convolution.convolve(x, kernel), kernel)[1](cotangents[0])
+        return masked.reshape(x.shape), *kernel_gradient
+
+    convolve_and_pass_on.defvjp(lambda x, kernel: (convolve_and_pass_on(x, kernel), (x, kernel)), backward)
+
+    class SharedConv(nn.Module):
+        features: int
+
+        @nn.compact
+        def __call__(self, x):
+            kernel = self.param("kernel", resnet.he_std, (1, 1, x.shape[-1], self.features), jnp.float32)
+            return convolve_and_pass_on(x, kernel.astype(x.dtype))
+
+    class Block(resnet.Block):
+        @nn.compact
+        def __call__(self, x):
+            width = 4 * self.features
+            if self.stride != 1 or x.shape[-1] != width:
+                return super().__call__(x)
+            y, x = SharedConv(self.features, name="conv1")(x)
+            y = self.relu(self.norm(name="bn1")(y))
+            y = self.relu(self.norm(name="bn2")(self.conv(self.features, 3, name="conv2")(y)))
+            return self.relu(self.norm(zero_scale=True, name="bn3")(self.conv(width, 1, name="conv3")(y)), shortcut=x)
+
+    plain = bn_relu._backward
+
+    def backward_of_sum(fusion, residuals, masked):
+        terms, y, has_shortcut = residuals
+        if y is None or not sums:
+            return plain(fusion, residuals, masked)
+        masked, total, parts = lax.optimization_barrier((masked, sums.pop(), [term.sums(masked) for term in terms]))
+        gradients = [term.gradient(fusion, masked, total=total, sums=part) for term, part in zip(terms, parts, strict=True)]
+        return tuple(gradients), masked if has_shortcut else None
+
+    resnet.Block = Block
+    bn_relu.fused_bn_relu.defvjp(bn_relu._forward, backward_of_sum)
+
+
 def no_excess_precision():
     os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
@@ -50,12 +134,15 @@ def unchanged():
     pass
 
 
+INTERPRET = False  # Pallas: run the kernel without a GPU
 LEADS = {
     "unchanged": unchanged,
     "stem space to depth": stem_space_to_depth,
     "no excess precision": no_excess_precision,
+    "input gradient kernel": input_gradient_kernel,
 }
 FORMS = {"separate": [], "folded": ["--model.batch-norm", "folded"]}
+ONLY_FOLDED = {input_gradient_kernel}  # where a block before has separate terms, the kernel would have to read them
 
 
 def measured(case: str) -> dict:
@@ -66,7 +153,9 @@ def measured(case: str) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = [f"{lead}; {form}" for form in FORMS for lead in LEADS]
+    cases = [
+        f"{lead}; {form}" for form in FORMS for lead, patch in LEADS.items() if form == "folded" or patch not in ONLY_FOLDED
+    ]
     parser.add_argument("--leads", nargs="+", default=cases, choices=cases)
     args = parser.parse_args()
     # A process for each: XLA reads its flags once, and a patch stays.

@@ -151,10 +151,17 @@ def _check_deterministic(config: Config) -> None:
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
-def _check_batch_norm(config: Config) -> None:
-    if config.model.batch_norm == "folded" and config.model.gradients == "autodiff":
-        hint = "use --model.gradients custom_vjp"
-        raise ConfigError("model.batch_norm", "folded", reason="not possible with model.gradients='autodiff'", hint=hint)
+def _check_gradients(config: Config) -> None:
+    """Options of the hand-written gradients apply to the gradients and the stem of the config."""
+    model = config.model
+    if model.gradients == "autodiff":
+        for name, value in {"batch_norm": "folded", "pool_maxima": True, "relu_bits": True}.items():
+            if getattr(model, name) == value:
+                reason = "not possible with model.gradients='autodiff'"
+                raise ConfigError(f"model.{name}", value, reason=reason, hint="use --model.gradients custom_vjp")
+    if model.pool_maxima and model.stem == "small":
+        hint = "omit --model.pool-maxima"
+        raise ConfigError("model.pool_maxima", True, reason="model.stem='small' has no max pooling", hint=hint)
 
 
 def _check_augmentation(config: Config) -> None:
@@ -259,7 +266,7 @@ CHECKS = (
     _check_worker_batches,
     _check_deterministic,
     _check_augmentation,
-    _check_batch_norm,
+    _check_gradients,
     _check_loss_scale,
     _check_schedule,
     _check_finetune,

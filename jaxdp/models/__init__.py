@@ -122,6 +122,8 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             remat=config.remat,
             custom_vjp=config.gradients == "custom_vjp",
             folds=config.batch_norm == "folded",
+            pool_maxima=config.pool_maxima,
+            relu_bits=config.relu_bits,
         )
     )
 

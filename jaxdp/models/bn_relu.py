@@ -56,8 +56,31 @@ def _forward(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None
     if fusion.convolution == "product":
         y = relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
     else:
-        y = lax.optimization_barrier(jnp.maximum(total, 0).astype(terms[0].dtype))
+        y = jnp.maximum(total, 0).astype(terms[0].dtype)
+        if _keeps_bits(fusion, terms):
+            y, bits = lax.optimization_barrier((y, _pack(y > 0)))
+            return y, (terms, bits, shortcut is not None)
+        y = lax.optimization_barrier(y)
     return y, (terms, y, shortcut is not None)
+
+
+def _keeps_bits(fusion: Fusion, terms: tuple[Term, ...]) -> bool:
+    """Whether the gradient reads bits in place of y. Behind a folded term they would need another pass."""
+    if not fusion.relu_bits or fusion.convolution == "product":
+        return False
+    return all(isinstance(term, BatchNormTerm) and term.x.shape[-1] % 8 == 0 for term in terms)
+
+
+def _pack(mask: jax.Array) -> jax.Array:
+    """Booleans [..., C] as uint8 [..., C / 8]."""
+    parts = mask.reshape(*mask.shape[:-1], -1, 8).astype(jnp.uint8) << jnp.arange(8, dtype=jnp.uint8)
+    return lax.reduce(parts, jnp.uint8(0), lax.bitwise_or, (parts.ndim - 1,))
+
+
+def _unpack(bits: jax.Array) -> jax.Array:
+    """The inverse of `_pack`."""
+    parts = (bits[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & jnp.uint8(1)
+    return parts.reshape(*bits.shape[:-1], -1) > 0
 
 
 def relu_by_sqrt(x: jax.Array) -> jax.Array:
@@ -77,7 +100,8 @@ def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
         if y is None:  # take the sign from x, in place of reading y
             masked = jnp.where(terms[0].plus(0.0, fusion) > 0, cotangent.astype(jnp.float32), 0.0)
         else:
-            masked = jnp.where(y > 0, cotangent, 0)
+            positive = _unpack(y) if _keeps_bits(fusion, terms) else y > 0
+            masked = jnp.where(positive, cotangent, 0)
         total = masked.astype(jnp.float32).sum(REDUCTION_AXES)
         sums = [term.sums(masked) for term in terms]
     if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again

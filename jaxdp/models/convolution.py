@@ -94,40 +94,50 @@ def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int]) -> j
     )
 
 
-def _max_and_index(images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The maximum of each window and the index (int8, 0 to 8) of the first entry that holds it."""
+def max_and_index(images: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
+    """The maximum of each window, the index (int8, 0 to 8) of the first entry that holds it, and that entry of `others`."""
     out_shape = -(-images.shape[1] // 2), -(-images.shape[2] // 2)
-    low = jnp.array(-jnp.inf, images.dtype)
-    padded = lax.pad(images, low, [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
-    best = _window_entry(padded, 0, out_shape=out_shape)
+
+    def padded(array: jax.Array, value: float) -> jax.Array:
+        return lax.pad(array, jnp.array(value, array.dtype), [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
+
+    arrays = [padded(images, -jnp.inf), *(padded(other, 0) for other in others)]
+    best, *at_best = (_window_entry(array, 0, out_shape=out_shape) for array in arrays)
     index = jnp.zeros(best.shape, jnp.int8)
     for k in range(1, 9):
-        entry = _window_entry(padded, k, out_shape=out_shape)
-        index = jnp.where(entry > best, jnp.int8(k), index)
+        entry, *entries = (_window_entry(array, k, out_shape=out_shape) for array in arrays)
+        greater = entry > best
+        index = jnp.where(greater, jnp.int8(k), index)
+        at_best = [jnp.where(greater, new, old) for new, old in zip(entries, at_best, strict=True)]
         best = jnp.maximum(best, entry)
-    return best, index
+    return best, index, *at_best
 
 
 @jax.custom_vjp
 def _max_pool(images: jax.Array) -> jax.Array:
-    return _max_and_index(images)[0]
+    return max_and_index(images)[0]
 
 
 def _max_pool_forward(images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, index = _max_and_index(images)
+    best, index = max_and_index(images)
     return best, (index, jnp.zeros((0, *images.shape[1:3], 0)))  # the empty array carries the image size
 
 
 def _max_pool_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
     index, like = residuals
-    height, width = like.shape[1:3]
+    return (at_maxima(index, cotangent, like.shape[1:3]),)
+
+
+def at_maxima(index: jax.Array, values: jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """An array [B, *size, C] with the sum of `values` (one a window) of the windows whose maximum each pixel is; else 0."""
+    height, width = size
     total: Any = 0
     for k in range(9):
         row, column = k // 3, k % 3
-        part = jnp.where(index == k, cotangent, 0)
+        part = jnp.where(index == k, values, 0)
         total += lax.pad(
             part,
-            jnp.zeros((), cotangent.dtype),
+            jnp.zeros((), values.dtype),
             [
                 (0, 0, 0),
                 (row - 1, height - (row - 1) - (2 * part.shape[1] - 1), 1),
@@ -135,7 +145,7 @@ def _max_pool_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Ar
                 (0, 0, 0),
             ],
         )
-    return (total,)
+    return total
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -21,6 +21,12 @@ class Projection(NamedTuple):
     h: jax.Array
     kernel: jax.Array
 
+    @property
+    def rounded_kernel(self) -> jax.Array:
+        """The kernel as a convolution in the dtype of h takes it, float32."""
+        info = jnp.finfo(self.h.dtype)
+        return lax.reduce_precision(self.kernel, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
 
 class InputMoments(NamedTuple):
     """Moments of h over the batch and the positions of this device, float32: mean [K], and covariance [K, K]."""
@@ -56,7 +62,7 @@ class FoldedTerm(NamedTuple):
 
     def plus(self, total: jax.Array | float, fusion: Fusion) -> jax.Array:
         """`total` plus the normalized tensor, [B, H, W, C] in the dtype of h, as one convolution with bias and addend."""
-        h, kernel = self.projection
+        h, kernel = self.projection.h, self.projection.rounded_kernel
         folded = (kernel * self.norm.factor).astype(h.dtype)
         # The rounding of the folded kernel moves the mean of this device's batch; the bias moves it back.
         bias = self.norm.bias - _matmul(self.moments.mean, folded.astype(jnp.float32))
@@ -72,21 +78,23 @@ class FoldedTerm(NamedTuple):
 
     def gradient(self, fusion: Fusion, masked: jax.Array, *, total: jax.Array, sums: tuple[()]) -> "FoldedTerm":
         """The gradient with respect to this term; see `BatchNormTerm.gradient`."""
-        h, kernel = self.projection
+        h, kernel = self.projection.h, self.projection.rounded_kernel
         count = masked.size // masked.shape[-1]
         product = _product_over_positions(h, masked)
         norm, (factor, slope, constant) = self.norm.gradient(total, (product * kernel).sum(0), count=count, axes=fusion.axes)
-        # The gradient with respect to the result x = h kernel is factor * masked + slope * x + constant. Its product with h is
-        # taken around the mean of x.
+        # The gradient with respect to the result x = h kernel is factor * masked + slope * x + constant. Its products with h
+        # and the kernel are taken around the mean of x, `center` there without the masked part.
         mean = _matmul(self.moments.mean, kernel) if fusion.axes else self.norm.mean
-        sloped = kernel * slope
-        centered = _matmul(self.moments.covariance, sloped) + self.moments.mean[:, None] * (slope * mean + constant)
+        sloped, center = kernel * slope, slope * mean + constant
+        centered = _matmul(self.moments.covariance, sloped) + self.moments.mean[:, None] * center
 
         def convolved(images: jax.Array, matrix: jax.Array) -> jax.Array:
             return convolve(images, matrix.astype(h.dtype)[None, None], method=fusion.convolution)
 
-        part = convolved(h, _matmul(sloped, kernel.T)) + _matmul(kernel, constant).astype(h.dtype)
-        h_gradient = convolved(masked, (kernel * factor).T) + part
+        # As in the forward pass, the bias moves the mean back that the rounding of the matrix moves.
+        square = _matmul(sloped, kernel.T).astype(h.dtype)
+        bias = _matmul(kernel, center) - _matmul(self.moments.mean, square.astype(jnp.float32))
+        h_gradient = convolved(masked, (kernel * factor).T) + (convolved(h, square) + bias.astype(h.dtype))
         zeros = jax.tree.map(jnp.zeros_like, self.moments)
         return FoldedTerm(Projection(h_gradient, product * factor + count * centered), zeros, norm)
 

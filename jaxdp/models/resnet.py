@@ -18,6 +18,7 @@ from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moment
 from jaxdp.models.bn_relu import Term, bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import convolve, max_pool
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
+from jaxdp.models.pooled_bn_relu import pooled_bn_relu
 
 BLOCKS: dict[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -56,13 +57,16 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array | Projection:
         channels = x.shape[-1]
         kernel = self.param("kernel", he_std, (self.size, self.size, channels, self.features), jnp.float32)
-        if self.folds_from(channels):
+        if self.folds_from(channels, rows=x.size // channels // self.stride**2):
             return Projection(x[:, :: self.stride, :: self.stride], kernel[0, 0])
         return convolve(x, kernel.astype(self.dtype), self.stride, method=self.method)
 
-    def folds_from(self, channels: int) -> bool:
-        """Whether batch normalization is folded into the convolution of an input with so many channels."""
-        return self.folds and self.size == 1 and channels < self.features and channels <= MOST_FOLDED_CHANNELS
+    def folds_from(self, channels: int, rows: int) -> bool:
+        """Whether batch normalization is folded into the convolution of an input with so many channels, images and positions.
+
+        The products of channels with channels cost more than they save where rows are fewer than channels.
+        """
+        return self.folds and self.size == 1 and channels < self.features and channels <= min(rows, MOST_FOLDED_CHANNELS)
 
 
 class BatchNorm(nn.Module):
@@ -88,7 +92,7 @@ class BatchNorm(nn.Module):
         var_ = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         if isinstance(x, Projection):
             inputs = InputMoments.of(lax.stop_gradient(x.h))
-            statistics = self._report(*inputs.projected(lax.stop_gradient(x.kernel), self.fusion.axes))
+            statistics = self._report(*inputs.projected(lax.stop_gradient(x.rounded_kernel), self.fusion.axes))
             return FoldedTerm(x, inputs, Normalization(scale, bias, *statistics))
         if not self.train:
             return BatchNormTerm(x, Normalization(scale, bias, mean_.value, var_.value))
@@ -142,7 +146,7 @@ class ResNet(nn.Module):
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
     activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
-    into the 1x1 convolutions before it.
+    into the 1x1 convolutions before it; pool_maxima: see `jaxdp.models.pooled_bn_relu`; relu_bits: see `Fusion`.
     """
 
     depth: int
@@ -155,6 +159,8 @@ class ResNet(nn.Module):
     remat: bool = False
     custom_vjp: bool = True
     folds: bool = False
+    pool_maxima: bool = False
+    relu_bits: bool = False
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
@@ -175,7 +181,7 @@ class ResNet(nn.Module):
     def __call__(self, x: jax.Array, train: bool, segment: tuple[str, ...] | None = None) -> jax.Array:
         """Logits [B, classes] float32 of images [B, H, W, 3]; with `segment`, the output of that segment for its input x."""
 
-        fusion = Fusion(self.axes, self.convolution)
+        fusion = Fusion(self.axes, self.convolution, self.relu_bits)
 
         def conv(features: int, size: int, stride: int = 1, *, name: str) -> Conv:
             return Conv(features, size, stride, self.dtype, self.convolution, folds=train and self.folds, name=name)
@@ -191,8 +197,10 @@ class ResNet(nn.Module):
         def stem(images: jax.Array) -> jax.Array:
             images = images.astype(self.dtype)
             if self.stem == "imagenet":
-                x = relu(norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images)))
-                return max_pool(x, custom_vjp=self.custom_vjp)
+                term = norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images))
+                if train and self.pool_maxima:
+                    return pooled_bn_relu(fusion, term)
+                return max_pool(relu(term), custom_vjp=self.custom_vjp)
             return relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(images)))
 
         def head(x: jax.Array) -> jax.Array:

@@ -63,7 +63,7 @@ def folded(term, axes=()):
     if "kernel" not in term:
         return separate(term, axes)
     inputs = InputMoments.of(lax.stop_gradient(term["tensor"]))
-    mean, square = inputs.projected(lax.stop_gradient(term["kernel"]), axes)
+    mean, square = inputs.projected(lax.stop_gradient(Projection(term["tensor"], term["kernel"]).rounded_kernel), axes)
     norm = Normalization(term["scale"], term["bias"], mean, jnp.maximum(square - mean * mean, 0.0))
     return FoldedTerm(Projection(term["tensor"], term["kernel"]), inputs, norm)
 
@@ -144,6 +144,83 @@ def test_small_variance_beside_a_large_mean_costs_little_more_precision_than_sep
 
 def round_to_bfloat16(leaf):
     return np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float64)
+
+
+def orthogonal_case(mean, constant_channels=0):
+    """A folded term whose kernel is orthogonal to the mean of its input, and a cotangent that correlates with its result."""
+    rng = np.random.default_rng(0)
+    (term,), _, cotangent = random_case("F", False, mean, 1.0, LARGE)
+    term["tensor"][..., :constant_channels] = mean
+    term["kernel"] -= term["kernel"].mean(0)
+    x = term["tensor"] @ term["kernel"]
+    deviation = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
+    term["bias"] = np.where(rng.random(len(term["bias"])) < 0.5, 20.0, -20.0)  # no result is near the kink of the ReLU
+    return [term], None, cotangent + deviation
+
+
+@pytest.mark.parametrize(("mean", "constant_channels"), [(3.0, 0), (30.0, 0), (100.0, 0), (3.7, 16)])
+def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
+    """The variance loses what |mean(h)| |W| exceeds the standard deviation of the result by, squared; docs state this."""
+    terms, shortcut, cotangent = orthogonal_case(mean, constant_channels)
+    (term,) = terms
+    expected, wanted = in_float64(terms, shortcut, cotangent)
+    found, gradient = value_and_gradient(jaxdp_bn_relu, *narrow((terms, shortcut, cotangent)))
+    size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
+    deviation = (term["tensor"] @ term["kernel"]).std((0, 1, 2))
+    condition = float(((size / deviation) ** 2).max())
+    epsilon = float(jnp.finfo(jnp.float32).eps)
+    assert errors([found], [expected])[0] <= epsilon * condition
+    error = dict(zip(("bias", "kernel", "scale", "tensor"), errors(gradient, wanted), strict=True))
+    assert error.pop("kernel") <= 16 * epsilon * condition  # a difference of two large products with the mean
+    assert max(error.values()) <= epsilon * condition
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("mean", [3.0, 10.0, 30.0])
+def test_input_gradient_in_16_bits_is_at_most_three_times_as_wrong_as_that_of_separate(mean, dtype):
+    """The rounding of the small matrices would shift results and gradients by it."""
+    terms, _, cotangent = orthogonal_case(mean)
+
+    def rounded(leaf):
+        return np.asarray(jnp.asarray(leaf, dtype), np.float64)
+
+    terms, cotangent = [term | {"tensor": rounded(term["tensor"])} for term in terms], rounded(cotangent)
+    terms = [term | {"kernel": rounded(term["kernel"])} for term in terms]
+    _, wanted = in_float64(terms, None, cotangent)
+    inputs = [narrow(term) | {"tensor": jnp.asarray(term["tensor"], dtype)} for term in terms]
+    found = {}
+    for form in (folded, separate):
+        _, gradient = value_and_gradient(partial(jaxdp_bn_relu, form=form), inputs, None, jnp.asarray(cotangent, dtype))
+        found[form] = errors([gradient[0][0]["tensor"]], [wanted[0][0]["tensor"]])[0]
+    assert found[folded] <= 3 * found[separate]
+
+
+def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
+    """As evaluation and the separate form compute the convolution."""
+    (term,), *_ = random_case("F", False, 3.0, sizes=LARGE)
+    h = jnp.asarray(term["tensor"], jnp.bfloat16)
+    projection = Projection(h, jnp.asarray(term["kernel"], jnp.float32))
+    mean, square = InputMoments.of(h).projected(jax.jit(lambda: projection.rounded_kernel)())
+    x = np.asarray(h, np.float64) @ round_to_bfloat16(term["kernel"])
+    np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
+
+
+def test_fewer_rows_than_channels_are_not_folded():
+    """With one image of 1x1 the variance would be the rounding of the covariance."""
+    model = models.create(Model(depth=50, width=8, classes=5, convolution="direct", batch_norm="folded"))
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
+
+    def folded_convolutions(batch):
+        images = jax.ShapeDtypeStruct((batch, 32, 32, 3), jnp.float32)
+        jaxpr = jax.make_jaxpr(lambda p, s, x: model.apply(p, s, x, train=True))(params, stats, images).jaxpr
+        return sum(
+            eqn.primitive.name == "dot_general" and eqn.outvars[0].aval.shape[:1] == eqn.outvars[0].aval.shape[1:]
+            for eqn in jaxpr_equations(jaxpr)
+        )
+
+    assert folded_convolutions(128) == 20  # 16 last convolutions and 4 shortcuts
+    assert folded_convolutions(1) < 16
 
 
 @pytest.mark.parametrize("case", CASES)
