@@ -24,6 +24,7 @@ _MODULE_OF = {
     "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.training.first_gradient",
     "register_model": "jaxdp.registry",
+    "register_optimizer": "jaxdp.registry",
     "register_strategy": "jaxdp.registry",
     "train": "jaxdp.training.session",
     "Stopped": "jaxdp.distributed.preemption",

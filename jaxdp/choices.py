@@ -49,6 +49,13 @@ class Augmentation(Choice):
     resizes: bool = False
 
 
+@dataclass(frozen=True)
+class UpdateRule(Choice):
+    """An optimizer. accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate."""
+
+    accumulates: bool = True
+
+
 Entry = TypeVar("Entry", bound=Choice)
 
 
@@ -118,11 +125,24 @@ OPTIMIZERS = Choices(
     "optimizer.name",
     "optimizer",
     {
-        "lars": Choice(
-            "layer-wise adaptive rate scaling (You et al.)", "weight_decay nesterov trust_coefficient eps denominator"
+        "lars": UpdateRule(
+            "layer-wise adaptive rate scaling (You et al.)",
+            "weight_decay nesterov velocity_dtype trust_coefficient eps denominator",
         ),
-        "sgd": Choice("stochastic gradient descent with momentum", "weight_decay nesterov"),
+        "sgd": UpdateRule("stochastic gradient descent with momentum", "weight_decay nesterov velocity_dtype"),
+        "adamw": UpdateRule(
+            "Adam with decoupled weight decay (Loshchilov & Hutter)",
+            "weight_decay velocity_dtype beta2 adam_eps",
+            accumulates=False,
+        ),
+        "lamb": UpdateRule(
+            "layer-wise scaled Adam (You et al.)", "weight_decay velocity_dtype beta2 adam_eps", accumulates=False
+        ),
     },
+    other=UpdateRule(
+        "or a name registered with `jaxdp.register_optimizer`",
+        "weight_decay nesterov velocity_dtype trust_coefficient eps denominator beta2 adam_eps",
+    ),
 )
 MOMENTUM_RULES = Choices(
     "optimizer.momentum_rule",

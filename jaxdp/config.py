@@ -28,7 +28,6 @@ BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 
 if TYPE_CHECKING:
-    OptimizerName: TypeAlias = str
     MomentumRule: TypeAlias = str
     ScheduleName: TypeAlias = str
     LossScaleName: TypeAlias = str
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
     BatchStatistics: TypeAlias = str
     NonFinite: TypeAlias = str
 else:
-    OptimizerName, MomentumRule, ScheduleName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
+    MomentumRule, ScheduleName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
-            ("Update rule", choices.OPTIMIZERS),
             ("Momentum as a function of the global batch", choices.MOMENTUM_RULES),
             ("Learning-rate schedule", choices.SCHEDULES),
             ("Loss scaling", choices.LOSS_SCALES),
@@ -61,6 +59,7 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
+OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {choices.OPTIMIZERS.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
@@ -215,20 +214,26 @@ class Optimizer(_Strict):
 
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
-    """Momentum coefficient; decay of the accumulated gradient per step"""
+    """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
     momentum_rule: MomentumRule = "constant"
     momentum_batch: Count = 32768
     """Global batch at which `momentum` applies (noise_scale, as_printed)"""
     nesterov: bool = False
-    """Nesterov momentum"""
+    """Nesterov momentum (lars, sgd)"""
+    velocity_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the accumulated or averaged gradient between steps; bfloat16 halves its memory"""
     weight_decay: NonNegative = 1e-4
-    """Weight decay, added to the gradient; not applied to biases and normalization"""
+    """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization"""
     trust_coefficient: Positive = 0.001
     """LARS coefficient (eta): factor on the trust ratio |w| / |g|, whose denominator `denominator` sets (lars)"""
     eps: NonNegative = 1e-6
     """Constant in the denominator of the trust ratio (lars)"""
     denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
     """Denominator of the trust ratio (lars): |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
+    beta2: BelowOne = 0.999
+    """Decay per step of the average of squared gradients (adamw, lamb)"""
+    adam_eps: NonNegative = 1e-8
+    """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     clip_norm: Positive | None = None

@@ -199,8 +199,10 @@ def input_bytes(plan: Plan) -> dict[str, int]:
 def _describe_optimizer(optimizer: Optimizer) -> str:
     """The optimizer with the fields that its constructor reads, and settings that differ from the defaults."""
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
-    used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov"})
+    used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov", "velocity_dtype"})
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
+    if optimizer.velocity_dtype != "float32":
+        words.append(f"velocity in {optimizer.velocity_dtype}")
     if optimizer.momentum_rule != "constant":
         rule = _format(optimizer.momentum_rule)
         words.append(f"momentum {optimizer.momentum:g} at batch {optimizer.momentum_batch} with rule {rule!r}")

@@ -1,15 +1,17 @@
-"""The user's own models and all-reduce strategies, by the names that a config refers to."""
+"""The user's own models, optimizers and all-reduce strategies, by the names that a config refers to."""
 
 import inspect
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import NAME_PATTERN, RESNET, Config
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 
 own_models: dict[str, Callable] = {}
+own_optimizers: dict[str, Callable] = {}
 
 
 def register_model(name: str, build: Any) -> None:
@@ -55,6 +57,23 @@ def register_strategy(name: str, *stages: Stage) -> None:
     STRATEGIES[name] = Strategy(name=name, stages=stages, builtin=False)
 
 
+def register_optimizer(name: str, build: Callable) -> None:
+    """Register an optimizer for `Optimizer(name=name)` in this process.
+
+    build: a function of (config.optimizer, learning_rate, momentum) that returns an `optax.GradientTransformation`. It may read
+    any field of the config. learning_rate and momentum are traced scalars with the values of the step; the structure of the
+    state must not depend on them. Updates are added to the parameters, and must be proportional to the learning rate. Clipping
+    of gradients, averaging of weights and the classifier's multiplier apply as to the built-in optimizers. Resuming a run
+    requires the same registration. A repeated name replaces the optimizer.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    _free(name, tuple(OPTIMIZERS))
+    if not callable(build):
+        hint = f"for example jaxdp.register_optimizer({name!r}, lambda config, rate, momentum: optax.lion(rate, momentum))"
+        raise ConfigError("register_optimizer", name, reason=f"{kind_of(build)} cannot be called", hint=hint)
+    own_optimizers[name] = build
+
+
 def model_hint(name: str) -> str:
     """What `register_model` takes, with an example."""
     example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
@@ -71,8 +90,11 @@ def kind_of(thing: object) -> str:
 
 
 def check_names(config: Config) -> None:
-    """Raise ConfigError if the model or the strategy of a config is neither built in nor registered."""
+    """Raise ConfigError if the model, the optimizer or the strategy of a config is neither built in nor registered."""
     check_model(config.model.name)
+    known = (*OPTIMIZERS, *own_optimizers)
+    if config.optimizer.name not in known:
+        raise _unknown("optimizer.name", config.optimizer.name, known=known, function="register_optimizer")
     known = (*STRATEGIES, AUTO)
     if config.reduce.strategy not in known:
         raise _unknown("reduce.strategy", config.reduce.strategy, known=known, function="register_strategy")

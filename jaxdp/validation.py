@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
+from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
 from jaxdp.config import BELOW_ONE, IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, SMALLEST, Config, Finetune
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local
@@ -151,6 +151,14 @@ def _check_deterministic(config: Config) -> None:
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
+def _check_momentum_rule(config: Config) -> None:
+    """The rules assume that the effective rate is learning rate / (1 - momentum)."""
+    optimizer = config.optimizer
+    if optimizer.momentum_rule != "constant" and not OPTIMIZERS[optimizer.name].accumulates:
+        reason = f"not possible with optimizer.name={optimizer.name!r}, whose momentum does not change the effective rate"
+        raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint="use constant")
+
+
 def _check_gradients(config: Config) -> None:
     """Options of the hand-written gradients apply to the gradients and the stem of the config."""
     model = config.model
@@ -266,6 +274,7 @@ CHECKS = (
     _check_worker_batches,
     _check_deterministic,
     _check_augmentation,
+    _check_momentum_rule,
     _check_gradients,
     _check_loss_scale,
     _check_schedule,

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jaxdp.choices import OPTIMIZERS, TABLES
+from jaxdp.choices import TABLES
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule, training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
@@ -38,7 +38,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
         ("model.classes", 0, "model.classes=0: must be greater than or equal to 2"),
         ("model.clases", 3, "model.clases: unknown field; did you mean classes? choose from name, depth"),
         ("model.depth", 20, "model.depth=20: must be 18, 34, 50, 101 or 152"),
-        ("optimizer.name", "adamm", f"optimizer.name='adamm': must be {next(iter(OPTIMIZERS))!r}"),
+        ("data.mix", "mixupp", f"data.mix='mixupp': must be {next(iter(MIXES))!r}"),
         ("qqqq", 3, "qqqq: unknown field; choose from name, seed, epochs"),
         ("batch.0.global_batch", 0, "batch.0.global_batch=0: must be greater than or equal to 1"),
         ("batch.1.globalbatch", 1, "batch.1.globalbatch: unknown field; did you mean global_batch?"),

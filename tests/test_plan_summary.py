@@ -51,6 +51,10 @@ def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
         "lars, denominator sum of norms, eps 1e-06, trust coefficient 0.01, weight decay 0.0001"
     )
     assert _describe_optimizer(Optimizer(name="sgd", nesterov=True)) == ("sgd with Nesterov momentum, weight decay 0.0001")
+    assert _describe_optimizer(Optimizer(name="adamw", beta2=0.99)) == "adamw, adam eps 1e-08, beta2 0.99, weight decay 0.0001"
+    assert _describe_optimizer(Optimizer(name="lamb", velocity_dtype="bfloat16")) == (
+        "lamb, adam eps 1e-08, beta2 0.999, weight decay 0.0001, velocity in bfloat16"
+    )
 
 
 @pytest.mark.parametrize("average_decay", [None, 0.9])

@@ -7,18 +7,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
+from helpers.runs import outcome, train_until
 from helpers.strategies import remove_registered
 from PIL import Image
 
 import jaxdp
 from jaxdp import models, registry
 from jaxdp.cli import main
-from jaxdp.config import Config, Model, Phase, Reduce
+from jaxdp.config import Config, Model, Optimizer, Phase, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.strategies import STRATEGIES
 
@@ -27,6 +30,7 @@ from jaxdp.strategies import STRATEGIES
 def nothing_registered():
     yield
     registry.own_models.clear()
+    registry.own_optimizers.clear()
     remove_registered()
 
 
@@ -88,6 +92,8 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
         (lambda: jaxdp.register_strategy("My ring", both_ways), "name='My ring': must consist of lower-case letters"),
         (lambda: jaxdp.register_model("resnet", Linear), "name='resnet': reserved"),
         (lambda: jaxdp.register_model("linear", None), "register_model='linear': None is no Flax module and cannot be called"),
+        (lambda: jaxdp.register_optimizer("lamb", optax.sgd), "name='lamb': reserved"),
+        (lambda: jaxdp.register_optimizer("mine", optax.sgd(0.1)), "GradientTransformationExtraArgs cannot be called; for"),
         (
             lambda: jaxdp.register_model("mine", object()),
             "an instance of object is no Flax module and cannot be called; register a",
@@ -120,6 +126,49 @@ def test_registered_strategy_with_wrong_sums_differs_from_psum(tiny):
     right, wrong = (jaxdp.first_gradient(with_strategy(tiny, name)) for name in ("psum", "rows_only"))
     leaves = zip(jax.tree.leaves(right), jax.tree.leaves(wrong), strict=True)
     assert any(np.abs(a - b).max() > 0.1 * np.abs(a).max() for a, b in leaves)
+
+
+def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp_path):
+    """With clipping and averaged weights; the result is that of the same rule by its name."""
+
+    def momentum_sgd(config, learning_rate, momentum):
+        return optax.chain(
+            optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+            optax.trace(decay=momentum),
+            optax.scale(-learning_rate),
+        )
+
+    jaxdp.register_optimizer("mine", momentum_sgd)
+    results = {}
+    for name in ("sgd", "mine"):
+        optimizer = Optimizer(name=name, weight_decay=0.01, clip_norm=1.0, average_decay=0.9)
+        config = dataclasses.replace(tiny, optimizer=optimizer)
+        train_until(config, tmp_path / name, step=9)
+        jaxdp.train(config, tmp_path / name)
+        results[name] = outcome(tmp_path / name)
+    assert results["mine"] == results["sgd"]
+    registry.own_optimizers.clear()
+    with pytest.raises(ConfigError, match=r"optimizer\.name='mine': unknown name; .*register_optimizer\('mine', \.\.\.\)"):
+        jaxdp.train(config, tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda config, rate: optax.sgd(rate), "the registered function failed: TypeError: "),
+        (
+            lambda config, rate, momentum: config.nonsense,
+            "failed: AttributeError: 'Optimizer' object has no attribute",
+        ),
+        (lambda config, rate, momentum: None, "the registered function returned None"),
+    ],
+)
+def test_registered_optimizer_that_builds_none_is_refused(build, message, tiny):
+    jaxdp.register_optimizer("mine", build)
+    with pytest.raises(ConfigError) as refused:
+        jaxdp.train(dataclasses.replace(tiny, optimizer=Optimizer(name="mine")))
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_run_with_a_registered_model_resumes_only_while_the_model_is_registered(tiny, tmp_path):
@@ -216,7 +265,7 @@ PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()
 BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(4))
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(5))
 def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)

@@ -59,11 +59,13 @@ def lars(
     nesterov: bool = False,
     denominator: str = "sum_of_norms",
     mask: Any = is_matrix_or_larger,
+    velocity_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with the learning rate in the velocity.
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
-    parameters that returns one, True where trust ratio and decay apply. Raises ValueError for an unknown denominator.
+    parameters that returns one, True where trust ratio and decay apply. velocity_dtype: of v between steps (None: that of the
+    parameters). Raises ValueError for an unknown denominator.
     """
     if denominator not in ("sum_of_norms", "norm_of_sum"):
         raise ValueError(f"denominator={denominator!r}: invalid choice; choose from sum_of_norms, norm_of_sum")
@@ -74,7 +76,7 @@ def lars(
                 weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, denominator=denominator, mask=mask
             ),
             optax.scale(learning_rate),
-            optax.trace(decay=momentum, nesterov=nesterov),
+            optax.trace(decay=momentum, nesterov=nesterov, accumulator_dtype=velocity_dtype),
             optax.scale(-1.0),
         )
 

@@ -11,9 +11,13 @@ import optax
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.optim.adam import scale_by_adam
 from jaxdp.optim.lars import is_matrix_or_larger, lars
+from jaxdp.registry import kind_of, own_optimizers
 
 Scalar: TypeAlias = "float | jax.Array"
+Constructor: TypeAlias = Callable[[Optimizer, Scalar, Scalar], optax.GradientTransformation]
 
 
 def build_optimizer(
@@ -25,8 +29,23 @@ def build_optimizer(
     subtree of the parameters; the default is 1.
     """
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    update_rule = CONSTRUCTORS[config.name](config, learning_rate, momentum)
+    update_rule = CONSTRUCTORS.get(config.name, _registered)(config, learning_rate, momentum)
     return optax.chain(clip, update_rule, *([_scale_subtrees(multipliers)] if multipliers else []))
+
+
+def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+    """What the user's function builds. Raises ConfigError if it fails, or returns something else."""
+    build = own_optimizers[config.name]
+    hint = "return an optax.GradientTransformation, such as optax.lion(learning_rate, b1=momentum)"
+    try:
+        built = build(config, learning_rate, momentum)
+    except Exception as error:
+        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint) from error
+    if not (callable(getattr(built, "init", None)) and callable(getattr(built, "update", None))):
+        reason = f"the registered function returned {kind_of(built)}"
+        raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint)
+    return built
 
 
 def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
@@ -38,6 +57,7 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
         eps=config.eps,
         nesterov=config.nesterov,
         denominator=config.denominator,
+        velocity_dtype=_velocity_dtype(config),
     )
 
 
@@ -46,14 +66,40 @@ def _sgd(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.Gr
     correction of the momentum."""
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
-        optax.trace(decay=momentum, nesterov=config.nesterov),
+        optax.trace(decay=momentum, nesterov=config.nesterov, accumulator_dtype=_velocity_dtype(config)),
         optax.scale(-learning_rate),
     )
 
 
-CONSTRUCTORS: dict[str, Callable[[Optimizer, Scalar, Scalar], optax.GradientTransformation]] = OPTIMIZERS.implement(
-    {"lars": _lars, "sgd": _sgd}
-)
+def _adam(config: Optimizer, momentum: Scalar) -> optax.GradientTransformation:
+    return scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps, mean_dtype=_velocity_dtype(config))
+
+
+def _adamw(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
+    return optax.chain(
+        _adam(config, momentum),
+        optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+        optax.scale(-learning_rate),
+    )
+
+
+def _lamb(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+    """Algorithm 2 of You et al. (arXiv 1904.00962); tensors without decay are not scaled by their norm, as with LARS."""
+    return optax.chain(
+        _adam(config, momentum),
+        optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
+        optax.masked(optax.scale_by_trust_ratio(), mask=is_matrix_or_larger),
+        optax.scale(-learning_rate),
+    )
+
+
+CONSTRUCTORS: dict[str, Constructor] = OPTIMIZERS.implement({"lars": _lars, "sgd": _sgd, "adamw": _adamw, "lamb": _lamb})
+
+
+def _velocity_dtype(config: Optimizer) -> jax.typing.DTypeLike | None:
+    """None: that of the parameters."""
+    return None if config.velocity_dtype == "float32" else config.velocity_dtype
 
 
 def _scale_subtrees(multipliers: Mapping[str, float]) -> optax.GradientTransformation:

@@ -59,7 +59,7 @@ def test_flag_of_another_trainer_is_a_flag_or_names_its_counterpart(flag, capsys
         ("--model=resnet50.a1_in1k", "--model.depth 50"),
         ("--model vit_base_patch16_224", "--model.depth, for example --model.depth 50"),
         ("-a resnet20", "--model.depth, for example --model.depth 50"),
-        ("--opt adamw", "--optimizer.name, for example --optimizer.name sgd"),
+        ("--opt adamw", "--optimizer.name adamw"),
         ("--opt lars", "--optimizer.name lars"),
         ("--lr-scheduler cosineannealinglr", "--schedule.name cosine"),
         ("--sched step", "--schedule.name, for example --schedule.name goyal"),

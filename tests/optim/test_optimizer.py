@@ -121,8 +121,35 @@ def sgd_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     return -rate * velocity, velocity
 
 
+def adam_in_float64(config, momentum, gradient, history):
+    """(direction, history): averages of all gradients, in which a later step's momentum multiplies the earlier weights."""
+    history = [*(history or []), (momentum, gradient)]
+    shares, squares = np.zeros(0), np.zeros(0)
+    for b1, _ in history:
+        shares, squares = (np.append(old * b, 1 - b) for old, b in ((shares, b1), (squares, config.beta2)))
+    gradients = np.stack([gradient for _, gradient in history])
+    mean = np.average(gradients, axis=0, weights=shares)
+    return mean / (np.sqrt(np.average(gradients**2, axis=0, weights=squares)) + config.adam_eps), history
+
+
+def adamw_in_float64(config, rate, momentum, *, weight, gradient, velocity):
+    """Algorithm 2 of Loshchilov & Hutter; the velocity is the history of momenta and gradients."""
+    direction, velocity = adam_in_float64(config, momentum, gradient, velocity)
+    return -rate * (direction + config.weight_decay * weight * (weight.ndim > 1)), velocity
+
+
+def lamb_in_float64(config, rate, momentum, *, weight, gradient, velocity):
+    """Algorithm 2 of You et al. (arXiv 1904.00962); the velocity is the history of momenta and gradients."""
+    direction, velocity = adam_in_float64(config, momentum, gradient, velocity)
+    if weight.ndim > 1:
+        direction = direction + config.weight_decay * weight
+        norms = np.linalg.norm(weight), np.linalg.norm(direction)
+        direction = direction * (norms[0] / norms[1] if all(norms) else 1.0)
+    return -rate * direction, velocity
+
+
 # name: (config, rate, momentum, *, weight, gradient, velocity) -> (update, velocity) of one tensor; the first velocity is 0.0
-REFERENCES = {"lars": lars_in_float64, "sgd": sgd_in_float64}
+REFERENCES = {"lars": lars_in_float64, "sgd": sgd_in_float64, "adamw": adamw_in_float64, "lamb": lamb_in_float64}
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
@@ -146,9 +173,50 @@ def test_build_optimizer_with_changing_rate_and_momentum_equals_float64_referenc
             weights[key] = weight + expected
 
 
+PEERS = {
+    "adamw": lambda mask: optax.adamw(0.1, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.01, mask=mask),
+    "lamb": lambda mask: optax.lamb(0.1, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.01, mask=mask),
+}
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_optimizer_with_constant_momentum_equals_optax(name):
+    random = np.random.default_rng(3)
+    params = {key: tensor for key, tensor in tree_of(random).items() if name == "adamw" or tensor.ndim > 1}
+    ours = build_optimizer(Optimizer(name=name, weight_decay=0.01, beta2=0.99, adam_eps=1e-6), 0.1, 0.9)
+    peer = PEERS[name](jax.tree.map(lambda p: p.ndim > 1, params))
+    state, peer_state = ours.init(params), peer.init(params)
+    for _ in range(4):
+        gradient = jax.tree.map(lambda p: jnp.asarray(random.normal(size=p.shape), jnp.float32), params)
+        updates, state = ours.update(gradient, state, params)
+        expected, peer_state = peer.update(gradient, peer_state, params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, expected)
+
+
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_interrupted_run_resumes_bitwise(name, tiny, tmp_path):
-    config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, name=name))
+def test_velocity_in_bfloat16_halves_its_memory_and_rounds_it_once_a_step(name):
+    """Two steps with powers of two: the velocity is exact in bfloat16, so the updates are those of float32."""
+    params = {"kernel": jnp.ones((4, 4))}
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        transform = build_optimizer(Optimizer(name=name, velocity_dtype=dtype, weight_decay=0.0), 0.5, 0.5)
+        state, updates = transform.init(params), []
+        for size in (1.0, 2.0):
+            update, state = transform.update({"kernel": jnp.full((4, 4), size)}, state, params)
+            updates.append(update["kernel"])
+        sizes = [leaf.nbytes for leaf in jax.tree.leaves(state) if leaf.shape == (4, 4)]
+        found[dtype] = sum(sizes), updates
+    assert found["float32"][0] - found["bfloat16"][0] == 4 * 4 * 2
+    if name != "lars":  # its trust ratio is no power of two
+        np.testing.assert_array_equal(found["bfloat16"][1], found["float32"][1])
+    np.testing.assert_allclose(found["bfloat16"][1], found["float32"][1], rtol=2**-8)
+
+
+@pytest.mark.parametrize("velocity_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_interrupted_run_resumes_bitwise(name, velocity_dtype, tiny, tmp_path):
+    changes = {"name": name, "velocity_dtype": velocity_dtype}
+    config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, **changes))
     train(config, tmp_path / "whole")
     train_until(config, tmp_path / "cut", step=9)
     train(config, tmp_path / "cut")
