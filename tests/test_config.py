@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jaxdp.choices import TABLES
+from jaxdp.choices import MIXES
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule, training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
