@@ -164,6 +164,14 @@ SCHEDULES = Choices(
         "sony_b": Choice("configuration B of Mikami et al., with step decay", "start power boundaries factor"),
     },
 )
+LOSSES = Choices(
+    "optimizer.loss",
+    "optimizer",
+    {
+        "softmax": Choice("cross entropy of the softmax over the classes"),
+        "binary": Choice("binary cross entropy of each class, averaged over the classes", "target_threshold"),
+    },
+)
 LOSS_SCALES = Choices(
     "loss_scale.name",
     "loss_scale",
@@ -198,6 +206,7 @@ MIXES = Choices(
         "none": Choice(""),
         "mixup": Choice("blend of whole images (Zhang et al.)", "mix_alpha"),
         "cutmix": Choice("rectangle of the other image (Yun et al.)", "mix_alpha"),
+        "mixup_or_cutmix": Choice("one of the two, drawn for each worker's batch", "mix_alpha cutmix_alpha cutmix_probability"),
     },
 )
 READ_FROM_DISK = "directory threads train_split eval_split"
@@ -242,6 +251,7 @@ TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
     MOMENTUM_RULES,
     SCHEDULES,
+    LOSSES,
     LOSS_SCALES,
     AUGMENTATIONS,
     MIXES,

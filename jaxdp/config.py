@@ -30,17 +30,19 @@ BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 if TYPE_CHECKING:
     MomentumRule: TypeAlias = str
     ScheduleName: TypeAlias = str
+    LossName: TypeAlias = str
     LossScaleName: TypeAlias = str
     AugmentationName: TypeAlias = str
     MixName: TypeAlias = str
     BatchStatistics: TypeAlias = str
     NonFinite: TypeAlias = str
 else:
-    MomentumRule, ScheduleName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
+    MomentumRule, ScheduleName, LossName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
             ("Momentum as a function of the global batch", choices.MOMENTUM_RULES),
             ("Learning-rate schedule", choices.SCHEDULES),
+            ("Loss", choices.LOSSES),
             ("Loss scaling", choices.LOSS_SCALES),
             ("Random transform of training images", choices.AUGMENTATIONS),
             ("Blending of each image with another of its worker's batch", choices.MIXES),
@@ -100,7 +102,12 @@ class Data(_Strict):
     augmentation: AugmentationName = "none"
     mix: MixName = "none"
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch"""
+    """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
+    that of mixup)"""
+    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    """Parameter of the distribution of CutMix's ratio (mixup_or_cutmix)"""
+    cutmix_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of CutMix in place of mixup (mixup_or_cutmix)"""
     train_examples: Count = 4096
     """Number of training images (synthetic)"""
     eval_examples: Count = 1000
@@ -234,8 +241,11 @@ class Optimizer(_Strict):
     """Decay per step of the average of squared gradients (adamw, lamb)"""
     adam_eps: NonNegative = 1e-8
     """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
+    loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
+    target_threshold: BelowOne | None = None
+    """Smoothed and mixed targets above it become 1, others 0 (binary; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -474,7 +484,10 @@ HELD_OUT_LABELS = "plain labels"
 def training_labels(config: Config) -> str:
     """The labels of the training loss, in a few words. The held-out loss has plain labels, so the two differ in meaning."""
     smoothing, mix = config.optimizer.label_smoothing, config.data.mix
-    words = [f"labels smoothed by {smoothing:g}"] * (smoothing > 0) + [f"labels mixed by {mix}"] * (mix != "none")
+    words = [f"labels smoothed by {smoothing:g}"] * (smoothing > 0)
+    words += [f"labels mixed by {mix.replace('_', ' ')}"] * (mix != "none")
+    if config.optimizer.target_threshold is not None:
+        words.append(f"labels above {config.optimizer.target_threshold:g} set to 1, others to 0")
     return ", ".join(words) or HELD_OUT_LABELS
 
 

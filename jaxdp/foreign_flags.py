@@ -69,7 +69,7 @@ class Counterpart(NamedTuple):
 
 _RATE, _DTYPE, _MIX = "--schedule.learning-rate", "--model.dtype", "--data.mix"
 _STEPS = "of the schedules goyal and sony_b"
-_ONE_MIX = "mixup or cutmix, not both"
+_ONE_MIX = "mixup, cutmix or mixup_or_cutmix"
 _ROWS = {
     "lr base-lr": Counterpart(_RATE),
     "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
@@ -85,6 +85,11 @@ _ROWS = {
     "opt optimizer": Counterpart("--optimizer.name", "jaxdp has sgd, lars, adamw and lamb", "sgd"),
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
+    "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),
+    "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
+    "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
+    "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
+    "mixup-switch-prob": Counterpart("--data.cutmix-probability", "of mixup_or_cutmix"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
     "-b batch batch-size": Counterpart(
@@ -136,7 +141,6 @@ _PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
 _ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
 _COMPILED = "not needed: jaxdp always compiles the step, with channels last"
 _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
-_LOSS = "the loss is softmax cross-entropy, with --optimizer.label-smoothing"
 _STOPPING = "jaxdp has no early stopping; the most accurate checkpoint is kept"
 _EVALUATE = "use jaxdp evaluate"
 _WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
@@ -175,10 +179,8 @@ NO_COUNTERPART = {
     "eval-only": _EVALUATE,
     "dry-run": "use jaxdp plan",
     "memory": "jaxdp plan always prints the memory of a run",
-    "loss": _LOSS,
-    "criterion": _LOSS,
     "class-weights": "jaxdp has no class weights: all images count the same",
-    "multi-label": f"an image has one label; {_LOSS}",
+    "multi-label": "an image has one label",
     "quiet": "redirect the output, as in > log.txt; in Python give screen=False",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",

@@ -1,7 +1,13 @@
-"""Label-smoothed cross entropy, and the rank of the true class."""
+"""Losses of smoothed and mixed labels, and the rank of the true class."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
+
+from jaxdp.choices import LOSSES
+from jaxdp.config import Optimizer
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -12,6 +18,41 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float =
     log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
     label_log_probability = jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
     return -(1.0 - label_smoothing) * label_log_probability - label_smoothing * log_probabilities.mean(-1)
+
+
+def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over the classes of the binary cross entropy of each (Wightman et al., arXiv 2110.00476, section 2).
+
+    logits, targets: [B, K]; targets in [0, 1]. Returns [B] float32.
+    """
+    return optax.sigmoid_binary_cross_entropy(logits.astype(jnp.float32), targets).mean(-1)
+
+
+Mix = tuple[jax.Array, jax.Array]  # (labels of the partners, share of the own label), [B] each
+
+
+def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+    loss = cross_entropy(logits, labels, optimizer.label_smoothing)
+    if mix is None:
+        return loss
+    others, share = mix
+    return share * loss + (1 - share) * cross_entropy(logits, others, optimizer.label_smoothing)
+
+
+def _binary(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+    classes, smoothing = logits.shape[-1], optimizer.label_smoothing
+    targets = jax.nn.one_hot(labels, classes)
+    if mix is not None:
+        others, share = mix
+        targets = share[:, None] * targets + (1 - share[:, None]) * jax.nn.one_hot(others, classes)
+    targets = (1 - smoothing) * targets + smoothing / classes
+    if optimizer.target_threshold is not None:
+        targets = (targets > optimizer.target_threshold).astype(jnp.float32)
+    return binary_cross_entropy(logits, targets)
+
+
+LOSS_FUNCTIONS: dict[str, Callable[..., jax.Array]] = LOSSES.implement({"softmax": _softmax, "binary": _binary})
+"""`optimizer.loss` -> f(optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32."""
 
 
 def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.choices import OPTIMIZERS
+from jaxdp.choices import MIXES, OPTIMIZERS
 from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, training_labels
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
@@ -244,7 +244,8 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
     if data.mix != "none":
-        words.append(f"{data.mix} (alpha {data.mix_alpha:g})")
+        used = [f"{name.replace('_', ' ')} {getattr(data, name):g}" for name in MIXES[data.mix].uses.split()]
+        words.append(f"{data.mix.replace('_', ' ')} ({', '.join(used)})")
     if model.remat:
         words.append("activations recomputed in the backward pass")
     return ", ".join(words)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jaxdp.choices import MIXES
+from jaxdp.choices import MIXES, TABLES
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule, training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
@@ -137,7 +137,9 @@ ANOTHER = {
     "contrast": 1.5,
     "denominator": "norm_of_sum",
     "eval_split": "validation",
+    "velocity_dtype": "bfloat16",
     "padding": 2,
+    "target_threshold": 0.2,
     "train_split": "fit",
 }
 

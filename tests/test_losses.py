@@ -1,9 +1,11 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from jaxdp.losses import cross_entropy, rank_of_label
+from jaxdp.config import Optimizer
+from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, rank_of_label
 
 
 def test_cross_entropy_of_uniform_logits_is_the_logarithm_of_the_classes():
@@ -33,6 +35,40 @@ def test_cross_entropy_equals_numpy_in_float64_and_optax(smoothing):
 
 def test_cross_entropy_of_bfloat16_logits_is_float32():
     assert cross_entropy(jnp.zeros((2, 3), jnp.bfloat16), jnp.array([0, 1])).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed, smoothing, threshold):
+    random = np.random.default_rng(0)
+    logits, labels, others = random.normal(size=(32, 11)) * 5, *random.integers(0, 11, (2, 32))
+    share = random.uniform(size=32)
+    target = np.eye(11)[labels]
+    if mixed:
+        target = share[:, None] * target + (1 - share[:, None]) * np.eye(11)[others]
+    target = (1 - smoothing) * target + smoothing / 11
+    if threshold is not None:
+        target = (target > threshold).astype(float)
+    probability = 1 / (1 + np.exp(-logits))
+    expected = -(target * np.log(probability) + (1 - target) * np.log1p(-probability)).mean(1)
+    optimizer = Optimizer(loss="binary", label_smoothing=smoothing, target_threshold=threshold)
+    mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32)) if mixed else None
+    found = LOSS_FUNCTIONS["binary"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_binary_loss_of_zero_logits_is_the_logarithm_of_two():
+    found = LOSS_FUNCTIONS["binary"](Optimizer(), jnp.zeros((2, 1000), jnp.bfloat16), jnp.array([0, 999]))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.log(2), rtol=1e-6)
+
+
+def test_binary_cross_entropy_of_large_logits_is_finite_with_its_gradient():
+    logits, targets = jnp.array([[1e4, -1e4, 1e4, -1e4]]), jnp.array([[1.0, 0.0, 0.0, 1.0]])
+    np.testing.assert_allclose(binary_cross_entropy(logits, targets), [5e3])
+    gradient = jax.grad(lambda logits: binary_cross_entropy(logits, targets).sum())(logits)
+    np.testing.assert_allclose(gradient, [[0.0, 0.0, 0.25, -0.25]])
 
 
 def test_rank_of_label_counts_ties_and_nan_against_the_model():

@@ -3,6 +3,7 @@
 Every geometric augmentation maps output pixels to input pixels and resamples once, bilinearly, repeating the edge.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.ndimage import map_coordinates
 
 from jaxdp.choices import AUGMENTATIONS, MIXES
-from jaxdp.config import Augment, Config, crops_while_loading
+from jaxdp.config import Augment, Config, Data, crops_while_loading
 
 ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radians, ratio, ratio, share of the image's size
 PixelStat = jax.typing.ArrayLike | tuple[float, ...]
@@ -189,9 +190,9 @@ def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
     return jax.vmap(lambda image: resample(image, rows, columns))(images)
 
 
-def mixup(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Blend all pixels: share x images + (1 - share) x partners, and `share` (Zhang et al., arXiv 1710.09412)."""
-    return share * images + (1 - share) * partners, share
+def mixup(images: jax.Array, partners: jax.Array, *, share: jax.Array) -> jax.Array:
+    """Blend all pixels: share x images + (1 - share) x partners (Zhang et al., arXiv 1710.09412)."""
+    return share * images + (1 - share) * partners
 
 
 def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -204,10 +205,33 @@ def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax
     return jnp.where(inside[..., None], partners, images), 1 - inside.mean(dtype=jnp.float32)
 
 
+def _mixup(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    draw, _ = jax.random.split(key)
+    share = jax.random.beta(draw, data.mix_alpha, data.mix_alpha)
+    return mixup(images, partners, share=share), share
+
+
+def _cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    draw, place = jax.random.split(key)
+    return cutmix(images, partners, share=jax.random.beta(draw, data.mix_alpha, data.mix_alpha), key=place)
+
+
+def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    cuts = jax.random.uniform(jax.random.fold_in(key, 2)) < data.cutmix_probability
+    blended = _mixup(data, images, partners, key=key)
+    pasted = _cutmix(dataclasses.replace(data, mix_alpha=data.cutmix_alpha), images, partners, key=key)
+    return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])
+
+
 MIXERS: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = MIXES.implement(
-    {"none": lambda images, partners, *, share, key: (images, jnp.ones(())), "mixup": mixup, "cutmix": cutmix}
+    {
+        "none": lambda data, images, partners, *, key: (images, jnp.ones(())),
+        "mixup": _mixup,
+        "cutmix": _cutmix,
+        "mixup_or_cutmix": _mixup_or_cutmix,
+    }
 )
-"""`data.mix` -> f(images, partners [B, H, W, C], share=scalar, key=key): (mixed images, share of the own image)."""
+"""`data.mix` -> f(data, images, partners [B, H, W, C], key=key): (mixed images, share of the own image)."""
 
 
 def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -218,7 +242,6 @@ def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Ar
     """
     batch = len(images)
     partner = jnp.arange(batch)[::-1]
-    draw, place = jax.random.split(worker_key(config.seed, positions, MIX_KEY))
-    share = jax.random.beta(draw, config.data.mix_alpha, config.data.mix_alpha)
-    mixed, share = MIXERS[config.data.mix](images, images[partner], share=share, key=place)
+    key = worker_key(config.seed, positions, MIX_KEY)
+    mixed, share = MIXERS[config.data.mix](config.data, images, images[partner], key=key)
     return mixed, partner, jnp.full((batch,), share)

@@ -1,5 +1,6 @@
 """The compiled evaluation step, and the loop that feeds it: every held-out image counts once, on any number of devices."""
 
+import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from jaxdp.config import Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.errors import TrainingError
-from jaxdp.losses import cross_entropy, rank_of_label
+from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training.step import Batch, PixelStats
@@ -33,14 +34,17 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
     "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
-    predicted: class by row, [B] int32, sharded. The loss is cross entropy without label smoothing. A tie counts as an error:
+    predicted: class by row, [B] int32, sharded. The loss is that of training with plain labels. A tie counts as an error:
     the class predicted is then not the label.
     """
+
+    loss = LOSS_FUNCTIONS[config.optimizer.loss]
+    plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None)
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
         logits = _logits(config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=pixel_stats)
         weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
-        losses = jnp.where(weights > 0, cross_entropy(logits, labels), 0.0)
+        losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
         other_logits = jnp.where(jnp.arange(logits.shape[-1]) == labels[:, None], -jnp.inf, logits)
         predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
         sums = {

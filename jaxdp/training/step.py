@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, mix, normalize, worker_key
-from jaxdp.losses import cross_entropy, rank_of_label
+from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.optim import loss_scale
 from jaxdp.parallel import allreduce
@@ -54,17 +54,15 @@ def local_gradient(
     returned is then empty. Returns (gradient of the trainable parameters, aux); aux: {"loss" and "accuracy", means over the
     micro-batch, "moments" for the running statistics}.
     """
-    labels, smoothing = batch["labels"], config.optimizer.label_smoothing
+    labels, mixed_labels = batch["labels"], None
     with jax.named_scope("augmentation"):
-        x, share = normalize(augment(config, batch["images"], batch["positions"]), *pixel_stats), None
+        x = normalize(augment(config, batch["images"], batch["positions"]), *pixel_stats)
         if config.data.mix != "none":
             x, partner, share = mix(config, x, batch["positions"])
+            mixed_labels = labels[partner], share
 
     def mean_loss(logits: jax.Array) -> jax.Array:
-        loss = cross_entropy(logits, labels, smoothing)
-        if share is not None:
-            loss = share * loss + (1 - share) * cross_entropy(logits, labels[partner], smoothing)
-        return loss.mean()
+        return LOSS_FUNCTIONS[config.optimizer.loss](config.optimizer, logits, labels, mix=mixed_labels).mean()
 
     key = worker_key(config.seed, batch["positions"], MODEL_KEY)
     vjp_fns: list[Callable] = []

@@ -181,8 +181,8 @@ def test_resize_for_evaluation_takes_the_center_of_a_larger_image():
     np.testing.assert_allclose(seen[0, :, 1], seen[:, 0, 0], atol=1e-4)
 
 
-def mixed(kind, alpha=1.0, seed=0):
-    config = Config(seed=seed, data=Data(mix=kind, mix_alpha=alpha))
+def mixed(kind, alpha=1.0, seed=0, **fields):
+    config = Config(seed=seed, data=Data(mix=kind, mix_alpha=alpha, **fields))
     images = jnp.arange(4, dtype=jnp.float32)[:, None, None, None] * jnp.ones((4, 32, 32, 3))
     return [np.asarray(x) for x in augment.mix(config, images, jnp.arange(8, 12, dtype=jnp.uint32))]
 
@@ -206,6 +206,21 @@ def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
         if len(pasted):
             (top, left), (bottom, right) = pasted.min(0), pasted.max(0)
             assert len(pasted) == (bottom - top + 1) * (right - left + 1)
+
+
+def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
+    def is_cut(seed, probability=0.5):
+        fields = {"cutmix_alpha": 1.0, "cutmix_probability": probability}
+        found = mixed("mixup_or_cutmix", 0.2, seed, **fields)
+        parts = mixed("cutmix", 1.0, seed), mixed("mixup", 0.2, seed)
+        (cut,) = (cut for cut, part in zip((True, False), parts, strict=True) if np.array_equal(found[0], part[0]))
+        for one, other in zip(found, parts[not cut], strict=True):
+            np.testing.assert_array_equal(one, other)
+        return cut
+
+    assert np.mean([is_cut(seed) for seed in range(200)]) == pytest.approx(0.5, abs=0.12)  # 3.4 standard deviations
+    assert not any(is_cut(seed, 0.0) for seed in range(5))
+    assert all(is_cut(seed, 1.0) for seed in range(5))
 
 
 def test_mix_share_follows_the_beta_distribution():
@@ -243,7 +258,7 @@ def test_mixed_step_has_no_permutation_and_equals_other_meshes(normalized_linear
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+@pytest.mark.parametrize("kind", ["mixup", "cutmix", "mixup_or_cutmix"])
 def test_mixed_loss_weighs_both_smoothed_targets(kind):
     """The loss of one worker's batch against NumPy: share x own target + (1 - share) x the partner's, smoothing in both."""
     from helpers.step import PIXELS, initial_params, make_batch, step_config
