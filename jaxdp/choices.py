@@ -180,7 +180,7 @@ MIXES = Choices(
         "cutmix": Choice("rectangle of the other image (Yun et al.)", "mix_alpha"),
     },
 )
-READ_FROM_DISK = "directory threads train_split eval_split"
+READ_FROM_DISK = "directory threads train_split eval_split eval_size eval_resize eval_crop eval_interpolation"
 SOURCES = Choices(
     "data.source",
     "data",

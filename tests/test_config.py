@@ -139,6 +139,10 @@ ANOTHER = {
     "eval_split": "validation",
     "padding": 2,
     "train_split": "fit",
+    "eval_size": 64,
+    "eval_resize": 64,
+    "eval_crop": 0.95,
+    "eval_interpolation": "bicubic",
 }
 
 

@@ -59,6 +59,7 @@ def _evaluate(
     state, config, manifest = load_run(workdir, checkpoint, config)
     data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
+    models.check_evaluation_size(config.model, trained=config.data.image_size, evaluated=config.data.evaluated_size)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
