@@ -72,7 +72,7 @@ ImageSize = Annotated[int, Field(ge=8, le=4096)]
 Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
 EvalResize = Annotated[
-    ImageSize | None,
+    Annotated[int, Field(ge=8, le=2**16)] | None,
     Doc(
         "Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size "
         "after training on random crops or with a larger `stored_size`, else the evaluated size)"
@@ -151,6 +151,19 @@ class Data(_Strict):
     def evaluated_size(self) -> int:
         """Height and width of the network's input in evaluation, in pixels."""
         return self.eval_size or self.image_size
+
+
+@dataclass(frozen=True)
+class Preprocessing(_Strict):
+    """Preparation of images that belongs to weights, in fields of `Data` (None, empty: those of the weights' file)."""
+
+    image_size: Annotated[ImageSize | None, Doc("Height and width of the images of the training, in pixels")] = None
+    eval_size: EvalSize = None
+    eval_resize: EvalResize = None
+    eval_crop: EvalCrop = None
+    eval_interpolation: Annotated[Interpolation | None, Doc("Filter that resizes evaluated images")] = None
+    mean: Mean = ()
+    std: Std = ()
 
 
 @dataclass(frozen=True)
@@ -516,6 +529,15 @@ def training_labels(config: Config) -> str:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+
+
+def evaluation_words(config: Config) -> str:
+    """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
+    data, size = config.data, config.data.evaluated_size
+    words = [f"evaluated at {size}x{size} from a short side of {evaluation_side(config)}", data.eval_interpolation]
+    for name, values in (("mean", data.mean), ("std", data.std)):
+        words += [f"{name} {' '.join(f'{value:g}' for value in values)}"] * bool(values)
+    return ", ".join(words)
 
 
 def evaluation_side(config: Config) -> int:

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_side, training_labels
+from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_words, training_labels
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
@@ -242,9 +242,8 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
-    if data.sets_evaluation:
-        side = config.data.evaluated_size
-        words.append(f"evaluated at {side}x{side} from a short side of {evaluation_side(config)}, {data.eval_interpolation}")
+    if data.sets_evaluation or data.mean or data.std:
+        words.append(evaluation_words(config))
     if data.mix != "none":
         words.append(f"{data.mix} (alpha {data.mix_alpha:g})")
     if model.remat:
