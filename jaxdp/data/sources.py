@@ -170,7 +170,7 @@ def with_classes(config: Config, classes: int) -> Config:
 def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
     """(mean, std) with which a run normalizes images, known without its data; see `Datasets`. source: if not the config's."""
     data, published = config.data, SOURCES[source or config.data.source]
-    mean, std = (tuple(255 * share for share in shares) for shares in (data.mean, data.std))
+    mean, std = (tuple(round(255 * share, 9) for share in shares) for shares in (data.mean, data.std))
     return mean or published.mean, std or published.std
 
 

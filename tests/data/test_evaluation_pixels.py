@@ -18,6 +18,7 @@ from jaxdp.config import Augment, Config, Data, evaluation_side
 from jaxdp.data import decode, sources
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.validation import validate
 
@@ -101,14 +102,17 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     out = np.empty((1, 48, 48, 3), np.uint8)
     sources.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
     np.testing.assert_allclose(normalize(out, *sources.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
-    step = make_prediction_step(
-        config, model, jaxdp.parallel.mesh.make_mesh(1, 1), pixel_stats=sources.pixel_stats(config), top=6
-    )
+    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=sources.pixel_stats(config), top=6)
     batch = {"images": out, "labels": np.zeros(1, np.int32)}
     classes, probabilities = step(params, stats, batch)
     logits = np.asarray(model.apply(params, stats, expected_input.astype(np.float32), train=False)[0])[0]
     expected = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
+
+
+def test_imagenets_mean_and_standard_deviation_are_those_of_the_data_set():
+    given = Data(source="imagenet2012", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    assert sources.pixel_stats(Config(data=given)) == sources.pixel_stats(Config(data=Data(source="imagenet2012")))
 
 
 @pytest.mark.parametrize(
