@@ -70,6 +70,8 @@ def _help(owner: type, field: dataclasses.Field) -> str:
     if text := _texts(owner).get(field.name):
         return f"{text}."
     head, _, names = _doc(field.type).partition(". ")
+    if not names:
+        return f"{head}."
     entries = [re.sub(r"^([\w,. ]+?): ", r"`\1`: ", entry) for entry in names.split("; ")]
     return "\n".join([f"{head}.", "", *(f"- {entry}" for entry in entries)])
 

@@ -209,7 +209,7 @@ MIXES = Choices(
         "mixup_or_cutmix": Choice("one of the two, drawn for each worker's batch", "mix_alpha cutmix_alpha cutmix_probability"),
     },
 )
-READ_FROM_DISK = "directory threads train_split eval_split"
+READ_FROM_DISK = "directory threads train_split eval_split eval_size eval_resize eval_crop eval_interpolation"
 SOURCES = Choices(
     "data.source",
     "data",

@@ -4,6 +4,7 @@ The text below a field is its help in `jaxdp train --help all`. Fields whose val
 tables in `choices.py`.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -68,6 +69,28 @@ SourceName = Annotated[
     Doc(f"Data set: {', '.join(choices.SOURCES.entries)}, or one of tensorflow-datasets. {choices.SOURCES.help}"),
 ]
 
+ImageSize = Annotated[int, Field(ge=8, le=4096)]
+Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
+EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
+EvalResize = Annotated[
+    Annotated[int, Field(ge=8, le=2**16)] | None,
+    Doc(
+        "Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size "
+        "after training on random crops or with a larger `stored_size`, else the evaluated size)"
+    ),
+]
+EvalCrop = Annotated[
+    Annotated[float, Field(ge=0.1, le=1)] | None,
+    Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
+]
+Interpolation = Literal["bilinear", "bicubic"]
+EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
+Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
+Std = Annotated[
+    tuple[Annotated[float, Field(ge=1e-3, le=1)], ...],
+    Doc("Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"),
+]
+
 
 class _Strict:
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -95,10 +118,16 @@ class Data(_Strict):
     of at most 512 MiB"""
     ahead_bytes: Bytes = 2**31
     """Host memory for prefetched images, in bytes; larger batches are transferred in chunks"""
-    image_size: Annotated[int, Field(ge=8, le=4096)] = 32
+    image_size: ImageSize = 32
     """Height and width of the network's input, in pixels"""
-    stored_size: Annotated[int, Field(ge=8, le=4096)] | None = None
+    stored_size: ImageSize | None = None
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
+    eval_size: EvalSize = None
+    eval_resize: EvalResize = None
+    eval_crop: EvalCrop = None
+    eval_interpolation: EvalInterpolation = "bilinear"
+    mean: Mean = ()
+    std: Std = ()
     augmentation: AugmentationName = "none"
     mix: MixName = "none"
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
@@ -117,6 +146,30 @@ class Data(_Strict):
     def image_bytes(self) -> int:
         """Bytes of one image as transferred to a device."""
         return 3 * (self.stored_size or self.image_size) ** 2
+
+    @property
+    def sets_evaluation(self) -> bool:
+        """Whether a field sets how images are prepared for evaluation."""
+        given = (self.eval_size, self.eval_resize, self.eval_crop)
+        return any(value is not None for value in given) or self.eval_interpolation != "bilinear"
+
+    @property
+    def evaluated_size(self) -> int:
+        """Height and width of the network's input in evaluation, in pixels."""
+        return self.eval_size or self.image_size
+
+
+@dataclass(frozen=True)
+class Preprocessing(_Strict):
+    """Preparation of images that belongs to weights, in fields of `Data` (None, empty: those of the weights' file)."""
+
+    image_size: Annotated[ImageSize | None, Doc("Height and width of the images of the training, in pixels")] = None
+    eval_size: EvalSize = None
+    eval_resize: EvalResize = None
+    eval_crop: EvalCrop = None
+    eval_interpolation: Annotated[Interpolation | None, Doc("Filter that resizes evaluated images")] = None
+    mean: Mean = ()
+    std: Std = ()
 
 
 @dataclass(frozen=True)
@@ -494,3 +547,23 @@ def training_labels(config: Config) -> str:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+
+
+def evaluation_words(config: Config) -> str:
+    """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
+    data, size = config.data, config.data.evaluated_size
+    words = [f"evaluated at {size}x{size} from a short side of {evaluation_side(config)}", data.eval_interpolation]
+    for name, values in (("mean", data.mean), ("std", data.std)):
+        words += [f"{name} {' '.join(f'{value:g}' for value in values)}"] * bool(values)
+    return ", ".join(words)
+
+
+def evaluation_side(config: Config) -> int:
+    """Short side that evaluated images are resized to, in pixels. A crop ratio is converted as in timm."""
+    data = config.data
+    if data.eval_resize is not None:
+        return data.eval_resize
+    if data.eval_crop is not None:
+        return math.floor(data.evaluated_size / data.eval_crop)
+    trained_on_crops = crops_while_loading(config) or data.stored_size not in (None, data.image_size)
+    return round(data.evaluated_size * 8 / 7) if trained_on_crops else data.evaluated_size

@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import MIXES, OPTIMIZERS
-from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, training_labels
+from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_words, training_labels
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
@@ -23,6 +23,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     from jaxdp import models
 
     size = config.data.image_size
+    models.check_evaluation_size(config.model, trained=size, evaluated=config.data.evaluated_size)
     counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
@@ -243,6 +244,8 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
+    if data.sets_evaluation or data.mean or data.std:
+        words.append(evaluation_words(config))
     if data.mix != "none":
         used = [f"{name.replace('_', ' ')} {getattr(data, name):g}" for name in MIXES[data.mix].uses.split()]
         words.append(f"{data.mix.replace('_', ' ')} ({', '.join(used)})")

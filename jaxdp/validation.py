@@ -187,6 +187,18 @@ def _check_augmentation(config: Config) -> None:
         raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")
 
 
+def _check_evaluation(config: Config) -> None:
+    """The resize for evaluation is stated once, and normalization for three channels."""
+    data = config.data
+    if data.eval_resize is not None and data.eval_crop is not None:
+        reason = f"not possible with data.eval_resize ({data.eval_resize}), which states the same"
+        raise ConfigError("data.eval_crop", data.eval_crop, reason=reason, hint="omit one of them")
+    for name, values in (("mean", data.mean), ("std", data.std)):
+        if len(values) not in (0, 3):
+            hint = f"for example --data.{name} 0.5 0.5 0.5"
+            raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
+
+
 def _check_loss_scale(config: Config) -> None:
     """float16 has loss scaling, and a dynamic scale starts within its range."""
     scale = config.loss_scale
@@ -275,6 +287,7 @@ CHECKS = (
     _check_deterministic,
     _check_augmentation,
     _check_momentum_rule,
+    _check_evaluation,
     _check_gradients,
     _check_loss_scale,
     _check_schedule,

@@ -141,6 +141,10 @@ ANOTHER = {
     "padding": 2,
     "target_threshold": 0.2,
     "train_split": "fit",
+    "eval_size": 64,
+    "eval_resize": 64,
+    "eval_crop": 0.95,
+    "eval_interpolation": "bicubic",
 }
 
 

@@ -74,7 +74,7 @@ def failing(capsys, *arguments) -> str:
         ("train --solver.name sgd", "--solver.name: unknown flag; `jaxdp train --help all` lists all flags"),
         ("train --eval.batch 8", "--eval.batch: unknown flag; did you mean --evaluation.batch?"),
         ("plan --memory", "--memory: unknown flag; jaxdp plan always prints the memory of a run"),
-        ("predict --batch-size 8", "--batch-size: unknown flag; `jaxdp predict --help` lists all flags"),
+        ("predict --batch-size 8", "--batch-size: unknown flag; `jaxdp predict --help all` lists all flags"),
         ("train digits", "'digits': unexpected argument; did you mean --config digits?"),
         ("train mine/x.py", "'mine/x.py': unexpected argument; did you mean --config mine/x.py?"),
         ("train --schedule.epochs 3", "--schedule.epochs: unknown flag; did you mean --epochs?"),

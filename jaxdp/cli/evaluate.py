@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-from jaxdp.cli.options import ConfigFields, Switch
+from jaxdp.cli.options import ConfigFields, Switch, weights_flag
 from jaxdp.config import Config
 from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import flag_value, parse
@@ -17,10 +17,13 @@ class Evaluate:
     Examples:
       jaxdp evaluate --workdir runs/digits
       jaxdp evaluate --workdir runs/digits --checkpoint best --json
+      jaxdp evaluate --weights resnet50.safetensors --data.source folder --data.directory pictures
     """
 
     workdir: str
     """Working directory of the run"""
+    weights: str | None = None
+    """Safetensors file of jaxdp, torchvision or timm to evaluate in place of a run, with --data.source"""
     run: ConfigFields = dataclasses.field(default_factory=Config)
     checkpoint: str = "newest"
     """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
@@ -33,13 +36,21 @@ class Evaluate:
 def run(arguments: list[str], program: str) -> None:
     from jaxdp.training.run_dir import run_config
 
-    workdir = None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
-    default = None if workdir is None else Evaluate(workdir, run_config(workdir))
+    weights, workdir = weights_flag(arguments), None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
+    default = None if workdir is None else Evaluate(workdir, run=run_config(workdir))
+    if weights is not None:
+        from jaxdp.inference.load_run import weights_config
+
+        default = Evaluate("", run=weights_config(weights))
     options = parse(Evaluate, arguments, program, default=default)
     register_from(options.config)
-    from jaxdp.inference.evaluate import evaluate
+    from jaxdp.inference.evaluate import evaluate, evaluate_weights
 
-    result = evaluate(options.run, options.workdir, options.checkpoint)
+    if options.weights is None:
+        result = evaluate(options.run, options.workdir, options.checkpoint)
+        source = f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
+    else:
+        result, source = evaluate_weights(options.weights, options.run)
     if options.json:
         print(json.dumps(result, indent=2))
         return
@@ -47,5 +58,5 @@ def run(arguments: list[str], program: str) -> None:
     print(
         f"accuracy {100 * result['eval_accuracy']:.2f} %  ({top5}"
         f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
-        f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
+        f"{source}"
     )

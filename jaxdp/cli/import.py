@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxdp.cli.options import Switch
+from jaxdp.config import Preprocessing
 from jaxdp.errors import plural
 from jaxdp.flags import parse
 
@@ -18,6 +19,7 @@ class Import:
     Examples:
       jaxdp import resnet50.safetensors --output resnet50-jaxdp.safetensors
       jaxdp import model.safetensors --output ours.safetensors --depth 50 --classes 1000
+      jaxdp import v2.safetensors --output ours.safetensors --data.eval-size 224 --data.eval-resize 232
     """
 
     file: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FILE")]]
@@ -30,6 +32,7 @@ class Import:
     """Expected number of classes (None: any)"""
     stem: Literal["imagenet", "small"] | None = None
     """Expected first layers (None: any)"""
+    data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     overwrite: Switch = False
     """Overwrite an existing output file"""
     json: Switch = False
@@ -38,10 +41,11 @@ class Import:
 
 def run(arguments: list[str], program: str) -> None:
     options = parse(Import, arguments, program)
+    from jaxdp.models.preprocessing import describe
     from jaxdp.models.weights import import_file
 
     expected = {name: getattr(options, name) for name in ("depth", "classes", "stem")}
-    result = import_file(options.file, options.output, expected=expected, overwrite=options.overwrite)
+    result = import_file(options.file, options.output, expected=expected, given=options.data, overwrite=options.overwrite)
     if options.json:
         print(json.dumps(result, indent=2))
         return
@@ -50,3 +54,5 @@ def run(arguments: list[str], program: str) -> None:
         f"ResNet-{model['depth']}, {plural(model['classes'], 'class')}, {result['tensors']} tensors, {result['bytes']:,} bytes"
     )
     print(", ".join([f"{result['output']}: {summary}", *result["notes"]]))
+    stated = result["preprocessing"]
+    print(describe(Preprocessing(**stated)) if stated else "no preprocessing stated; --data.eval-resize and others state it")

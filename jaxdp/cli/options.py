@@ -6,6 +6,9 @@ from typing import Annotated
 import tyro
 
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+from jaxdp.flag_help import asks_for_help
+from jaxdp.flags import flag_value
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]  # --name without --no-name
 ConfigFields = Annotated[Config, tyro.conf.arg(name="")]  # the fields of Config as flags without a prefix
@@ -23,6 +26,15 @@ class Launch:
     """Number of processes of the run, on all hosts"""
     rank: int | None = None
     """Rank of this process, from 0"""
+
+
+def weights_flag(arguments: list[str]) -> str | None:
+    """The file of --weights. Raises ConfigError if a flag beside it chooses a run."""
+    weights = None if asks_for_help(arguments) else flag_value(arguments, "--weights")
+    for flag in ("--workdir", "--checkpoint"):
+        if weights is not None and flag_value(arguments, flag) is not None:
+            raise ConfigError("--weights", weights, reason=f"not possible with {flag}", hint="give one of them")
+    return weights
 
 
 LaunchFields = Annotated[Launch, tyro.conf.arg(name="")]  # the fields of Launch as flags without a prefix

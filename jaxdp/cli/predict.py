@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxdp.cli.options import Switch
+from jaxdp.cli.options import Switch, weights_flag
+from jaxdp.config import Preprocessing
 from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
@@ -26,12 +27,16 @@ class Predict:
     Examples:
       jaxdp predict --workdir runs/flowers picture.jpg
       jaxdp predict --workdir runs/flowers --checkpoint best --top 3 --csv predictions.csv holiday/
+      jaxdp predict --weights resnet50.safetensors --data.eval-resize 232 picture.jpg
     """
 
     images: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE ...")]]
     """Image files, or directories that are searched recursively"""
     workdir: str
     """Working directory of the run"""
+    weights: str | None = None
+    """Safetensors file of jaxdp, torchvision or timm to use in place of a run"""
+    data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     checkpoint: str = "newest"
     """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     top: int | None = None
@@ -47,19 +52,29 @@ class Predict:
 
 
 def run(arguments: list[str], program: str) -> None:
-    options = parse(Predict, arguments, program)
+    weights = weights_flag(arguments)
+    options = parse(Predict, arguments, program, default=None if weights is None else Predict((), ""))
+    if weights is None and options.data != Preprocessing():
+        name, value = next((name, value) for name, value in vars(options.data).items() if value not in (None, ()))
+        raise ConfigError(f"--data.{name.replace('_', '-')}", value, reason="not used without --weights", hint="omit it")
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
-    from jaxdp.inference.predict import Images, predict_source
+    from jaxdp.inference.predict import Images, predict_source, predict_weights
     from jaxdp.training.run_dir import run_config
 
-    run_config(options.workdir)  # raises for a missing run before anything is said about images
+    if weights is None:
+        run_config(options.workdir)  # raises for a missing run before anything is said about images
     if not options.images:
         raise ConfigError("images", reason="missing", hint="give at least one file or directory")
     table = None if options.csv is None else check_output(options.csv, options.overwrite, "--csv")
     files, skipped, unreadable = find_images(options.images)
-    predictions, bad, about = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
+    if weights is None:
+        predicted = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
+    else:
+        predicted, words = predict_weights(weights, Images(files), given=options.data, top=options.top)
+        _log(words)
+    predictions, bad, about = predicted
     bad = unreadable | bad
     results = [(file, classes) for file, classes in zip(files, _by_image(predictions), strict=True) if classes]
     if table is not None:

@@ -180,9 +180,12 @@ def augment(config: Config, images: jax.Array, positions: jax.Array) -> jax.Arra
 
 
 def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
-    """[B, S, S, 3] to [B, image_size, image_size, 3]: the center 7/8 of a larger stored image, resized (280 of 320 to 224)."""
+    """[B, S, S, 3] to [B, image_size, image_size, 3]: the center 7/8 of a larger stored image, resized (280 of 320 to 224).
+
+    Images that the fields `data.eval_...` prepare for evaluation are returned unchanged.
+    """
     size, stored = config.data.image_size, images.shape[1]
-    if stored == size:
+    if stored == size or config.data.sets_evaluation:
         return images
     side = stored * 7 / 8
     indices = (stored - side) / 2 + (jnp.arange(size) + 0.5) * side / size - 0.5

@@ -14,7 +14,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
-from jaxdp.config import Augment
+from jaxdp.config import Augment, Interpolation
 from jaxdp.errors import first_line
 
 CROP_ATTEMPTS = 10  # as in torchvision's RandomResizedCrop
@@ -24,6 +24,10 @@ MIN_SIDE = 2
 MAX_PIXELS = 2**26  # a small file may claim to be huge
 OPENCV_MAGIC = (b"\x89PNG", b"BM", b"RIFF")
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+FILTERS: dict[Interpolation, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
 AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
 
 
@@ -163,6 +167,28 @@ def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, 
     cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
     if ranges.flip and random[0] < 0.5:
         cv2.flip(out, 1, dst=out)
+
+
+def _first(size: int, window: int) -> int:
+    """The first pixel of a centered window, negative if the window is larger, rounded as in torchvision's CenterCrop."""
+    return round((size - window) / 2) if size >= window else -((window - size) // 2)
+
+
+def resize_and_crop(image: np.ndarray, out: np.ndarray, *, short_side: int, interpolation: Interpolation) -> None:
+    """Fill `out` (uint8 [S, S, 3]) as torchvision's Resize(short_side) and CenterCrop(S) do, to the bit.
+
+    A window larger than the resized image is filled with black. Resizes all of the image: for the box of a crop, Pillow may
+    choose another order of rows and columns, which moves single pixels by up to 24 levels with the bicubic filter. Raises
+    ImageError if the resized image would have more than MAX_PIXELS pixels.
+    """
+    (height, width), (rows, columns) = image.shape[:2], out.shape[:2]
+    short = min(height, width)
+    resized_height, resized_width = short_side * height // short, short_side * width // short
+    if resized_height * resized_width > MAX_PIXELS:
+        raise ImageError(f"{width}x{height} pixels, more than {MAX_PIXELS:,} after the resize for evaluation")
+    top, left = _first(resized_height, rows), _first(resized_width, columns)
+    resized = Image.fromarray(image).resize((resized_width, resized_height), FILTERS[interpolation])
+    out[:] = np.asarray(resized.crop((left, top, left + columns, top + rows)))
 
 
 def center_crop(image: np.ndarray, out: np.ndarray, short_side: int) -> None:

@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import Config, crops_while_loading
+from jaxdp.config import Config, crops_while_loading, evaluation_side
 from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory
-from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop
+from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop, resize_and_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
 from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
@@ -166,10 +167,11 @@ def with_classes(config: Config, classes: int) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
 
 
-def pixel_stats(config: Config) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
-    """(mean, std) with which a run normalizes images, known without its data; see `Datasets`."""
-    source = SOURCES[config.data.source]
-    return source.mean, source.std
+def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
+    """(mean, std) with which a run normalizes images, known without its data; see `Datasets`. source: if not the config's."""
+    data, published = config.data, SOURCES[source or config.data.source]
+    mean, std = (tuple(round(255 * share, 9) for share in shares) for shares in (data.mean, data.std))
+    return mean or published.mean, std or published.std
 
 
 def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, may_lack_classes: bool = False) -> Datasets:
@@ -215,11 +217,14 @@ def training_transform(config: Config) -> tuple[Transform, int]:
 def evaluation_transform(config: Config) -> tuple[Transform, int]:
     """(transform, image size) of evaluation images.
 
-    After training on random crops, ImageNet's standard: short side 256/224 of the image size, then the center. Otherwise all of
-    the image in the stored size.
+    As the fields `data.eval_...` say, if one is given. Else, after training on random crops, ImageNet's standard: short side
+    256/224 of the image size, then the center. Otherwise all of the image in the stored size.
     """
+    if config.data.sets_evaluation:
+        prepare = partial(resize_and_crop, short_side=evaluation_side(config), interpolation=config.data.eval_interpolation)
+        return lambda pixels, out, position: prepare(pixels, out), config.data.evaluated_size
     if crops_while_loading(config):
-        short, size = round(config.data.image_size * 8 / 7), config.data.image_size
+        short, size = evaluation_side(config), config.data.image_size
     else:
         short = size = config.data.stored_size or config.data.image_size
     return lambda pixels, out, position: center_crop(pixels, out, short), size
@@ -275,8 +280,7 @@ def _decoded(
     return Datasets(
         training,
         held_out,
-        SOURCES[name].mean,
-        SOURCES[name].std,
+        *pixel_stats(config, name),
         class_count=config.model.class_count,
         classes=_class_names(train),
         warnings=tuple(warnings),

@@ -6,12 +6,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxdp import models
 from jaxdp.config import Config
-from jaxdp.data.sources import open_datasets
+from jaxdp.data.sources import Datasets, open_datasets
 from jaxdp.errors import ConfigError
-from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.training import evaluation
 from jaxdp.training.run_dir import CLASSES, class_names, run_config
 
@@ -28,6 +29,26 @@ def evaluate(
     ConfigError if the run, the checkpoint or the data cannot be used.
     """
     return _evaluate(config, workdir, checkpoint, datasets=datasets)
+
+
+def evaluate_weights(
+    path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
+) -> tuple[dict[str, Any], str]:
+    """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
+
+    config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
+    function's. datasets: as for `jaxdp.train`.
+
+    Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one
+    line). Raises ConfigError if the file or the data cannot be used.
+    """
+    config = weights_config(path) if config is None else config
+    if config.data.source == "given" and datasets is None:
+        hint = "use --data.source imagenet2012, or folder with --data.directory"
+        raise ConfigError("data.source", "given", reason="weights come without images", hint=hint)
+    loaded = load_weights(path, config)
+    data = open_datasets(loaded.config, datasets, may_lack_classes=True)
+    return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
 
 
 def confusion_matrix(
@@ -57,13 +78,21 @@ def _evaluate(
         reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
         raise ConfigError("data.source", "given", reason=reason, hint=hint)
     state, config, manifest = load_run(workdir, checkpoint, config)
+    mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
-    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, on_batch=on_batch)
+    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": str(manifest.path)}
+
+
+def _evaluate_on(
+    data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, on_batch: Callable | None = None
+) -> dict[str, Any]:
+    """Evaluate (params, batch_stats) on the held-out images of `data`."""
+    models.check_evaluation_size(config.model, trained=config.data.image_size, evaluated=config.data.evaluated_size)
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
-    result = evaluation.evaluate(step, *state.evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)
-    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": str(manifest.path)}
+    return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)
 
 
 def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[str]) -> None:

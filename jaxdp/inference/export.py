@@ -13,7 +13,7 @@ from jaxdp.config import RESNET, Config
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import load_run
-from jaxdp.models import weights
+from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
 
 FORMATS = ("jaxdp", "torchvision", "timm")
@@ -48,6 +48,7 @@ def export(
     metadata = {
         "config": json.dumps(dataclasses.asdict(config)),
         "model": weights.network_json(config.model),
+        preprocessing.METADATA: json.dumps(preprocessing.as_dict(preprocessing.of_run(config, *pixel_stats(config)))),
         "samples": str(manifest.samples),
         "epoch": f"{manifest.epoch:g}",
         "accuracy": str(manifest.accuracy),

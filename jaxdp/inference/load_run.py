@@ -1,6 +1,8 @@
 """Listing, choosing and loading the checkpoints of a run directory."""
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +12,16 @@ from jaxdp import models
 from jaxdp.checkpoint.listing import by_accuracy, checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest, UnreadableCheckpoint, read_manifest, verify_files
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.config import Config
+from jaxdp.config import Config, Data, Preprocessing, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
+from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
-from jaxdp.training.state import TrainState, abstract_state
+from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
+
+WEIGHTS = "--weights"
 
 
 class LoadedRun(NamedTuple):
@@ -130,6 +135,42 @@ def load_run(workdir: str | Path, checkpoint: str = "newest", config: Config | N
         reason = f"the checkpoint is of another model ({'; '.join(differences)})"
         raise ConfigError("--checkpoint", name, reason=reason, hint="remove these model options") from None
     return LoadedRun(state, config, manifest)
+
+
+class LoadedWeights(NamedTuple):
+    """A file of weights on this machine's devices. evaluated: (params, batch_stats); words: network, digest, preprocessing."""
+
+    evaluated: tuple[dict, dict]
+    mesh: jax.sharding.Mesh
+    config: Config
+    words: str
+
+
+def weights_config(path: str | Path, given: Preprocessing | None = None) -> Config:
+    """A config that evaluates a file of weights on given images, prepared as the file states, or else as usual.
+
+    given: preprocessing that replaces what the file states. Raises ConfigError for a file that cannot be used.
+    """
+    model = replace(weights.read(path, WEIGHTS).model, convolution="auto")
+    stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
+    data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))
+    return validate(Config(name="weights", data=data, model=model))
+
+
+def load_weights(path: str | Path, config: Config) -> LoadedWeights:
+    """Read a file of weights onto all devices of this machine. config: from `weights_config`, with changes.
+
+    Raises ConfigError for a file that cannot be used, and for one of another network than the config's.
+    """
+    config, read = validate(config), weights.read(path, WEIGHTS)
+    if weights.network_json(read.model) != weights.network_json(config.model):
+        reason = f"it is a {read.describe()}, and not the network of the options"
+        raise ConfigError(WEIGHTS, str(path), reason=reason, hint="omit the model options")
+    devices = runtime.start(config.mesh, compile=config.compile)
+    mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
+    params, batch_stats = (jax.tree.map(partial(from_host, mesh=mesh), tree) for tree in (read.params, read.batch_stats))
+    words = f"{path}: {read.describe()}, digest {read.digest}, {evaluation_words(config)}"
+    return LoadedWeights((params, batch_stats), mesh, config, words)
 
 
 def inference_batch(config: Config, examples: int, mesh: jax.sharding.Mesh) -> tuple[int, int]:

@@ -11,17 +11,16 @@ import jax
 import numpy as np
 
 from jaxdp import models
-from jaxdp.config import Config, Mesh
+from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import Loader
 from jaxdp.data.sources import pixel_stats, prediction_loader
 from jaxdp.errors import ConfigError
 from jaxdp.files import read_regular
-from jaxdp.inference.load_run import inference_batch, load_run
+from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.training.run_dir import class_names, run_config
-from jaxdp.training.state import TrainState
 
 DEFAULT_TOP = 5
 PATH_TYPES = (str, os.PathLike)
@@ -118,29 +117,63 @@ def predict_source(
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
+    top = _checked_top(source, names, top)
+    single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
+    state, config, manifest = load_run(workdir, checkpoint, single_mesh)
+    about = {"checkpoint": str(manifest.path), "samples": manifest.samples, "epoch": manifest.epoch}
+    return _predict_source(config, state.evaluated, source, names=names, top=top, about=about)
+
+
+def predict_weights(
+    path: str | Path, source: Any, *, given: Preprocessing | None = None, top: int | None = None
+) -> tuple[SourcePredictions, str]:
+    """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
+
+    given: preprocessing that replaces what the file states. Classes have numbers for names. Other arguments are those of
+    `predict_source`. Returns (predictions, the file's content and preprocessing in one line). Raises ConfigError if the file
+    cannot be used, and as `predict` does.
+    """
+    config = weights_config(path, given)
+    names = [f"class {number}" for number in range(config.model.class_count)]
+    top = _checked_top(source, names, top)
+    loaded = load_weights(path, config)
+    about = {"checkpoint": str(path)}
+    return _predict_source(loaded.config, loaded.evaluated, source, names=names, top=top, about=about), loaded.words
+
+
+def _checked_top(source: Any, names: list[str], top: int | None) -> int:
+    """Number of classes for each image. Raises ConfigError for one out of range, and for a source without images."""
     top = min(DEFAULT_TOP, len(names)) if top is None else top
     if not isinstance(top, (int, np.integer)) or not 1 <= top <= len(names):
         raise ConfigError("--top", top, reason=f"must be an integer from 1 to {len(names)}, the number of classes")
     if not len(source):
         raise ConfigError("images", reason="no images given", hint="give at least one")
-    single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
-    state, config, manifest = load_run(workdir, checkpoint, single_mesh)
+    return int(top)
+
+
+def _predict_source(
+    config: Config, evaluated: tuple[dict, dict], source: Any, *, names: list[str], top: int, about: dict[str, Any]
+) -> SourcePredictions:
+    """Predictions of (params, batch_stats) on the devices. Raises ConfigError if they are not finite."""
     loader = prediction_loader(config, source)
-    classes, probabilities, usable = _most_likely(config, state, loader, top=int(top))
+    classes, probabilities, usable = _most_likely(config, evaluated, loader, top=top)
     if not np.isfinite(probabilities[usable]).all():
-        reason = f"the probabilities predicted by {manifest.path} are not finite"
-        raise ConfigError("--checkpoint", manifest.path.name, reason=reason, hint="use another checkpoint")
+        path = Path(about["checkpoint"])
+        reason = f"the probabilities predicted by {path} are not finite"
+        raise ConfigError("--checkpoint", path.name, reason=reason, hint="use another checkpoint")
     classes[~usable], probabilities[~usable] = -1, np.nan
     predictions = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
-    about = {"checkpoint": str(manifest.path), "samples": manifest.samples, "epoch": manifest.epoch}
     return SourcePredictions(predictions, loader.bad_images, about)
 
 
-def _most_likely(config: Config, state: TrainState, loader: Loader, *, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _most_likely(
+    config: Config, evaluated: tuple[dict, dict], loader: Loader, *, top: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
-    mesh = jax.tree.leaves(state)[0].sharding.mesh
+    models.check_evaluation_size(config.model, trained=config.data.image_size, evaluated=config.data.evaluated_size)
+    params, batch_stats = evaluated
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)
-    params, batch_stats = state.evaluated
     images, rows = inference_batch(config, len(loader), mesh)
     starts = range(0, len(loader), images)
     load = partial(prefetch.evaluation_batch, loader, batch_size=images, rows=np.arange(rows))

@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr
 
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
+from jaxdp.errors import ConfigError
 from jaxdp.models.registered import RegisteredModel, build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import is_matrix_or_larger
@@ -126,6 +127,19 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             relu_bits=config.relu_bits,
         )
     )
+
+
+def check_evaluation_size(config: ModelConfig, *, trained: int, evaluated: int) -> None:
+    """Raise ConfigError if a network for images of height and width `trained` cannot evaluate those of `evaluated`."""
+    if trained == evaluated:
+        return
+    model, images = create(config), jax.ShapeDtypeStruct((1, evaluated, evaluated, 3), jnp.float32)
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (trained, trained, 3)))
+    try:
+        jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=False)[0], params, stats, images)
+    except ConfigError as error:
+        reason = f"{config.title} cannot evaluate images of another size than data.image_size ({trained}): {error.reason}"
+        raise ConfigError("data.eval_size", evaluated, reason=reason, hint="omit it") from None
 
 
 def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int = 0) -> dict:

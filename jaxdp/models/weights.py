@@ -18,12 +18,13 @@ from safetensors.numpy import save as serialize
 
 from jaxdp import models
 from jaxdp.config import Model as ModelConfig
+from jaxdp.config import Preprocessing
 from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, read_regular, write_output
+from jaxdp.models import preprocessing
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
 
-MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 NETWORK_FIELDS = ("depth", "width", "stem", "classes")  # the fields of config.Model that the weights depend on
@@ -84,7 +85,7 @@ def read(path: str | Path, field: str = "FILE") -> Weights:
     """
     check_local(path, field)
     try:
-        return _parse(str(path), read_regular(path, MAX_FILE_BYTES))
+        return _parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES))
     except FileNotFoundError:
         hint = "" if os.path.dirname(path) else "jaxdp downloads no weights, see docs/weights.md"
         raise ConfigError(field, str(path), reason="file not found", hint=hint) from None
@@ -254,11 +255,19 @@ def save(output: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str])
     return len(data)
 
 
-def import_file(path: str | Path, output: str | Path, *, expected: dict | None = None, overwrite: bool = False) -> dict:
+def import_file(
+    path: str | Path,
+    output: str | Path,
+    *,
+    expected: dict | None = None,
+    given: Preprocessing | None = None,
+    overwrite: bool = False,
+) -> dict:
     """Convert a file with torchvision's or timm's names into one with jaxdp's.
 
-    expected: required depth, classes or stem; None values are ignored. Returns {"output", "tensors", "bytes", "model",
-    "digest", "notes"}. Raises ConfigError as `read` does, and if the network is not the expected one.
+    expected: required depth, classes or stem; None values are ignored. given: preprocessing that replaces what the file states.
+    Returns {"output", "tensors", "bytes", "model", "preprocessing", "digest", "notes"}. Raises ConfigError as `read` does, for
+    invalid preprocessing, and if the network is not the expected one.
     """
     output = check_output_path(output, overwrite)
     weights = read(path)
@@ -270,12 +279,16 @@ def import_file(path: str | Path, output: str | Path, *, expected: dict | None =
             raise ConfigError(f"--{name}", value, reason=f"{str(path)!r} has {name} {actual!r}", hint="give another file")
     tensors = named_tensors(weights.params, weights.batch_stats)
     network = network_json(weights.model)
+    merged = preprocessing.merge(preprocessing.of_file(path), given or Preprocessing())
+    stated = preprocessing.as_dict(preprocessing.checked(vars(merged)))
     metadata = {"model": network, "source": Path(path).name, "source_digest": weights.digest}
+    metadata |= {preprocessing.METADATA: json.dumps(stated)} if stated else {}
     return {
         "output": str(output),
         "tensors": len(tensors),
         "bytes": save(output, tensors, metadata),
         "model": json.loads(network),
+        "preprocessing": stated,
         "digest": weights.digest,
         "notes": list(weights.notes),
     }

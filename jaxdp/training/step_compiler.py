@@ -17,6 +17,7 @@ from jaxdp.config import RESNET, Config
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.prefetch import batch_sharding
+from jaxdp.data.sources import evaluation_transform
 from jaxdp.errors import ConfigError
 from jaxdp.models import Network
 from jaxdp.parallel import collectives
@@ -36,9 +37,9 @@ EVALUATION_COLUMNS = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.
 
 
 def _abstract_batch(
-    config: Config, mesh: Mesh | AbstractMesh, rows: int, *, columns: dict[str, Any]
+    mesh: Mesh | AbstractMesh, rows: int, *, size: int, columns: dict[str, Any]
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    size, sharding = config.data.stored_size or config.data.image_size, batch_sharding(mesh)
+    sharding = batch_sharding(mesh)
     images = {"images": jax.ShapeDtypeStruct((rows, size, size, 3), jnp.uint8, sharding=sharding)}
     return images | {name: jax.ShapeDtypeStruct((rows,), dtype, sharding=sharding) for name, dtype in columns.items()}
 
@@ -67,7 +68,8 @@ def _abstract_arguments(
     """Shapes, dtypes and shardings of the arguments of a training step."""
     state = conv_layout.with_layout(config, abstract_state(config, model, mesh), mesh)
     columns = {"labels": jnp.int32, "positions": jnp.uint32}
-    batch = _abstract_batch(config, mesh, phase.global_batch, columns=columns)
+    size = config.data.stored_size or config.data.image_size
+    batch = _abstract_batch(mesh, phase.global_batch, size=size, columns=columns)
     scalar = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
     hyperparameters = dict.fromkeys(HYPERPARAMETERS, scalar(dtype=jnp.float32)) | {"seed": scalar(dtype=jnp.uint32)}
     resident: tuple[jax.ShapeDtypeStruct, ...] = ()
@@ -194,8 +196,9 @@ class StepCompiler:
         """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
         examples, images = self.evaluation_examples, self.plan.config.evaluation.batch
         if images is None:  # as many rows as in a training step, spread evenly over the batches
-            data = self.plan.config.data
-            fitting = data.ahead_bytes // (PREFETCH_DEPTH + 1) // data.image_bytes // phase.local_devices * phase.devices
+            config = self.plan.config
+            image_bytes = 3 * evaluation_transform(config)[1] ** 2
+            fitting = config.data.ahead_bytes // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
             batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))
             images = -(-examples // batches)
         images = min(images, examples)
@@ -239,7 +242,7 @@ class StepCompiler:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
         state = conv_layout.with_layout(config, abstract_state(config, self.model, mesh), mesh)
-        batch = _abstract_batch(config, mesh, rows, columns=EVALUATION_COLUMNS)
+        batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
 

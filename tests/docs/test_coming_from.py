@@ -105,7 +105,7 @@ WITH_EXAMPLE = [each for each in dict.fromkeys(COUNTERPARTS.values()) if (each.e
 @pytest.mark.parametrize("counterpart", WITH_EXAMPLE)
 def test_every_example_is_a_valid_flag(counterpart):
     words = (counterpart.form or f"{counterpart.flag} {{}}").format(counterpart.example)
-    recipe = "finetune" if counterpart.flag.startswith("--augment") else "digits"
+    recipe = "imagenet_goyal_256" if counterpart.flag.startswith(("--augment", "--data.eval-")) else "digits"
     load_config(recipe, words.split())
 
 

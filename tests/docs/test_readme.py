@@ -194,10 +194,12 @@ def parsed_only(parse):
 
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))
 def test_documented_commands_about_runs_are_parsed(command, flags, monkeypatch):
+    from jaxdp.inference import load_run
     from jaxdp.training import run_dir
 
     module = importlib.import_module(f"jaxdp.cli.{command}")
     monkeypatch.setattr(run_dir, "run_config", lambda _: Config())
+    monkeypatch.setattr(load_run, "weights_config", lambda _: Config())
     monkeypatch.setattr(module, "parse", parsed_only(module.parse))
     with pytest.raises(Parsed):
         main.main([command, *flags])

@@ -1,0 +1,117 @@
+"""The preparation of images that belongs to a file of weights: jaxdp's metadata, or timm's `pretrained_cfg`.
+
+timm stores `pretrained_cfg` as JSON in the metadata of a safetensors file, or in the `config.json` beside it, as on the Hugging
+Face hub. Older files of that name hold its entries at the top.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp.config import Config, Data, Preprocessing, evaluation_side, evaluation_words
+from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import read_regular
+from jaxdp.validation import validate
+
+METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
+MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
+USUAL = Preprocessing(image_size=224, eval_crop=0.875, eval_interpolation="bilinear")
+"""That of torchvision's first weights and of most papers, for files that state none."""
+
+PixelStat = float | tuple[float, ...]
+
+
+def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
+    """What a readable safetensors file states, in jaxdp's metadata, in timm's, or in timm's file beside it.
+
+    Values that it does not state are None or empty. Raises ConfigError, naming `field`, for statements that cannot be followed.
+    """
+    data = read_regular(path, MAX_FILE_BYTES)
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    beside = Path(path).parent / TIMM_FILE
+    try:
+        if METADATA in metadata:
+            return checked(json.loads(metadata[METADATA]))
+        if TIMM in metadata:
+            return _of_timm(json.loads(metadata[TIMM]))
+        if beside.exists():
+            document = json.loads(read_regular(beside))
+            stated = document.get(TIMM, document if "architecture" in document else None)
+            return Preprocessing() if stated is None else _of_timm(stated)
+    except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError) as error:
+        reason = f"the preprocessing that it or {TIMM_FILE} beside it states cannot be used: {first_line(error)}"
+        raise ConfigError(field, str(path), reason=reason, hint="correct or remove that statement") from None
+    return Preprocessing()
+
+
+def _of_timm(stated: dict[str, Any]) -> Preprocessing:
+    """The preprocessing of a `pretrained_cfg`, in which `test_` entries replace those of the training."""
+    if stated.get("crop_mode") not in (None, "center"):
+        raise ValueError(f"crop_mode is {stated['crop_mode']!r}, not 'center'")
+
+    def side(name: str) -> int | None:
+        if stated.get(name) is None:
+            return None
+        _, height, width = stated[name]
+        if height != width:
+            raise ValueError(f"{name} is {height}x{width}, not square")
+        return height
+
+    return checked(
+        {
+            "image_size": side("input_size"),
+            "eval_size": side("test_input_size"),
+            "eval_crop": stated.get("test_crop_pct") or stated.get("crop_pct"),
+            "eval_interpolation": stated.get("interpolation"),
+            "mean": stated.get("mean") or (),
+            "std": stated.get("std") or (),
+        }
+    )
+
+
+def checked(stated: dict[str, Any]) -> Preprocessing:
+    """The preprocessing with these values. Raises ConfigError for invalid ones, TypeError for unknown names."""
+    preprocessing = Preprocessing(**stated)
+    data = with_preprocessing(Data(source="given"), preprocessing)
+    data = validate(Config(data=data)).data
+    given = as_dict(preprocessing)
+    return Preprocessing(**{name: getattr(data, name) for name in given})
+
+
+def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
+    """The values that are given, by field."""
+    return {name: value for name, value in vars(preprocessing).items() if value not in (None, ())}
+
+
+def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
+    """`first` with the values that `second` gives. Either of eval_resize and eval_crop replaces both."""
+    given = as_dict(second)
+    if {"eval_resize", "eval_crop"} & given.keys():
+        first = dataclasses.replace(first, eval_resize=None, eval_crop=None)
+    return dataclasses.replace(first, **given)
+
+
+def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
+    """`data` with the values that `preprocessing` gives."""
+    return dataclasses.replace(data, **as_dict(preprocessing))
+
+
+def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
+    """That of a run's evaluation. mean, std: of its normalization; see `jaxdp.data.sources.Datasets`."""
+    shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
+    return Preprocessing(
+        image_size=config.data.image_size,
+        eval_size=config.data.evaluated_size,
+        eval_resize=evaluation_side(config),
+        eval_interpolation=config.data.eval_interpolation,
+        mean=shares[0],
+        std=shares[1],
+    )
+
+
+def describe(preprocessing: Preprocessing) -> str:
+    """The preprocessing in one line, with `USUAL` for what it does not give."""
+    return evaluation_words(Config(data=with_preprocessing(Data(source="given"), merge(USUAL, preprocessing))))

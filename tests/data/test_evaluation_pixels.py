@@ -1,0 +1,221 @@
+"""Images prepared for evaluation, compared with the transforms of torchvision and timm that published accuracies assume."""
+
+import dataclasses
+import io
+import math
+
+import jax
+import numpy as np
+import pytest
+from helpers.images import encode, folder_config, noise, smooth_image
+from helpers.runs import train_until
+from PIL import Image, ImageOps
+
+import jaxdp
+from jaxdp import models
+from jaxdp.cli.main import main
+from jaxdp.config import Augment, Config, Data, evaluation_side
+from jaxdp.data import decode, sources
+from jaxdp.data.augment import normalize
+from jaxdp.errors import ConfigError
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.evaluation import make_prediction_step
+from jaxdp.validation import validate
+
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+SIZES = [(375, 501), (501, 333), (225, 224), (224, 225), (99, 101), (224, 224), (17, 340)]
+
+
+def published(image, *, resize, crop, interpolation):
+    """torchvision's documented Resize(resize) and CenterCrop(crop) of a Pillow image, with Pillow alone.
+
+    Resize gives the short side and truncates the long one. CenterCrop pads with black, the odd pixel right and below, where
+    the image is smaller than the crop, and rounds the first row and column to even.
+    """
+    short, long = sorted(image.size)
+    long = int(resize * long / short)
+    image = image.resize((resize, long) if image.width <= image.height else (long, resize), FILTERS[interpolation])
+    missing = [max(0, crop - side) for side in image.size]
+    image = ImageOps.expand(image, (missing[0] // 2, missing[1] // 2, (missing[0] + 1) // 2, (missing[1] + 1) // 2), fill=0)
+    left, top = (round((side - crop) / 2) for side in image.size)
+    return image.crop((left, top, left + crop, top + crop))
+
+
+def prepared(data, **fields):
+    """The image of an encoded file as an evaluation with these fields of the config sees it."""
+    config = Config(data=Data(source="folder", directory="anywhere", **fields))
+    transform, size = sources.evaluation_transform(validate(config))
+    out = np.full((size, size, 3), 7, np.uint8)
+    transform(decode.decode(data), out, 0)
+    return out
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("ratio", [0.875, 0.95, 1.0])
+@pytest.mark.parametrize("pixels", [noise, smooth_image])
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_pixels_of_a_crop_ratio_are_those_of_timm(form, pixels, ratio, interpolation):
+    for shape in SIZES:
+        data = encode(pixels(*shape), form)
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        expected = published(image, resize=math.floor(224 / ratio), crop=224, interpolation=interpolation)
+        ours = prepared(data, image_size=160, eval_size=224, eval_crop=ratio, eval_interpolation=interpolation)
+        assert np.abs(ours.astype(int) - np.asarray(expected)).max() <= 1, shape
+
+
+@pytest.mark.parametrize(("resize", "crop"), [(232, 224), (235, 224), (256, 224), (300, 288), (40, 64), (63, 64), (65, 64)])
+def test_pixels_of_a_short_side_are_those_of_torchvision(resize, crop):
+    for shape in [(60, 75), (75, 60), (41, 64), (64, 40), (63, 63), (301, 411)]:
+        data = encode(noise(*shape), "PNG")
+        expected = published(Image.fromarray(noise(*shape)), resize=resize, crop=crop, interpolation="bicubic")
+        ours = prepared(data, image_size=crop, eval_resize=resize, eval_interpolation="bicubic")
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_pixels_equal_torchvisions_own(interpolation):
+    """With the package itself, which the extra `peers` installs."""
+    transforms = pytest.importorskip("torchvision.transforms")
+    for resize, crop in ((256, 224), (235, 224), (224, 224), (40, 64), (63, 64)):
+        theirs = transforms.Compose(
+            [
+                transforms.Resize(resize, transforms.InterpolationMode(interpolation)),
+                transforms.CenterCrop(crop),
+            ]
+        )
+        for shape in SIZES:
+            data = encode(noise(*shape))
+            expected = np.asarray(theirs(Image.open(io.BytesIO(data)).convert("RGB"))).astype(int)
+            ours = prepared(data, image_size=crop, eval_resize=resize, eval_interpolation=interpolation)
+            assert np.abs(ours - expected).max() <= 1, (resize, crop, shape)
+
+
+def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
+    """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
+    fields = {"eval_size": 48, "eval_crop": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    config = dataclasses.replace(tiny_resnet, data=Data(source="folder", directory="anywhere", image_size=32, **fields))
+    data = encode(smooth_image(75, 61))
+    image = published(Image.open(io.BytesIO(data)).convert("RGB"), resize=50, crop=48, interpolation="bicubic")
+    expected_input = (np.asarray(image)[None] / 255 - 0.5) / 0.5
+    model = models.create(config.model)
+    params, stats = model.init(jax.random.key(0), (32, 32, 3))
+    out = np.empty((1, 48, 48, 3), np.uint8)
+    sources.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
+    np.testing.assert_allclose(normalize(out, *sources.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
+    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=sources.pixel_stats(config), top=6)
+    batch = {"images": out, "labels": np.zeros(1, np.int32)}
+    classes, probabilities = step(params, stats, batch)
+    logits = np.asarray(model.apply(params, stats, expected_input.astype(np.float32), train=False)[0])[0]
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(np.asarray(probabilities)[0], expected[np.asarray(classes)[0]], rtol=1e-4)
+
+
+def test_imagenets_mean_and_standard_deviation_are_those_of_the_data_set():
+    given = Data(source="imagenet2012", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    assert sources.pixel_stats(Config(data=given)) == sources.pixel_stats(Config(data=Data(source="imagenet2012")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "side"),
+    [
+        ({"image_size": 224, "eval_crop": 0.95}, 235),
+        ({"image_size": 224, "eval_size": 288, "eval_crop": 1.0}, 288),
+        ({"image_size": 224, "eval_resize": 232}, 232),
+        ({"image_size": 224, "augmentation": "random_resized_crop"}, 256),
+        ({"image_size": 224, "eval_size": 288, "augmentation": "random_resized_crop"}, 329),
+        ({"image_size": 224, "stored_size": 320, "eval_interpolation": "bicubic", "augmentation": "paper"}, 256),
+        ({"image_size": 224, "eval_size": 256}, 256),
+    ],
+)
+def test_short_side_follows_the_given_field_or_the_training(fields, side):
+    assert evaluation_side(Config(data=Data(source="folder", directory="anywhere", **fields))) == side
+
+
+def test_defaults_leave_the_evaluation_as_it_was():
+    """Pillow resizes the box of the crop, from another order of rows and columns than with all of the image."""
+    image = noise(501, 333)
+    for data in ({}, {"augmentation": "random_resized_crop"}, {"stored_size": 40, "augmentation": "paper"}):
+        config = Config(data=Data(source="folder", directory="anywhere", image_size=32, **data), augment=Augment())
+        transform, size = sources.evaluation_transform(config)
+        assert size == {"paper": 40}.get(config.data.augmentation, 32)
+        ours, expected = (np.empty((size, size, 3), np.uint8) for _ in range(2))
+        transform(image, ours, 0)
+        decode.center_crop(image, expected, 37 if "crop" in config.data.augmentation else size)
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_image_that_the_resize_would_make_huge_is_unusable():
+    with pytest.raises(decode.ImageError, match=r"20000x2 pixels, more than 67,108,864 after the resize for evaluation"):
+        decode.resize_and_crop(
+            np.zeros((2, 20_000, 3), np.uint8), np.empty((224, 224, 3), np.uint8), short_side=256, interpolation="bilinear"
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"eval_size": 64}, r"data.eval_size=64: not used with data.source='digits'; use --data.source folder"),
+        ({"source": "synthetic", "eval_crop": 0.9}, r"data.eval_crop=0.9: not used with data.source='synthetic'"),
+        (
+            {"source": "imagenet2012", "eval_crop": 0.9, "eval_resize": 256},
+            r"data.eval_crop=0.9: not possible with data.eval_resize \(256\), which states the same; omit one of them",
+        ),
+        ({"mean": (0.5,)}, r"data.mean=\(0.5,\): must be three numbers: red, green, blue; for example --data.mean 0.5 0.5 0.5"),
+        ({"source": "imagenet2012", "eval_interpolation": "lanczos"}, r"must be 'bilinear' or 'bicubic'"),
+    ],
+)
+def test_fields_that_a_source_cannot_use_or_that_contradict_are_refused(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(Config(data=Data(**fields)))
+
+
+@pytest.fixture
+def fixres(pictures, tiny_resnet) -> Config:
+    """A run that trains at 16x16 and evaluates at 24x24."""
+    data = {"image_size": 16, "eval_size": 24, "eval_crop": 0.875, "eval_interpolation": "bicubic"}
+    data = dataclasses.replace(folder_config(pictures).data, **data)
+    return dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=3))
+
+
+def with_eval_size(config, size):
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_size=size))
+
+
+def test_run_evaluates_at_another_size_than_it_trains_at(fixres, pictures, tmp_path):
+    """Each evaluation of the run, that of its checkpoint and a prediction see the same pixels; a resume continues the run."""
+    result = jaxdp.train(fixres, tmp_path / "whole")
+    again = jaxdp.evaluate(None, tmp_path / "whole")
+    assert (again["eval_accuracy"], again["eval_examples"]) == (result.accuracy, 12)
+    assert again["eval_loss"] == pytest.approx(result.loss, rel=1e-5)
+    assert abs(jaxdp.evaluate(with_eval_size(fixres, None), tmp_path / "whole")["eval_loss"] / result.loss - 1) > 3e-5
+    files = sorted((pictures / "val").glob("*/*"))
+    predicted = jaxdp.predict(tmp_path / "whole", files, top=1).classes[:, 0]
+    assert np.mean(predicted == [["cat", "dog", "eel"].index(file.parent.name) for file in files]) == result.accuracy
+
+    train_until(fixres, tmp_path / "parts", step=3)
+    with pytest.raises(ConfigError, match=r"data.eval_size: 24 -> 32"):
+        jaxdp.train(with_eval_size(fixres, 32), tmp_path / "parts")
+    assert jaxdp.train(fixres, tmp_path / "parts").loss == pytest.approx(result.loss, rel=1e-6)
+
+
+def test_change_of_the_evaluated_size_is_accepted_on_request(fixres, tmp_path):
+    train_until(fixres, tmp_path, step=3)
+    result = jaxdp.train(with_eval_size(fixres, 32), tmp_path, accept_changes=True)
+    assert result.loss == pytest.approx(jaxdp.evaluate(with_eval_size(fixres, 32), tmp_path)["eval_loss"], rel=1e-5)
+
+
+def test_plan_states_how_images_are_evaluated(fixres, capsys):
+    flags = ["--data.source", "folder", "--data.directory", fixres.data.directory, "--data.eval-size", "24"]
+    main(["plan", "--config", "imagenet_goyal_256", *flags, "--batch.0.per-worker-batch", "8", "--batch.0.global-batch", "8"])
+    assert "evaluated at 24x24 from a short side of 27, bilinear" in " ".join(capsys.readouterr().out.split())
+
+
+def test_network_of_one_size_refuses_another_for_evaluation(fixres, tiny, tmp_path):
+    """At the start, not at the first evaluation; and in an evaluation of a run's checkpoint."""
+    config = dataclasses.replace(fixres, model=dataclasses.replace(tiny.model, classes=3))
+    message = r"^data.eval_size=24: normalized_linear cannot evaluate images of another size than data.image_size \(16\): "
+    with pytest.raises(ConfigError, match=message):
+        jaxdp.train(config, tmp_path / "run")
+    jaxdp.train(with_eval_size(config, 16), tmp_path / "run")
+    with pytest.raises(ConfigError, match=message):
+        jaxdp.evaluate(config, tmp_path / "run")

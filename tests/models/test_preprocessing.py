@@ -1,0 +1,221 @@
+"""The preprocessing that belongs to weights: read from timm's metadata, kept by an import, used by evaluate and predict."""
+
+import dataclasses
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from helpers import torch_layout
+from helpers.images import encode, noise, smooth_image
+from helpers.saved_run import save_run
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import jaxdp
+from jaxdp import ConfigError, models
+from jaxdp.cli import main
+from jaxdp.config import Preprocessing
+from jaxdp.inference.evaluate import evaluate_weights
+from jaxdp.inference.export import export
+from jaxdp.inference.load_run import weights_config
+from jaxdp.models import preprocessing, resnet
+
+A1 = {  # of timm/resnet50.a1_in1k on the Hugging Face hub
+    "tag": "a1_in1k",
+    "custom_load": False,
+    "input_size": [3, 224, 224],
+    "test_input_size": [3, 288, 288],
+    "fixed_input_size": False,
+    "interpolation": "bicubic",
+    "crop_pct": 0.95,
+    "test_crop_pct": 1.0,
+    "crop_mode": "center",
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "num_classes": 1000,
+}
+SMALL = {"input_size": [3, 32, 32], "test_input_size": [3, 40, 40], "crop_pct": 0.8, "interpolation": "bicubic"}
+SMALL |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.5]}
+IN_FILE = Preprocessing(
+    image_size=32, eval_size=40, eval_crop=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5)
+)
+
+
+@pytest.fixture(autouse=True)
+def two_blocks(monkeypatch):
+    """Reduce ResNet-18 to two blocks."""
+    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
+
+
+@pytest.fixture
+def tensors():
+    return torch_layout.random_tensors(1, (1, 1), False, width=4, classes=6)
+
+
+@pytest.fixture
+def file(tensors, tmp_path):
+    """timm's file with `SMALL` in its metadata."""
+    save_file(tensors, tmp_path / "timm.safetensors", {"format": "pt", "pretrained_cfg": json.dumps(SMALL)})
+    return tmp_path / "timm.safetensors"
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of six classes with an image of odd size each."""
+    for split in ("train", "val"):
+        for label in range(6):
+            folder = tmp_path / "pics" / split / str(label)
+            folder.mkdir(parents=True)
+            (folder / "0.JPEG").write_bytes(encode(smooth_image(51 + 2 * label, 63, seed=label)))
+    return tmp_path / "pics"
+
+
+def timm_logits(tensors, data, *, size, ratio):
+    """Logits of an encoded image by timm's definition, with Pillow and NumPy."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    short, side = min(image.size), int(size / ratio)
+    image = image.resize([int(side * length / short) for length in image.size], Image.Resampling.BICUBIC)
+    left, top = (round((length - size) / 2) for length in image.size)
+    pixels = np.asarray(image.crop((left, top, left + size, top + size)), np.float64) / 255
+    pixels = (pixels - SMALL["mean"]) / SMALL["std"]
+    return torch_layout.logits(tensors, pixels[None].transpose(0, 3, 1, 2))[0]
+
+
+@pytest.mark.parametrize("form", ["metadata", "config.json", "old config.json"])
+def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path, {"pretrained_cfg": json.dumps(A1)} if form == "metadata" else {"format": "pt"})
+    if form == "config.json":
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50", "pretrained_cfg": A1}))
+    elif form == "old config.json":
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50"} | A1))
+    stated = preprocessing.of_file(path)
+    assert stated == Preprocessing(
+        image_size=224,
+        eval_size=288,
+        eval_crop=1.0,
+        eval_interpolation="bicubic",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    words = "evaluated at 288x288 from a short side of 288, bicubic, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
+    assert preprocessing.describe(stated) == words
+
+
+def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
+    save_file(tensors, tmp_path / "model.safetensors")
+    for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}):
+        (tmp_path / "config.json").write_text(json.dumps(document))
+        assert preprocessing.of_file(tmp_path / "model.safetensors") == Preprocessing()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
+        ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear' or 'bicubic'"),
+        ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
+        ({"input_size": 32}, ""),
+        ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
+        ({"crop_pct": "large"}, "data.eval_crop='large': must be a valid number"),
+    ],
+)
+def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, tmp_path, change, reason):
+    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(SMALL | change)})
+    expected = f"w.safetensors': the preprocessing that it or config.json beside it states cannot be used: {reason}.*; "
+    with pytest.raises(ConfigError, match=expected) as raised:
+        preprocessing.of_file(tmp_path / "w.safetensors")
+    assert "\n" not in str(raised.value)
+
+
+def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):
+    ours = tmp_path / "ours.safetensors"
+    main.main(["import", str(file), "--output", str(ours)])
+    line = "evaluated at 40x40 from a short side of 50, bicubic, mean 0.5 0.5 0.5, std 0.5 0.25 0.5"
+    assert capsys.readouterr().out.splitlines()[1] == line
+    assert preprocessing.of_file(ours) == IN_FILE
+    flags = ["--data.eval-resize", "44", "--data.eval-interpolation", "bilinear", "--overwrite", "--json"]
+    main.main(["import", str(file), "--output", str(ours), *flags])
+    expected = dataclasses.replace(IN_FILE, eval_resize=44, eval_crop=None, eval_interpolation="bilinear")
+    assert preprocessing.of_file(ours) == expected
+    assert json.loads(capsys.readouterr().out)["preprocessing"]["eval_resize"] == 44
+    with pytest.raises(SystemExit):
+        main.main(["import", str(file), "--output", str(ours), "--overwrite", "--data.eval-size", "2"])
+    assert "data.eval_size=2: must be greater than or equal to 8" in capsys.readouterr().err
+
+
+def test_import_of_a_file_that_states_nothing_stores_nothing(tensors, tmp_path, capsys):
+    save_file(tensors, tmp_path / "plain.safetensors")
+    main.main(["import", str(tmp_path / "plain.safetensors"), "--output", str(tmp_path / "ours.safetensors")])
+    assert "no preprocessing stated" in capsys.readouterr().out
+    with safe_open(tmp_path / "ours.safetensors", "numpy") as opened:
+        assert "preprocessing" not in opened.metadata()
+    assert weights_config(tmp_path / "ours.safetensors").data.eval_crop == 0.875
+
+
+def test_predictions_of_weights_are_those_of_published_preprocessing(file, tensors, pictures, tmp_path, capsys):
+    """Probabilities with the file's preprocessing, from the imported file too, and with flags in its place."""
+    ours, image = tmp_path / "ours.safetensors", pictures / "val/3/0.JPEG"
+    main.main(["import", str(file), "--output", str(ours)])
+    for path, flags, size, ratio in ((file, [], 40, 0.8), (ours, [], 40, 0.8), (ours, ["--data.eval-size", "48"], 48, 0.8)):
+        capsys.readouterr()
+        main.main(["predict", "--weights", str(path), *flags, "--top", "6", "--json", str(image)])
+        out, err = capsys.readouterr()
+        assert f"evaluated at {size}x{size} from a short side of {size / ratio:g}, bicubic, mean 0.5" in err
+        logits = timm_logits(tensors, image.read_bytes(), size=size, ratio=ratio)
+        expected = np.exp(logits) / np.exp(logits).sum()
+        (row,) = json.loads(out)["predictions"]
+        for entry in row["top"]:
+            assert entry["probability"] == pytest.approx(expected[entry["class"]], rel=1e-4)
+
+
+def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, tensors, pictures, capsys):
+    flags = ["--weights", str(file), "--data.source", "folder", "--data.directory", str(pictures)]
+    main.main(["evaluate", *flags, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    images = [path.read_bytes() for path in sorted((pictures / "val").glob("*/*"))]
+    logits = np.stack([timm_logits(tensors, data, size=40, ratio=0.8) for data in images])
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(6), np.arange(6)]
+    assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    assert result["eval_accuracy"] == (logits.argmax(-1) == np.arange(6)).mean()
+    main.main(["evaluate", *flags, "--data.eval-crop", "1.0"])
+    assert "evaluated at 40x40 from a short side of 40, bicubic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["evaluate", "--workdir", "runs/a"], "--weights='w.safetensors': not possible with --workdir; give one of them"),
+        (["predict", "--checkpoint", "best", "a.png"], "--weights='w.safetensors': not possible with --checkpoint"),
+        (["evaluate"], "--weights='w.safetensors': file not found"),
+    ],
+)
+def test_weights_in_place_of_a_run(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        main.main([*arguments, "--weights", "w.safetensors"])
+    assert message in capsys.readouterr().err
+
+
+def test_preprocessing_flags_need_weights(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["predict", "--workdir", "runs/a", "--data.eval-size", "48", "a.png"])
+    assert "--data.eval-size=48: not used without --weights; omit it" in capsys.readouterr().err
+
+
+def test_exported_weights_are_evaluated_as_their_run(tiny_resnet, tmp_path):
+    model = models.create(tiny_resnet.model)
+    save_run(tiny_resnet, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
+    export(tmp_path / "run", tmp_path / "w.safetensors")
+    config = weights_config(tmp_path / "w.safetensors")
+    pair = [(np.stack([noise(16, 16) for _ in range(4)]), np.array([0, 1, 2, 5]))] * 2
+    given = dataclasses.replace(config, data=dataclasses.replace(config.data, threads=1))
+    result, words = evaluate_weights(tmp_path / "w.safetensors", given, datasets=pair)
+    assert "evaluated at 16x16 from a short side of 16, bilinear, mean 0.5 0.5 0.5, std 0.203922" in words
+    images = (pair[0][0] - 127.5) / 52
+    params, stats = jaxdp.inference.load_run.load_run(tmp_path / "run").state.evaluated
+    logits = np.asarray(model.apply(params, stats, images.astype(np.float32), train=False)[0], np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(4), pair[0][1]]
+    assert result["eval_loss"] == pytest.approx(losses.mean(), rel=1e-5)
