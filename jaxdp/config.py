@@ -5,7 +5,7 @@ tables in `choices.py`.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
@@ -257,7 +257,7 @@ class Model(_Strict):
 
 @dataclass(frozen=True)
 class Phase(_Strict):
-    """A phase: a part of training with one batch size."""
+    """A phase: a part of training with one batch size and one image size."""
 
     global_batch: Count = 256
     """Number of images per step on all devices"""
@@ -266,6 +266,8 @@ class Phase(_Strict):
     per_worker_batch: Count | None = None
     """Number of images per worker, the batch of batch normalization (ghost batch). Devices accumulate the gradients of several
     workers (None: one worker per device)"""
+    image_size: ImageSize | None = None
+    """Height and width of the phase's training images, in pixels (None: data.image_size, which evaluation keeps)"""
 
 
 @dataclass(frozen=True)
@@ -529,6 +531,16 @@ RESUME_SAFE_FIELDS = (
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
     return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
+
+
+def phase_image_size(config: Config, index: int) -> int:
+    """Height and width of the training images of a phase, in pixels."""
+    return config.batch[index].image_size or config.data.image_size
+
+
+def at_image_size(config: Config, size: int) -> Config:
+    """The config of training steps on images of another size; not for evaluation."""
+    return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
 
 
 HELD_OUT_LABELS = "plain labels"
