@@ -300,7 +300,7 @@ class Optimizer(_Strict):
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     target_threshold: BelowOne | None = None
-    """Smoothed and mixed targets above it become 1, others 0 (binary; None: they stay)"""
+    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -428,7 +428,8 @@ class Guard(_Strict):
     skip_at_most: Count = 10
     """Number of skipped steps after which the run ends (skip)"""
     exploding: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
-    """Ratio of the mean loss of twenty steps to the chance-level loss ln(classes), above which a warning is logged"""
+    """Ratio of the mean loss of twenty steps to the chance-level loss, that of equal scores for all classes, above which a
+    warning is logged"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""
@@ -541,6 +542,11 @@ def phase_image_size(config: Config, index: int) -> int:
 def at_image_size(config: Config, size: int) -> Config:
     """The config of training steps on images of another size; not for evaluation."""
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
+
+
+def chance_loss(config: Config) -> float:
+    """The chance-level loss: that of equal scores for all classes."""
+    return choices.LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
 HELD_OUT_LABELS = "plain labels"
