@@ -231,7 +231,10 @@ def _describe_hours(plan: Plan, rate: float | None) -> str:
     if rate is None:
         return "--images-per-second N, the speed of one device by `jaxdp bench step`, predicts the hours"
     hours = plural(plan.training_hours(rate), "hour", ",.2g" if plan.training_hours(rate) < 10 else ",.0f")
-    return f"{hours} at {rate:,.6g} images/s per device, without start-up, evaluation and checkpoints"
+    size = plan.config.data.image_size
+    scaled = any(phase.image_size != size for phase in plan.phases)
+    images = f"images/s of {size}x{size} per device, other sizes in proportion to their pixels" if scaled else "images/s per device"
+    return f"{hours} at {rate:,.6g} {images}, without start-up, evaluation and checkpoints"
 
 
 def _size(size: int) -> str:

@@ -78,8 +78,13 @@ class Plan:
         return self.phases[-1].end
 
     def training_hours(self, images_per_second: float) -> float:
-        """Hours of all steps if each device that a phase uses trains `images_per_second`."""
-        return sum(phase.steps * phase.per_device_batch for phase in self.phases) / images_per_second / 3600
+        """Hours of all steps if each device that a phase uses trains `images_per_second` of `data.image_size`.
+
+        Images of another size are assumed to take time in proportion to their pixels.
+        """
+        size = self.config.data.image_size
+        images = sum(phase.steps * phase.per_device_batch * (phase.image_size / size) ** 2 for phase in self.phases)
+        return images / images_per_second / 3600
 
     def phase_at(self, samples: int) -> int:
         """The index of the phase of the step that starts after `samples` samples."""

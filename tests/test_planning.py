@@ -28,6 +28,9 @@ def test_training_hours_follow_from_the_devices_that_each_phase_uses():
     plan = make_plan(config_with(Phase(100, 1.0), Phase(50), epochs=3.0), examples=1000, devices=4)
     assert [phase.devices for phase in plan.phases] == [4, 2]
     assert plan.training_hours(10.0) == pytest.approx((1000 / 4 + 2000 / 2) / 10 / 3600)
+    halved = config_with(Phase(100, 1.0, image_size=16), Phase(50), epochs=3.0)  # of 32x32 otherwise
+    plan = make_plan(halved, examples=1000, devices=4)
+    assert plan.training_hours(10.0) == pytest.approx((1000 / 4 / 4 + 2000 / 2) / 10 / 3600)
 
 
 def test_make_plan_with_more_workers_than_devices_accumulates():

@@ -190,6 +190,111 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
     assert mean < config.epochs < mean + 5
 
 
+# The recipes of 2021 and 2022, typed from their sources: sections of the config -> fields.
+RSB = {  # Table 2 of arXiv 2110.00476, with timm's LAMB
+    "data": {"eval_crop": 0.95, "mix": "mixup_or_cutmix", "cutmix_alpha": 1.0, "auto_augment": "rand_augment_increasing"},
+    "optimizer": {"name": "lamb", "loss": "binary", "adam_eps": 1e-6, "beta2": 0.999, "clip_norm": 1.0},
+    "schedule": {"name": "cosine", "warmup_epochs": 5.0},
+    "augment": {"flip": True, "operations": 2, "min_area": 0.08, "erase_probability": 0.0},
+}
+TODAY = {
+    "imagenet_rsb_a1": (600.0, 80.4, [(2048, 224)], RSB, {"decay": 0.01, "rate": 5e-3, "mixup": 0.2, "repeats": 3, "eval": 224}),
+    "imagenet_rsb_a2": (300.0, 79.8, [(2048, 224)], RSB, {"decay": 0.02, "rate": 5e-3, "mixup": 0.1, "repeats": 3, "eval": 224}),
+    "imagenet_rsb_a3": (100.0, 78.1, [(2048, 160)], RSB, {"decay": 0.02, "rate": 8e-3, "mixup": 0.1, "repeats": 1, "eval": 224}),
+    "imagenet_torchvision_v2": (
+        600.0,
+        80.858,
+        [(1024, 176)],
+        {
+            "data": {"eval_resize": 232, "auto_augment": "trivial_augment", "mix": "mixup_or_cutmix", "cutmix_alpha": 1.0},
+            "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False, "label_smoothing": 0.1, "loss": "softmax"},
+            "schedule": {"name": "cosine", "warmup_epochs": 5.0, "start": pytest.approx(0.01 * 0.5), "end": 0.0},
+            "augment": {"erase_probability": 0.1, "operation_interpolation": "bilinear", "crop_interpolation": "bilinear"},
+        },
+        {"decay": 2e-5, "rate": 0.5, "mixup": 0.2, "repeats": 4, "eval": 224},
+    ),
+    "imagenet_ffcv_16": (
+        16.0,
+        73.8,
+        [(4096, 160), (4096, 192)],
+        {
+            "data": {"eval_crop": 0.875, "auto_augment": "none", "mix": "none"},
+            "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False, "label_smoothing": 0.1, "loss": "softmax"},
+            "schedule": {"name": "polynomial", "power": 1.0, "warmup_epochs": 2.0, "start": pytest.approx(1.7e-4), "end": 0.0},
+            "model": {"blur_pool": "convolutions"},
+        },
+        {"decay": 1e-4, "rate": 1.7, "mixup": None, "repeats": 1, "eval": 256},
+    ),
+    "imagenet_mosaic_mild": (
+        pytest.approx(0.36 * 90),
+        76.19,
+        [(2048, size) for size in (88, 104, 120, 136, 152, 168, 176)],
+        {
+            "data": {"eval_resize": 232, "auto_augment": "none", "mix": "none"},
+            "optimizer": {"name": "sgd", "momentum": 0.875, "nesterov": False, "label_smoothing": 0.08, "loss": "binary_sum"},
+            "schedule": {"name": "cosine", "warmup_epochs": 8.0, "start": 0.0, "end": 0.0},
+            "model": {"blur_pool": "convolutions_and_pool", "classifier_bias": "class_frequency"},
+        },
+        {"decay": pytest.approx(5e-4 * 0.125 / 2.048), "rate": 2.048, "mixup": None, "repeats": 1, "eval": 224},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_recipes_of_today_have_the_figures_of_their_sources(name):
+    epochs, accuracy, phases, sections, more = TODAY[name]
+    config = load_config(name)
+    assert config.epochs == epochs
+    plan = plan_of(name, 8)
+    assert [(phase.global_batch, phase.image_size) for phase in plan.phases] == phases
+    assert {phase.devices for phase in plan.phases} == {8}
+    for section, fields in sections.items():
+        assert {field: getattr(getattr(config, section), field) for field in fields} == fields
+    assert config.optimizer.weight_decay == more["decay"]
+    assert config.schedule.learning_rate == more["rate"]
+    assert config.data.repeats == more["repeats"]
+    assert config.data.evaluated_size == more["eval"]
+    assert (config.data.augmentation, config.model.depth, config.model.norm) == ("random_resized_crop", 50, "per_worker")
+    if more["mixup"] is not None:
+        assert (config.data.mix_alpha, config.data.cutmix_probability) == (more["mixup"], 0.5)
+    assert f"Published: {accuracy:g} % top-1" in ast.get_docstring(ast.parse(find_config(name).read_text()))
+
+
+def test_rsb_differs_between_its_procedures_as_in_table_2():
+    a1, a2, a3 = (load_config(f"imagenet_rsb_{name}") for name in ("a1", "a2", "a3"))
+    assert [config.optimizer.label_smoothing for config in (a1, a2, a3)] == [0.1, 0.0, 0.0]
+    assert [config.model.drop_path for config in (a1, a2, a3)] == [0.05, 0.05, 0.0]
+    assert [(config.augment.magnitude, config.augment.magnitude_std) for config in (a1, a2, a3)] == [(7, None), (7, None), (6, None)]
+
+
+def test_averages_decay_as_in_the_sources():
+    """torchvision averages every 32 steps with 1 - 2e-5 x 8 x 128 x 32 / 600; Composer halves in 100 steps."""
+    torchvision, mosaic = (load_config(name).optimizer.average_decay for name in ("imagenet_torchvision_v2", "imagenet_mosaic_mild"))
+    assert torchvision**32 == pytest.approx(1 - 2e-5 * 8 * 128 * 32 / 600, rel=1e-12)
+    assert mosaic**100 == pytest.approx(0.5, rel=1e-12)
+
+
+def test_progressive_sizes_of_mosaic_follow_the_line_of_the_source():
+    """Half of 176 until 40 % of the run, all of it from 80 % on, between them within half a step of 16 of the line."""
+    plan = plan_of("imagenet_mosaic_mild", 8)
+    for share in (0.1, 0.39, 0.45, 0.5, 0.6, 0.7, 0.75, 0.81, 0.95):
+        line = 88 + 88 * min(max((share - 0.4) / 0.4, 0), 1)
+        size = plan.phases[plan.phase_at(int(share * plan.total_samples))].image_size
+        assert abs(size - line) <= 8.2
+
+
+def test_ffcv_grows_where_the_source_rounds_its_ramp():
+    """np.interp to the nearest multiple of 32, by whole epochs: configs of 16 and 88 epochs."""
+    import numpy as np
+
+    for flags, ramp in (([], (11, 13)), (["--epochs", "88", "--batch.0.until-epoch", "71", "--schedule.warmup-epochs", "2"], (65, 76))):
+        plan = plan_of("imagenet_ffcv_16", 8, *flags)
+        for epoch in range(int(plan.config.epochs)):
+            size = plan.phases[plan.phase_at(int((epoch + 0.5) * plan.examples))].image_size
+            assert size == int(np.round(np.interp(epoch, ramp, (160, 192)) / 32)) * 32
+        assert plan.config.schedule.warmup_epochs == 2.0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_documented_and_can_be_planned(name):
     path = find_config(name)
