@@ -211,7 +211,6 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
         signature = inspect.signature(build.__init__ if is_module else build)
         takes_rngs = "rngs" in signature.parameters
         if is_module and not {*CLASS_COUNTS}.isdisjoint(signature.parameters):
-            _check_receives_nothing(config, "a class that takes the number of classes")
             values = {**dict.fromkeys(CLASS_COUNTS, config.classes), "dtype": config.dtype}
             given, named = [], {name: value for name, value in values.items() if name in signature.parameters}
         signature.bind(*[build] * is_module, *given, **named, **dict.fromkeys(("rngs",) * takes_rngs))
@@ -220,6 +219,8 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
         raise UnusableModule(
             f"{kind_of(build)} cannot be called with ({arguments}): {first_line(error)}", model_hint(config.name)
         ) from None
+    if not given:
+        _check_receives_nothing(config, "a class that takes the number of classes")
     return given, named, takes_rngs
 
 

@@ -1,8 +1,10 @@
 """Squeeze-and-excitation, BlurPool and drop-path in whole networks."""
 
+import dataclasses
 import json
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Model
+from jaxdp.config import Config, Finetune, Model
+from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
 from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.registry import own_models
 from jaxdp.training.finetune import read_weights
+from jaxdp.validation import validate
 
 FORMS = ["activations", "convolutions", "convolutions_and_pool"]
 WRAPPED = ("conv1", "conv2", "downsample.0")  # of strided blocks, as FFCV and Composer wrap them
@@ -143,8 +148,6 @@ def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path
 
 
 def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_resnet):
-    import dataclasses
-
     tensors = torch_layout.random_tensors(1, (1, 1), False, width=4, classes=6, stem=3, excitation=True)
     save_file(tensors, tmp_path / "w.safetensors")
     finetune = dataclasses.replace(tiny_resnet.finetune, weights=str(tmp_path / "w.safetensors"))
@@ -153,3 +156,62 @@ def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_re
         read_weights(config)
     blurred = dataclasses.replace(config.model, squeeze_excitation=True, blur_pool="activations")
     assert read_weights(dataclasses.replace(config, model=blurred))[1].model.blur_pool == "activations"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Config(model=Model(blur_pool="convolutions_and_pool", stem="small")),
+            r"^model.blur_pool='convolutions_and_pool': model.stem='small' has no max pooling; use --model.blur-pool convolu",
+        ),
+        (
+            Config(model=Model(blur_pool="activations", pool_maxima=True)),
+            r"^model.pool_maxima=True: not possible with model.blur_pool='activations', whose maxima have stride 1; omit ",
+        ),
+        (
+            Config(model=Model(drop_path=0.1), finetune=Finetune(weights="w.safetensors", frozen_stages=5)),
+            r"^model.drop_path=0.1: not used: finetune.frozen_stages=5 freezes all blocks; omit it, or freeze fewer stages$",
+        ),
+        (Config(model=Model(drop_path=1.0)), r"^model.drop_path=1.0: must be less than 1$"),
+    ],
+)
+def test_options_without_effect_are_refused_in_one_line(config, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(config)
+
+
+@pytest.mark.parametrize("change", [{"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}])
+def test_registered_network_receives_the_options_or_refuses_them(monkeypatch, change):
+    config = Model(name="mine", classes=3, **change)
+    received = []
+    monkeypatch.setitem(own_models, "mine", lambda model: received.append(model) or nn.Dense(model.classes))
+    models.create(config)
+    assert received == [config]
+    for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
+        monkeypatch.setitem(own_models, "mine", registered)
+        with pytest.raises(
+            ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
+        ):
+            models.create(config)
+
+
+class Classes(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.mean((1, 2)))
+
+
+def test_export_says_which_network_of_a_library_is_the_same(tiny_resnet):
+    def warnings(format, **change):
+        config = dataclasses.replace(tiny_resnet, model=Model(depth=50, classes=6, **change))
+        return [*_architecture_warnings(config, format), *_blur_warnings(config, format)]
+
+    assert warnings("timm", squeeze_excitation=True) == []
+    assert "seresnet50 of torchvision cannot load the file unchanged" in warnings("torchvision", squeeze_excitation=True)[0]
+    assert "load the file with BlurPool (resnetblur50)" in warnings("timm", blur_pool="activations")[0]
+    for format in ("timm", "torchvision"):
+        (warning,) = warnings(format, blur_pool="convolutions")
+        assert f"{format} has no network with this BlurPool (model.blur_pool 'convolutions')" in warning
