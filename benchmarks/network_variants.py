@@ -52,13 +52,15 @@ def cpu(batch: int, size: int, rounds: int) -> dict:
             start = time.perf_counter()
             jax.block_until_ready(program(params))
             seconds[name].append(time.perf_counter() - start)
-    best = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+    ratios = {
+        name: [one / plain for one, plain in zip(times, seconds["plain"], strict=True)][1:] for name, times in seconds.items()
+    }
     return {
         "batch": batch,
         "image_size": size,
         "rounds": rounds,
         "seconds": {name: times[1:] for name, times in seconds.items()},
-        "median_relative_to_plain": {name: value / best["plain"] for name, value in best.items()},
+        "median_relative_to_plain": {name: statistics.median(each) for name, each in ratios.items()},
     }
 
 

@@ -317,7 +317,7 @@ def variants() -> str:
         row = f"{time} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} | {one['memory_bytes'] / 1e9:.1f} GB"
         lines.append(f"| {one['case']} | {row} |")
     sizes = f"batch {cpu['batch']} of {cpu['image_size']}x{cpu['image_size']}, float32"
-    how = f"medians of {cpu['rounds']} alternating rounds, {sizes}"
+    how = f"medians of the ratio in {cpu['rounds']} alternating rounds, {sizes}"
     made, jax = made_on(record["cpu"]), record["gpu"]["provenance"]["versions"]["jax"]
     lines += ["", f"By `benchmarks/network_variants.py`. CPU: {how}, {made}. H200: compiled with JAX {jax}, nothing was run."]
     return "\n".join(lines)
