@@ -5,7 +5,8 @@ choices are registered where they are defined, with `Choices.implement`, which r
 imports neither JAX nor third-party packages.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
@@ -54,6 +55,13 @@ class UpdateRule(Choice):
     """An optimizer. accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate."""
 
     accumulates: bool = True
+
+
+@dataclass(frozen=True)
+class Loss(Choice):
+    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them."""
+
+    chance: Callable[[int], float] = math.log
 
 
 Entry = TypeVar("Entry", bound=Choice)
@@ -168,8 +176,11 @@ LOSSES = Choices(
     "optimizer.loss",
     "optimizer",
     {
-        "softmax": Choice("cross entropy of the softmax over the classes"),
-        "binary": Choice("binary cross entropy of each class, averaged over the classes", "target_threshold"),
+        "softmax": Loss("cross entropy of the softmax over the classes"),
+        "binary": Loss(
+            "binary cross entropy of each class, averaged over the classes", "target_threshold", chance=lambda _: math.log(2)
+        ),
+        "binary_sum": Loss("its sum over the classes", "target_threshold", chance=lambda classes: classes * math.log(2)),
     },
 )
 LOSS_SCALES = Choices(

@@ -5,7 +5,7 @@ tables in `choices.py`.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
@@ -269,7 +269,7 @@ class Model(_Strict):
 
 @dataclass(frozen=True)
 class Phase(_Strict):
-    """A phase: a part of training with one batch size."""
+    """A phase: a part of training with one batch size and one image size."""
 
     global_batch: Count = 256
     """Number of images per step on all devices"""
@@ -278,6 +278,8 @@ class Phase(_Strict):
     per_worker_batch: Count | None = None
     """Number of images per worker, the batch of batch normalization (ghost batch). Devices accumulate the gradients of several
     workers (None: one worker per device)"""
+    image_size: ImageSize | None = None
+    """Height and width of the phase's training images, in pixels (None: data.image_size, which evaluation keeps)"""
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ class Optimizer(_Strict):
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     target_threshold: BelowOne | None = None
-    """Smoothed and mixed targets above it become 1, others 0 (binary; None: they stay)"""
+    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -438,7 +440,8 @@ class Guard(_Strict):
     skip_at_most: Count = 10
     """Number of skipped steps after which the run ends (skip)"""
     exploding: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
-    """Ratio of the mean loss of twenty steps to the chance-level loss ln(classes), above which a warning is logged"""
+    """Ratio of the mean loss of twenty steps to the chance-level loss, that of equal scores for all classes, above which a
+    warning is logged"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""
@@ -541,6 +544,21 @@ RESUME_SAFE_FIELDS = (
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
     return config.loss_scale.name != "none" or config.guard.non_finite == "skip"
+
+
+def phase_image_size(config: Config, index: int) -> int:
+    """Height and width of the training images of a phase, in pixels."""
+    return config.batch[index].image_size or config.data.image_size
+
+
+def at_image_size(config: Config, size: int) -> Config:
+    """The config of training steps on images of another size; not for evaluation."""
+    return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
+
+
+def chance_loss(config: Config) -> float:
+    """The chance-level loss: that of equal scores for all classes."""
+    return choices.LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
 HELD_OUT_LABELS = "plain labels"

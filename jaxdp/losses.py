@@ -51,7 +51,13 @@ def _binary(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     return binary_cross_entropy(logits, targets)
 
 
-LOSS_FUNCTIONS: dict[str, Callable[..., jax.Array]] = LOSSES.implement({"softmax": _softmax, "binary": _binary})
+def _binary_sum(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+    return logits.shape[-1] * _binary(optimizer, logits, labels, mix=mix)
+
+
+LOSS_FUNCTIONS: dict[str, Callable[..., jax.Array]] = LOSSES.implement(
+    {"softmax": _softmax, "binary": _binary, "binary_sum": _binary_sum}
+)
 """`optimizer.loss` -> f(optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32."""
 
 

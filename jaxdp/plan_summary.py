@@ -5,7 +5,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import MIXES, OPTIMIZERS
-from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_words, training_labels
+from jaxdp.config import (
+    HELD_OUT_LABELS,
+    Config,
+    Finetune,
+    Optimizer,
+    at_image_size,
+    evaluation_words,
+    phase_image_size,
+    training_labels,
+)
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
@@ -23,7 +32,9 @@ def model_summary(config: Config) -> dict[str, Any]:
     from jaxdp import models
 
     size = config.data.image_size
-    models.check_evaluation_size(config.model, trained=size, evaluated=config.data.evaluated_size)
+    models.check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
+    for index in range(len(config.batch)):
+        models.check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
@@ -123,7 +134,8 @@ def _table(rows: list[tuple[str, str]]) -> "Table":
 def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, fact). A label of "" continues the row before."""
     config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
-    size = config.data.image_size
+    size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
+    shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
     state, decayed, not_decayed = (model_summary[name] for name in ("state_bytes", "decayed", "not_decayed"))
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
@@ -135,8 +147,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rows = [
         ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
-        ("compute", f"{model_summary['macs']:,} multiply-adds an image"),
-        ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {size}x{size} an epoch"),
+        ("compute", f"{model_summary['macs']:,} multiply-adds an image{f' of {size}x{size}' * (sizes != {size})}"),
+        ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {shown} an epoch"),
         ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for {resident}"),
         ("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}"),
         ("devices", devices),
@@ -167,12 +179,13 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     for phase in plan.phases:
         idle = f", {phase.idle_devices} idle" if phase.idle_devices else ""
         micro = f" x {phase.accumulation} micro-batches" if phase.accumulation > 1 else ""
+        images = f", images of {phase.image_size}x{phase.image_size}"
         rows += [
             (
                 f"phase {phase.index}",
                 f"epoch {phase.first_epoch:.2f} to {phase.last_epoch:.2f}, {plural(phase.steps, 'step', ',')}, batch "
                 f"{phase.global_batch} = {plural(phase.devices, 'device')} ({phase.vertical}x{phase.horizontal}) x "
-                f"{phase.per_worker_batch}{micro}{idle}",
+                f"{phase.per_worker_batch}{micro}{idle}{images if len(sizes) > 1 else ''}",
             ),
             ("", f"learning rate {_rates(plan, phase)}, momentum {phase.momentum:g}"),
         ]
@@ -184,16 +197,16 @@ def input_bytes(plan: Plan) -> dict[str, int]:
 
     With data.resident=on, each device holds all images and none are prefetched.
     """
-    data = plan.config.data
     host = device = 0
     for phase in plan.phases:
+        data = at_image_size(plan.config, phase.image_size).data
         group = rows_per_chunk(
             phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
         )
         host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
         device = max(device, 2 * phase.per_device_batch * data.image_bytes)
-    if data.resident == "on":
-        return {"host": 0, "device": plan.examples * data.image_bytes}
+    if plan.config.data.resident == "on":
+        return {"host": 0, "device": plan.examples * plan.config.data.image_bytes}
     return {"host": host, "device": device}
 
 

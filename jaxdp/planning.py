@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from jaxdp import schedules
-from jaxdp.config import LARGEST, Config
+from jaxdp.config import LARGEST, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.strategies import unsupported_reason
@@ -16,7 +16,7 @@ class PlannedPhase:
 
     first_sample: samples seen before its first step. first_epoch, last_epoch: where its steps start and end. vertical,
     horizontal: shape of its mesh. accumulation: workers per device. local_devices: devices of its mesh in each process. Batches
-    are numbers of images.
+    are numbers of images. image_size: height and width of its training images, in pixels.
     """
 
     index: int
@@ -33,6 +33,7 @@ class PlannedPhase:
     idle_devices: int
     momentum: float
     local_devices: int
+    image_size: int
 
     @property
     def devices(self) -> int:
@@ -169,6 +170,7 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
         idle_devices=machine.devices - used,
         momentum=_momentum(config, index),
         local_devices=used // machine.processes,
+        image_size=phase_image_size(config, index),
     )
 
 

@@ -198,6 +198,10 @@ def _check_augmentation(config: Config) -> None:
     if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
         reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
         raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")
+    for index, phase in enumerate(config.batch):
+        if phase.image_size is not None and data.stored_size is not None and not AUGMENTATIONS[name].resizes:
+            reason = f"data.augmentation={name!r} does not resize images of data.stored_size ({data.stored_size})"
+            raise ConfigError(f"batch.{index}.image_size", phase.image_size, reason=reason, hint="omit data.stored_size")
     if data.source not in IN_MEMORY and name == "random_resized_crop" and data.stored_size is not None:
         reason = f"not used: random_resized_crop crops images of {data.source} while decoding"
         raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")

@@ -1,9 +1,12 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
 from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, rank_of_label
 
@@ -56,12 +59,16 @@ def test_binary_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed,
     mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32)) if mixed else None
     found = LOSS_FUNCTIONS["binary"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+    found = LOSS_FUNCTIONS["binary_sum"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    np.testing.assert_allclose(found, 11 * expected, rtol=1e-5)
 
 
-def test_binary_loss_of_zero_logits_is_the_logarithm_of_two():
-    found = LOSS_FUNCTIONS["binary"](Optimizer(), jnp.zeros((2, 1000), jnp.bfloat16), jnp.array([0, 999]))
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_chance_level_is_the_loss_of_equal_scores(name):
+    found = LOSS_FUNCTIONS[name](Optimizer(loss=name), jnp.zeros((2, 1000), jnp.bfloat16), jnp.array([0, 999]))
     assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(found, LOSSES[name].chance(1000), rtol=1e-6)
+    assert LOSSES["binary"].chance(1000) == math.log(2)
 
 
 def test_binary_cross_entropy_of_large_logits_is_finite_with_its_gradient():

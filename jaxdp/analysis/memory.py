@@ -8,7 +8,7 @@ from typing import Any
 from jaxdp.errors import one_of, plural
 from jaxdp.models.activations import activation_bytes
 from jaxdp.plan_summary import input_bytes
-from jaxdp.planning import Plan
+from jaxdp.planning import Plan, PlannedPhase
 
 GIB = 2**30
 GPU_MEMORY = {
@@ -49,8 +49,7 @@ def estimate(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
 
     The activations are those of one micro-batch. Temporaries of single operations are not included.
     """
-    config, size = plan.config, plan.config.data.image_size
-    per_image = activation_bytes(config.model, (size, size, 3), config.finetune.frozen_stages)
+    phase, per_image = _largest(plan)
     state = model_summary["state_bytes"]
     needed = sum(state.values())
     if any(phase.accumulation > 1 for phase in plan.phases):
@@ -58,14 +57,27 @@ def estimate(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
     parts = {
         "state": needed,
         "input": input_bytes(plan)["device"],
-        "activations": per_image * max(phase.per_worker_batch for phase in plan.phases),
+        "activations": per_image * phase.per_worker_batch,
     }
     return parts | {"activations_per_image": per_image, "total": sum(parts.values())}
 
 
+def _largest(plan: Plan) -> tuple[PlannedPhase, int]:
+    """(phase with the most bytes of activations, bytes for one of its images)."""
+    per_image = {size: _activation_bytes(plan, size) for size in {phase.image_size for phase in plan.phases}}
+    phase = max(plan.phases, key=lambda phase: phase.per_worker_batch * per_image[phase.image_size])
+    return phase, per_image[phase.image_size]
+
+
+def _activation_bytes(plan: Plan, size: int, **changes: Any) -> int:
+    """Bytes of the activations of one image of height and width `size`. changes: fields of the model."""
+    model = dataclasses.replace(plan.config.model, **changes)
+    return activation_bytes(model, (size, size, 3), plan.config.finetune.frozen_stages)
+
+
 def describe(plan: Plan, memory: dict[str, int]) -> str:
     """The estimate in one line."""
-    images = max(phase.per_worker_batch for phase in plan.phases)
+    images = _largest(plan)[0].per_worker_batch
     scale, unit, digits = (1e9, "GB", 2) if memory["total"] >= 1e9 else (1e6, "MB", 1)
     sizes = (memory[part] / scale for part in ("total", "state", "input", "activations"))
     total, state, inputs, activations = (f"{size:,.{digits}f}" for size in sizes)
@@ -81,19 +93,19 @@ def warning(plan: Plan, memory: dict[str, int], *, limit: int, device: str) -> s
     """One line if the estimate exceeds `limit` bytes, with what would fit on the same devices; else None. device: its name."""
     if memory["total"] <= limit:
         return None
-    largest = max(plan.phases, key=lambda phase: phase.per_worker_batch)
+    largest, _ = _largest(plan)
     room, model = limit - memory["state"] - memory["input"], plan.config.model
     smaller = [n for n in range(1, largest.per_worker_batch) if largest.global_batch % (n * largest.devices) == 0]
     batch = max((n for n in smaller if n * memory["activations_per_image"] <= room), default=0)
     hints = [f"--batch.{largest.index}.per-worker-batch {batch}"] if batch else []
-    size = plan.config.data.image_size
-    for flags, changed in (
-        ("--model.dtype bfloat16", dataclasses.replace(model, dtype="bfloat16")),
-        ("--model.remat", dataclasses.replace(model, remat=True)),
-        ("--model.dtype bfloat16 --model.remat", dataclasses.replace(model, dtype="bfloat16", remat=True)),
-    ):
-        per_image = activation_bytes(changed, (size, size, 3), plan.config.finetune.frozen_stages)
-        if changed != model and largest.per_worker_batch * per_image <= room:
+    changes: dict[str, dict[str, Any]] = {
+        "--model.dtype bfloat16": {"dtype": "bfloat16"},
+        "--model.remat": {"remat": True},
+        "--model.dtype bfloat16 --model.remat": {"dtype": "bfloat16", "remat": True},
+    }
+    for flags, changed in changes.items():
+        per_image = _activation_bytes(plan, largest.image_size, **changed)
+        if dataclasses.replace(model, **changed) != model and largest.per_worker_batch * per_image <= room:
             hints.append(flags)
     share = "" if math.isclose(_fraction(), 1) else f" ({_fraction():.0%} of its memory; {FRACTION_VARIABLE} sets the share)"
     advice = f"; use {' or '.join(hints[:3])}" if hints else "; use more devices or a larger GPU"

@@ -1,15 +1,16 @@
 """Opens the data source that a config names as training and evaluation sets of decoded images."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import Config, crops_while_loading, evaluation_side
+from jaxdp.config import Config, at_image_size, crops_while_loading, evaluation_side, phase_image_size
 from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory
 from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop, resize_and_crop
@@ -33,7 +34,7 @@ class Datasets(NamedTuple):
 
     mean, std: pixel statistics on the 0-255 scale with which the device normalizes images, a number or one for each channel;
     class_count: number of classes; classes: their names, empty where unknown; warnings: what users should know, such as
-    ignored files.
+    ignored files; resized: the training set for the phases whose images have another size, by `image_size`.
     """
 
     train: DecodedSource
@@ -43,6 +44,11 @@ class Datasets(NamedTuple):
     class_count: int
     classes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    resized: Mapping[int, DecodedSource] = MappingProxyType({})
+
+    def train_at(self, size: int) -> DecodedSource:
+        """The training set for a phase with images of height and width `size`."""
+        return self.resized.get(size, self.train)
 
     def add_bad_images(self, reasons: dict[str, str]) -> None:
         """Record images that an earlier session of the run could not read."""
@@ -52,7 +58,8 @@ class Datasets(NamedTuple):
     @property
     def bad_images(self) -> dict[str, str]:
         """Name -> reason of the images that could not be read."""
-        readable = [source for source in (self.train, self.evaluation) if not isinstance(source, SyntheticSource)]
+        sources = (self.train, *self.resized.values(), self.evaluation)
+        readable = [source for source in sources if not isinstance(source, SyntheticSource)]
         return {name: reason for source in readable for name, reason in source.bad_images.items()}
 
 
@@ -67,12 +74,20 @@ class Reader(NamedTuple):
     size: Callable[[Config], tuple[int, int | None]]
 
 
+def _resized(config: Config, open_training: Callable[[Config], DecodedSource]) -> dict[int, DecodedSource]:
+    """`Datasets.resized`. Images of a `stored_size` have one size in all phases."""
+    sizes = {phase_image_size(config, index) for index in range(len(config.batch))} - {config.data.image_size}
+    return {size: open_training(at_image_size(config, size)) for size in sorted(sizes) if config.data.stored_size is None}
+
+
 def _open_digits(config: Config, may_lack_classes: bool) -> Datasets:
-    data = config.data
-    splits = in_memory.digits(data.stored_size or data.image_size)
-    train, evaluation = (ArraySource(*splits[name]) for name in (data.train_split, data.eval_split or "test"))
+    def split(config: Config, name: str) -> ArraySource:
+        return ArraySource(*in_memory.digits(config.data.stored_size or config.data.image_size)[name])
+
+    train, evaluation = (split(config, name) for name in (config.data.train_split, config.data.eval_split or "test"))
     names = tuple(map(str, range(_model_classes(config, SOURCES["digits"].classes))))
-    return Datasets(train, evaluation, *pixel_stats(config), class_count=len(names), classes=names)
+    resized = _resized(config, lambda config: split(config, config.data.train_split))
+    return Datasets(train, evaluation, *pixel_stats(config), class_count=len(names), classes=names, resized=resized)
 
 
 def _size_of_digits(config: Config) -> tuple[int, int | None]:
@@ -81,13 +96,15 @@ def _size_of_digits(config: Config) -> tuple[int, int | None]:
 
 
 def _open_synthetic(config: Config, may_lack_classes: bool) -> Datasets:
-    data = config.data
-    size, counts = data.stored_size or data.image_size, (data.train_examples, data.eval_examples)
     _, classes = _size_of_synthetic(config)
-    train, evaluation = (
-        SyntheticSource(count, size, classes, seed=config.seed, split=split) for split, count in enumerate(counts)
-    )
-    return Datasets(train, evaluation, *pixel_stats(config), class_count=classes)
+
+    def generate(config: Config, split: int) -> SyntheticSource:
+        data = config.data
+        count, size = (data.train_examples, data.eval_examples)[split], data.stored_size or data.image_size
+        return SyntheticSource(count, size, classes, seed=config.seed, split=split)
+
+    resized = _resized(config, lambda config: generate(config, 0))
+    return Datasets(generate(config, 0), generate(config, 1), *pixel_stats(config), class_count=classes, resized=resized)
 
 
 def _size_of_synthetic(config: Config) -> tuple[int, int]:
@@ -237,13 +254,17 @@ def prediction_loader(config: Config, source: ItemSource) -> Loader:
     return Loader(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
 
 
-def is_resident(data: DataConfig, train: DecodedSource, platform: str) -> bool:
+def is_resident(data: DataConfig, datasets: Datasets, platform: str) -> bool:
     """Whether the whole training set is kept on the devices. Raises ConfigError where `on` is impossible."""
-    if data.resident == "on" and not isinstance(train, ArraySource):
-        reason = f"images of {data.source} are not kept in memory"
-        raise ConfigError("data.resident", "on", reason=reason, hint="give auto or off")
+    train, reasons = datasets.train, []
+    if not isinstance(train, ArraySource):
+        reasons.append(f"images of {data.source} are not kept in memory")
+    elif datasets.resized:
+        reasons.append("the phases have images of different sizes")
+    if data.resident == "on" and reasons:
+        raise ConfigError("data.resident", "on", reason=reasons[0], hint="give auto or off")
     if data.resident == "auto":
-        return isinstance(train, ArraySource) and train.images.nbytes <= IN_MEMORY_BYTES and platform != "cpu"
+        return isinstance(train, ArraySource) and not reasons and train.images.nbytes <= IN_MEMORY_BYTES and platform != "cpu"
     return data.resident == "on"
 
 
@@ -267,7 +288,10 @@ def _decoded(
         counted = f"the given data have {plural(stated, 'class')}"
     config = with_classes(config, _model_classes(config, stated, counted=counted))
     on_bad_image = config.data.on_bad_image
-    training = _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
+
+    def open_training(config: Config) -> DecodedSource:
+        return _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
+
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
     held_out = _loaded(evaluation, config, evaluation_transform(config), on_bad_image=ignore, kind="evaluation image")
@@ -278,12 +302,13 @@ def _decoded(
         warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
     warnings += [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
     return Datasets(
-        training,
+        open_training(config),
         held_out,
         *pixel_stats(config, name),
         class_count=config.model.class_count,
         classes=_class_names(train),
         warnings=tuple(warnings),
+        resized=_resized(config, open_training),
     )
 
 

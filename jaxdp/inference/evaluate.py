@@ -89,7 +89,7 @@ def _evaluate_on(
     data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, on_batch: Callable | None = None
 ) -> dict[str, Any]:
     """Evaluate (params, batch_stats) on the held-out images of `data`."""
-    models.check_evaluation_size(config.model, trained=config.data.image_size, evaluated=config.data.evaluated_size)
+    models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
     return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)

@@ -170,7 +170,7 @@ def _most_likely(
     config: Config, evaluated: tuple[dict, dict], loader: Loader, *, top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
-    models.check_evaluation_size(config.model, trained=config.data.image_size, evaluated=config.data.evaluated_size)
+    models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)

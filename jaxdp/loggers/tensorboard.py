@@ -32,11 +32,12 @@ class RunInfo(NamedTuple):
 
 def mesh_table(phases: Sequence[PlannedPhase], device_kind: str, strategy_of: Callable[[PlannedPhase], str]) -> str:
     """The mesh of every phase as a Markdown table."""
-    rows = ["| phase | mesh | global batch | per-worker batch | micro-batches | all-reduce |", "|---|---|---|---|---|---|"]
+    names = ("phase", "mesh", "global batch", "per-worker batch", "micro-batches", "images", "all-reduce")
+    rows = [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
     for phase in phases:
         rows.append(
             f"| {phase.index} | {phase.vertical}x{phase.horizontal} {device_kind} | {phase.global_batch} | "
-            f"{phase.per_worker_batch} | {phase.accumulation} | {strategy_of(phase)} |"
+            f"{phase.per_worker_batch} | {phase.accumulation} | {phase.image_size}x{phase.image_size} | {strategy_of(phase)} |"
         )
     return "\n".join(rows)
 

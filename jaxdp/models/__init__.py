@@ -137,17 +137,17 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
     )
 
 
-def check_evaluation_size(config: ModelConfig, *, trained: int, evaluated: int) -> None:
-    """Raise ConfigError if a network for images of height and width `trained` cannot evaluate those of `evaluated`."""
-    if trained == evaluated:
+def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:
+    """Raise ConfigError if a network for images of height and width `trained` cannot take those of `size`, set by `field`."""
+    if trained == size:
         return
-    model, images = create(config), jax.ShapeDtypeStruct((1, evaluated, evaluated, 3), jnp.float32)
+    model, images = create(config), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (trained, trained, 3)))
     try:
         jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=False)[0], params, stats, images)
     except ConfigError as error:
-        reason = f"{config.title} cannot evaluate images of another size than data.image_size ({trained}): {error.reason}"
-        raise ConfigError("data.eval_size", evaluated, reason=reason, hint="omit it") from None
+        reason = f"{config.title} cannot take images of another size than data.image_size ({trained}): {error.reason}"
+        raise ConfigError(field, size, reason=reason, hint="omit it") from None
 
 
 def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int = 0) -> dict:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxdp.config import Config
+from jaxdp.config import Config, at_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.files import write_atomically
 from jaxdp.report.run_history import COMMUNICATION, History
@@ -79,7 +79,7 @@ def _time_phase(config: Config, phase: "PlannedPhase", *, devices: list["jax.Dev
     from jaxdp.training.step_compiler import mesh_of
 
     only = replace(config.batch[phase.index], global_batch=phase.global_batch, per_worker_batch=phase.per_worker_batch)
-    config = replace(config, batch=(only,))
+    config = at_image_size(replace(config, batch=(only,)), phase.image_size)
     calls = build_with_and_without(config, mesh_of(phase, devices), global_batch=phase.global_batch, strategy=strategy)
     seconds = {name: statistics.median(times) for name, times in timing.time_alternately(calls, repeats).items()}
     return {

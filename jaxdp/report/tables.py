@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Set
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from jaxdp.config import HELD_OUT_LABELS, training_labels
@@ -56,6 +57,11 @@ def _measured(name: str) -> Callable[[History], Any]:
     return lambda run: run.result[name] if run.status == "finished" else None
 
 
+def _global_batches(run: History) -> list[int]:
+    """The global batches of the phases, without repetitions."""
+    return [batch for batch, _ in groupby(phase.global_batch for phase in run.config.batch)]
+
+
 def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.2f} %"
 
@@ -71,7 +77,7 @@ RESULTS = (
     Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
-    Column("global batch", lambda run: " → ".join(f"{phase.global_batch:,}" for phase in run.config.batch)),
+    Column("global batch", lambda run: " → ".join(f"{batch:,}" for batch in _global_batches(run))),
     Column("learning rate", lambda run: f"{run.config.optimizer.name} {run.config.schedule.learning_rate:g}"),
     Column("devices", _devices),
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Config
+from jaxdp.config import Config, at_image_size
 from jaxdp.data.prefetch import to_global, train_batch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
@@ -25,11 +25,12 @@ def first_gradient(config: Config) -> dict[str, Any]:
     """
     config = validate(config)
     setup = RunSetup.create(config)
-    config, phase, datasets = setup.config, setup.plan.phases[0], setup.datasets
+    phase, datasets = setup.plan.phases[0], setup.datasets
+    config = at_image_size(setup.config, phase.image_size)
     mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
     state = create_state(config, model, mesh)
     host_batch: dict[str, np.ndarray] = train_batch(
-        datasets.train, seed=config.seed, first_sample=0, global_batch=phase.global_batch
+        datasets.train_at(phase.image_size), seed=config.seed, first_sample=0, global_batch=phase.global_batch
     )
 
     def gradient(params: dict, batch_stats: dict, batch: Batch) -> dict:

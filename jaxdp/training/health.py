@@ -63,16 +63,15 @@ def check_evaluation(record: dict[str, Any]) -> None:
         )
 
 
-def chance_level_warning(record: dict[str, Any], classes: int) -> str | None:
-    """A warning if the final held-out loss is above the chance-level loss ln(classes) to three decimals; else None.
+def chance_level_warning(record: dict[str, Any], chance: float) -> str | None:
+    """A warning if the final held-out loss is above the chance-level loss to three decimals; else None.
 
     Before the second epoch a loss at chance level is no sign of an error.
     """
-    loss, chance = round(record["eval_loss"], 3), round(math.log(classes), 3)
-    if loss <= chance or record["epoch"] < 2:
+    loss = round(record["eval_loss"], 3)
+    if loss <= round(chance, 3) or record["epoch"] < 2:
         return None
-    excess = f"held-out loss {loss:.3f} exceeds chance level, ln({classes}) = {chance:.3f}"
-    return f"{excess}; check labels and learning rate"
+    return f"held-out loss {loss:.3f} exceeds chance level, {chance:.3f}; check labels and learning rate"
 
 
 def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
@@ -90,15 +89,15 @@ def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
 
 
 class LossWatch:
-    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times the chance-level loss ln(classes).
+    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times the chance-level loss.
 
     reported: whether the explosion was reported in an earlier session; it is reported once.
     """
 
     WINDOW = 20
 
-    def __init__(self, classes: int, factor: float, *, reported: bool = False) -> None:
-        self.limit, self.factor, self.reported = factor * math.log(classes), factor, reported
+    def __init__(self, chance: float, factor: float, *, reported: bool = False) -> None:
+        self.limit, self.factor, self.reported = factor * chance, factor, reported
         self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
 
     def last_good_samples(self, record: dict[str, Any]) -> int | None:
@@ -116,7 +115,7 @@ class LossWatch:
         return (
             f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
             f"learning rate {record['learning_rate']:.6g}) "
-            f"have a mean above {self.limit:.4g}, {self.factor:g} times the chance-level loss ln(classes); {checkpoint}"
+            f"have a mean above {self.limit:.4g}, {self.factor:g} times the chance-level loss; {checkpoint}"
         )
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.config import Config
+from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
@@ -63,7 +63,7 @@ class RunSetup:
 
         opened, fingerprint = run(open_data)
         config = with_classes(config, opened.class_count)
-        is_resident(config.data, opened.train, devices[0].platform)  # raises ConfigError if they do not fit
+        is_resident(config.data, opened, devices[0].platform)  # raises ConfigError if they do not fit
         sizes = {
             "examples": len(opened.train),
             "devices": len(devices),
@@ -83,20 +83,20 @@ class RunSetup:
     @property
     def images_on_device(self) -> bool:
         """Whether the training images are resident on the devices. Raises ConfigError if they should be but cannot."""
-        return is_resident(self.config.data, self.datasets.train, self.devices[0].platform)
+        return is_resident(self.config.data, self.datasets, self.devices[0].platform)
 
     def open_batches(self, phase: PlannedPhase, mesh: Mesh, first_sample: int, *, resident: bool) -> DeviceIterator:
         """The batches of the steps of a phase from `first_sample` on, loaded in the background. Close it when done.
 
         resident: the training images are on the devices, so only their indices are loaded.
         """
-        data, chunk = self.config.data, None
+        data, chunk = at_image_size(self.config, phase.image_size).data, None
         if not resident:
             chunk = rows_per_chunk(
                 phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
             )
         return DeviceIterator(
-            self.datasets.train,
+            self.datasets.train_at(phase.image_size),
             mesh,
             seed=self.config.seed,
             first=first_sample,

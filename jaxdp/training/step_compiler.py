@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxdp import models
-from jaxdp.config import RESNET, Config
+from jaxdp.config import RESNET, Config, at_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.prefetch import batch_sharding
@@ -57,7 +57,7 @@ def trace_train_step(
 
     images: all training images (or their shape and dtype) if they are resident on the devices.
     """
-    resident = images is not None
+    resident, config = images is not None, at_image_size(config, phase.image_size)
     step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
     return step.trace(*_abstract_arguments(config, model, phase, mesh=mesh, images=images))
 
@@ -65,7 +65,7 @@ def trace_train_step(
 def _abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
-    """Shapes, dtypes and shardings of the arguments of a training step."""
+    """Shapes, dtypes and shardings of the arguments of a training step. config: with the image size of the phase."""
     state = conv_layout.with_layout(config, abstract_state(config, model, mesh), mesh)
     columns = {"labels": jnp.int32, "positions": jnp.uint32}
     size = config.data.stored_size or config.data.image_size
@@ -207,7 +207,8 @@ class StepCompiler:
     def prepare_train(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the training step of a phase: (state, batch, hyperparameters) -> (state, metrics)."""
         mesh = self.mesh(phase)
-        return self._once(("train", mesh, phase.global_batch, phase.accumulation), self._compile_train, mesh, phase)
+        key = ("train", mesh, phase.global_batch, phase.accumulation, phase.image_size)
+        return self._once(key, self._compile_train, mesh, phase)
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the evaluation step of a phase (see `make_evaluation_step`)."""
@@ -217,7 +218,8 @@ class StepCompiler:
     def prepare_audit(self, phase: PlannedPhase) -> Future[AuditProgram]:
         """Future of the audit of a phase."""
         mesh = self.mesh(phase)
-        return self._once(("audit", mesh, phase.global_batch, phase.accumulation), self._compile_audit, mesh, phase)
+        key = ("audit", mesh, phase.global_batch, phase.accumulation, phase.image_size)
+        return self._once(key, self._compile_audit, mesh, phase)
 
     def _once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
         """The future of compile(*arguments), which starts when its key is requested first."""
@@ -226,8 +228,8 @@ class StepCompiler:
         return self.futures[key]
 
     def _config_of(self, phase: PlannedPhase) -> Config:
-        """The config with the strategy of a phase."""
-        config = self.plan.config
+        """The config with the strategy and the image size of a phase."""
+        config = at_image_size(self.plan.config, phase.image_size)
         return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
 
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:

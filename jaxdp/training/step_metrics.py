@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.config import chance_loss
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.step_log import StepLog
@@ -48,7 +49,7 @@ class StepMetrics:
         self.setup, self.timer, self.progress, self.log = setup, timer, timer.progress, log
         self.checkpoints, self.group, self.screen = checkpoints, signals.group, screen
         self.loss_watch = health.LossWatch(
-            setup.config.model.class_count, setup.config.guard.exploding, reported=self.progress.loss_exploded
+            chance_loss(setup.config), setup.config.guard.exploding, reported=self.progress.loss_exploded
         )
         self.warnings = RunWarnings(screen.info, setup.datasets.train)
         self.pending: deque[DispatchedStep] = deque()

@@ -11,6 +11,7 @@ import jax
 
 from jaxdp import models
 from jaxdp.checkpoint.progress import Progress
+from jaxdp.config import chance_loss
 from jaxdp.data import prefetch
 from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, StopTraining
@@ -223,7 +224,7 @@ class Trainer:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self.state, phase)
         health.check_evaluation(evaluation)
-        if warning := health.chance_level_warning(evaluation, self.config.model.class_count):
+        if warning := health.chance_level_warning(evaluation, chance_loss(self.config)):
             self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()

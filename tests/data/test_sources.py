@@ -181,12 +181,13 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
 
 def test_is_resident_requires_images_in_memory(pictures):
     arrays = ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
+    arrays = sources.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
     assert sources.is_resident(Data(), arrays, "gpu")
     assert not sources.is_resident(Data(), arrays, "cpu")
     assert not sources.is_resident(Data(resident="off"), arrays, "gpu")
     config = folder_config(pictures, resident="on")
     with pytest.raises(ConfigError, match=r"data.resident='on': images of folder are not kept in memory"):
-        sources.is_resident(config.data, sources.open_datasets(config).train, "gpu")
+        sources.is_resident(config.data, sources.open_datasets(config), "gpu")
 
 
 def test_real_images_use_imagenet_statistics(pictures):

@@ -45,7 +45,7 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
         if "text" in value.tag
     }
     assert json.loads(texts["config"]) == json.loads(to_json(with_tensorboard))
-    assert "| 0 | 2x2 cpu | 16 | 4 | 1 | torus |" in texts["mesh"]
+    assert "| 0 | 2x2 cpu | 16 | 4 | 1 | 16x16 | torus |" in texts["mesh"]
 
     plugin = [value.metadata.plugin_data for _, value in values if value.tag.startswith("_hparams_/")]
     experiment, start = (HParamsPluginData.FromString(data.content) for data in plugin)

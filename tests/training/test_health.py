@@ -1,6 +1,7 @@
 """Tests of jaxdp.training.health."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -19,13 +20,13 @@ def record(step, loss):
 
 
 def test_loss_watch_reports_an_explosion_once_with_the_last_good_position():
-    watch = LossWatch(classes=10, factor=4.0)
+    watch = LossWatch(math.log(10), factor=4.0)
     limit = 4 * np.log(10)
     losses = [2.0] * 30 + [1e9] + [2.0] * 25 + [limit + 1] * 30
     found = [(step, watch.last_good_samples(record(step, loss))) for step, loss in enumerate(losses, 1)]
     found = [(step, samples) for step, samples in found if samples is not None]
     assert found == [(31, 8 * 11)]  # of the twenty steps up to 31 the first began at 88 samples
-    calm = LossWatch(classes=10, factor=4.0)
+    calm = LossWatch(math.log(10), factor=4.0)
     assert not any(calm.last_good_samples(record(step, limit * 0.99)) for step in range(1, 100))
     assert "the loss has exploded: 20 steps up to step 5 (samples 40, learning rate 0.1)" in calm.warning(record(5, 40.0), "x")
 
@@ -44,14 +45,14 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
     check_step(record(3, float("nan")) | {"skipped_steps": 2}, config)
 
 
-def test_chance_level_warning_compares_the_loss_with_ln_classes():
-    assert chance_level_warning({"eval_loss": 1.09, "epoch": 2}, 3) is None
-    assert "loss 7.300 exceeds chance level, ln(3) = 1.099" in chance_level_warning({"eval_loss": 7.3, "epoch": 2}, 3)
+def test_chance_level_warning_compares_the_loss_with_chance_level():
+    assert chance_level_warning({"eval_loss": 1.09, "epoch": 2}, math.log(3)) is None
+    assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning({"eval_loss": 7.3, "epoch": 2}, math.log(3))
 
 
 def test_chance_level_warning_is_not_given_for_an_equal_loss_or_before_the_second_epoch():
-    assert chance_level_warning({"eval_loss": 2.30262, "epoch": 9}, 10) is None
-    assert chance_level_warning({"eval_loss": 7.3, "epoch": 1.3}, 3) is None
+    assert chance_level_warning({"eval_loss": 2.30262, "epoch": 9}, math.log(10)) is None
+    assert chance_level_warning({"eval_loss": 7.3, "epoch": 1.3}, math.log(3)) is None
 
 
 def test_small_worker_warning_of_eight_images_names_the_flag():

@@ -1,0 +1,108 @@
+"""Progressive resizing: phases whose training images have different sizes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from helpers.linear import PooledLinear
+from helpers.runs import Recorder, outcome, train_until
+
+import jaxdp
+from jaxdp import ConfigError, registry, train
+from jaxdp.analysis.memory import estimate
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.config import Mesh, Model, Phase
+from jaxdp.plan_summary import input_bytes, model_summary, summary_table
+from jaxdp.planning import make_plan
+from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.validation import validate
+
+
+@pytest.fixture
+def growing(tiny, monkeypatch):
+    """Images of 8x8 for one epoch and a half, then of 16x16, in batches of the same size."""
+    monkeypatch.setitem(registry.own_models, "pooled_linear", PooledLinear)
+    return dataclasses.replace(
+        tiny, model=Model(name="pooled_linear", classes=6), batch=(Phase(8, 1.5, image_size=8), Phase(8))
+    )
+
+
+def test_phases_of_two_image_sizes_equal_two_runs_of_one_size_each(growing, tmp_path):
+    """A run on 8x8 images, resumed from the end of its first phase on 16x16 ones. Evaluation has one size in both."""
+    train(growing, tmp_path / "whole")
+    small = dataclasses.replace(growing, data=dataclasses.replace(growing.data, image_size=8))
+    small = dataclasses.replace(small, batch=(Phase(8, 1.5), Phase(8)))
+    train_until(small, tmp_path / "parts", step=11)
+    assert latest_valid(tmp_path / "parts/checkpoints").samples == 80
+    large = dataclasses.replace(growing, batch=(Phase(8, 1.5), Phase(8)))
+    train(large, tmp_path / "parts", accept_changes=True)
+    *_, samples, arrays = outcome(tmp_path / "whole")
+    assert (samples, arrays) == outcome(tmp_path / "parts")[2:]
+
+
+@pytest.mark.parametrize("cuts", [[4], [10, 11], pytest.param([9, 12, 15], marks=pytest.mark.slow)])
+def test_resume_across_a_change_of_size_equals_an_uninterrupted_run(growing, tmp_path, cuts):
+    growing = dataclasses.replace(growing, data=dataclasses.replace(growing.data, augmentation="paper"))
+    train(growing, tmp_path / "whole")
+    for step in cuts:
+        train_until(growing, tmp_path / "cut", step=step)
+    train(growing, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
+def test_the_first_gradient_is_that_of_the_first_image_size(growing):
+    small = dataclasses.replace(growing, data=dataclasses.replace(growing.data, image_size=8), batch=(Phase(8),))
+    jax.tree.map(np.testing.assert_array_equal, jaxdp.first_gradient(growing), jaxdp.first_gradient(small))
+
+
+def test_plan_states_the_size_of_every_phase_and_the_largest_input(growing):
+    plan = make_plan(growing, examples=50, devices=4)
+    assert [phase.image_size for phase in plan.phases] == [8, 16]
+    table = summary_table(plan, "4", model_summary(growing))
+    cells = [cell for column in table.columns for cell in column.cells]
+    assert any("50 images of 8x8 to 16x16 an epoch" in cell for cell in cells)
+    assert [cell.rpartition(", ")[2] for cell in cells if "images of" in cell and "epoch " in cell][-2:] == [
+        "images of 8x8",
+        "images of 16x16",
+    ]
+    assert input_bytes(plan)["device"] == 2 * 2 * 16 * 16 * 3
+
+
+def test_memory_is_that_of_the_phase_that_needs_most(growing):
+    config = dataclasses.replace(growing, batch=(Phase(32, 1.0, image_size=8), Phase(16)), mesh=Mesh(cpu_devices=1))
+    of_two = estimate(make_plan(config, examples=50, devices=1), model_summary(config))
+    alone = dataclasses.replace(config, batch=(Phase(16),))
+    of_one = estimate(make_plan(alone, examples=50, devices=1), model_summary(alone))
+    assert of_two["activations"] == of_one["activations"]  # 16 images of 16x16 are larger than 32 of 8x8
+
+
+def test_programs_of_a_later_image_size_are_requested_before_the_first_step(growing, tmp_path, monkeypatch):
+    events, prepare = [], StepCompiler.prepare_train
+    monkeypatch.setattr(
+        StepCompiler, "prepare_train", lambda self, phase: events.append(phase.image_size) or prepare(self, phase)
+    )
+    screen = Recorder()
+    screen.step = lambda record: events.append("step")
+    train(growing, tmp_path, screen=screen)
+    assert 16 in events[: events.index("step")]
+
+
+def test_a_network_for_one_image_size_refuses_another(growing):
+    config = dataclasses.replace(growing, model=Model(name="normalized_linear", classes=6))
+    with pytest.raises(ConfigError, match=r"^batch\.0\.image_size=8: normalized_linear cannot take images of another size"):
+        model_summary(config)
+
+
+def test_a_stored_size_without_an_augmentation_that_resizes_is_refused(growing):
+    config = dataclasses.replace(growing, data=dataclasses.replace(growing.data, stored_size=16))
+    reason = r"^batch\.0\.image_size=8: data\.augmentation='none' does not resize images of data\.stored_size \(16\)"
+    with pytest.raises(ConfigError, match=reason):
+        validate(config)
+
+
+def test_another_image_size_is_a_change_of_the_run(growing, tmp_path):
+    train_until(growing, tmp_path, step=11)
+    changed = dataclasses.replace(growing, batch=(Phase(8, 1.5, image_size=12), Phase(8)))
+    with pytest.raises(ConfigError, match=r"batch\.0\.image_size: 8 -> 12"):
+        train(changed, tmp_path)
