@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
+from jaxdp.config import Model
 from jaxdp.files import read_regular
 from jaxdp.models.preprocessing import TIMM_FILE
 
+FORMS = get_args(get_type_hints(Model)["blur_pool"])
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
 # A convolution that FFCV and Composer wrapped, with its filter; timm's filter, which files of today lack; Composer's pooling.
 WRAPPED = re.compile(r"(layer\d+\.\d+\.(?:conv\d|downsample\.0))\.(?:conv\.(weight)|blur_filter)")
@@ -37,17 +39,26 @@ def without_filters(stored: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], st
 def stated_form(path: str, metadata: Mapping[str, str]) -> str | None:
     """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's `config.json` beside it.
 
-    None if it states none. Raises ValueError for an architecture of another filter, which jaxdp does not have.
+    None if it states none. Raises ValueError for another filter, which jaxdp does not have.
     """
-    if "model" in metadata:
-        return json.loads(metadata["model"]).get("blur_pool")
+    form = _entry(metadata.get("model", ""), "blur_pool")
+    if form is not None:
+        if form not in FORMS:
+            raise ValueError(f"its metadata states the BlurPool {form!r}, which jaxdp lacks")
+        return form
     beside = Path(path).parent / TIMM_FILE
-    if not beside.exists():
-        return None
     try:
-        named = ARCHITECTURE.match(str(json.loads(read_regular(beside)).get("architecture")))
-    except (ValueError, AttributeError, OSError, RecursionError):  # of something else
+        named = ARCHITECTURE.match(str(_entry(read_regular(beside), "architecture")))
+    except OSError:
         return None
     if named and named[1] == "aa":
         raise ValueError(f"{TIMM_FILE} beside it names the architecture {named.string!r}, whose average pooling jaxdp lacks")
     return None if named is None else "activations" if named[1] else "none"
+
+
+def _entry(document: str | bytes, name: str) -> Any:
+    """An entry of a JSON object; None without, or of something else."""
+    try:
+        return json.loads(document).get(name)
+    except (ValueError, AttributeError, RecursionError):
+        return None

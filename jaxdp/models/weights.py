@@ -29,14 +29,8 @@ from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layo
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
-NETWORK_FIELDS = (
-    "depth",
-    "width",
-    "stem",
-    "classes",
-    "squeeze_excitation",
-    "blur_pool",
-)  # the fields of config.Model that the weights depend on
+# The fields of config.Model that the weights depend on.
+NETWORK_FIELDS = ("depth", "width", "stem", "classes", "squeeze_excitation", "blur_pool")
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
 EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
 THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")

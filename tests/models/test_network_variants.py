@@ -142,6 +142,9 @@ def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path
     with pytest.raises(SystemExit):
         main.main(["import", str(theirs), "--output", str(tmp_path / "no.safetensors"), "--blur-pool", "none"])
     assert "--blur-pool='none': " in capsys.readouterr().err
+    save_file(tensors, tmp_path / "odd.safetensors", {"model": json.dumps({"blur_pool": "cubic"})})
+    with pytest.raises(ConfigError, match="its metadata states the BlurPool 'cubic', which jaxdp lacks"):
+        weights.read(tmp_path / "odd.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetaa50"}))
     with pytest.raises(ConfigError, match="the architecture 'resnetaa50', whose average pooling jaxdp lacks"):
         weights.read(theirs)
