@@ -103,7 +103,7 @@ def input_gradient_kernel():
 
     class Block(resnet.Block):
         @nn.compact
-        def __call__(self, x):
+        def __call__(self, x):  # without drop-path
             width = 4 * self.features
             if self.stride != 1 or x.shape[-1] != width:
                 return super().__call__(x)

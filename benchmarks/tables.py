@@ -308,6 +308,21 @@ def leads() -> str:
     return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
 
 
+def variants() -> str:
+    record = json.loads((RESULTS / "network_variants.json").read_text())
+    times, cpu = record["cpu"]["results"]["median_relative_to_plain"], record["cpu"]["results"]
+    lines = ["| network | time on a CPU | kernels on an H200 | MB per image | memory |", "|---|---|---|---|---|"]
+    for one in record["gpu"]["results"]:
+        time = f"{times[one['case']]:.2f}" if one["case"] in times else ""
+        row = f"{time} | {one['kernels']:,} | {one['all_megabytes_an_image']:.1f} | {one['memory_bytes'] / 1e9:.1f} GB"
+        lines.append(f"| {one['case']} | {row} |")
+    sizes = f"batch {cpu['batch']} of {cpu['image_size']}x{cpu['image_size']}, float32"
+    how = f"medians of the ratio in {cpu['rounds']} alternating rounds, {sizes}"
+    made, jax = made_on(record["cpu"]), record["gpu"]["provenance"]["versions"]["jax"]
+    lines += ["", f"By `benchmarks/network_variants.py`. CPU: {how}, {made}. H200: compiled with JAX {jax}, nothing was run."]
+    return "\n".join(lines)
+
+
 def imagenet_hours() -> str:
     """Hours, decoding cores and disk bandwidth of 90 epochs of ImageNet, by training speed."""
     images, epochs, archive_bytes = 1_281_167, 90, 147_897_477_120  # bytes: of the training archive, from tensorflow-datasets
@@ -349,6 +364,7 @@ TABLES = {
         "one_device": one_device,
         "changes": of(changes.table, "changes.py", result="changes_digits"),
         "leads": leads,
+        "variants": variants,
         "start": start,
         "allreduce": allreduce,
         "scaling": scaling,

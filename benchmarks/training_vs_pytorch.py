@@ -1,17 +1,20 @@
-"""Twenty training steps of ResNet-50 beside PyTorch's, from the same weights on the same images, with both forms of the step.
+"""Twenty training steps of ResNet-50 beside PyTorch's, from the same weights on the same images.
 
     python benchmarks/training_vs_pytorch.py
 
-SGD with momentum and smoothed labels, float32, one device. PyTorch in float64 is the reference, in float32 the yardstick:
-rounding grows from step to step in every implementation. Needs the extra `peers`. Writes
-benchmarks/results/training_vs_pytorch.json and prints the table of docs/folded_batch_norm.md.
+Optimizers and losses of PyTorch and timm, the network of torchvision; SGD also with folded batch normalization. Smoothed
+labels, float32, one device. PyTorch in float64 is the reference, in float32 the yardstick: rounding grows from step to step in
+every implementation. Needs the extra `peers`. Writes benchmarks/results/training_vs_pytorch.json and prints the tables of
+docs/folded_batch_norm.md and docs/recipes.md.
 """
 
 import json
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -31,8 +34,16 @@ from jaxdp.training.step import make_train_step
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/training_vs_pytorch.json"
 NETWORK = ((3, 4, 6, 3), True)
-STEPS, BATCH, SIZE, RATE, MOMENTUM, SMOOTHING, MEAN, STD = 20, 32, 64, 0.01, 0.9, 0.1, 120.0, 58.0
+STEPS, BATCH, SIZE, MEAN, STD = 20, 32, 64, 120.0, 58.0
+MOMENTUM, DECAY, SMOOTHING, THRESHOLD = 0.9, 0.01, 0.1, 0.2
 SHOWN = (1, 5, 10, 20)
+
+
+class Trained(NamedTuple):
+    """Loss and weights by name after each step."""
+
+    losses: list[float]
+    weights: list[dict]
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -59,29 +70,85 @@ def start_weights(tensors: dict) -> dict:
     return changed
 
 
-def by_torch(held: dict, dtype: str) -> list[dict]:
-    """Weights by name after each step of PyTorch."""
-    import torch
-    from helpers import torch_layout
+class Run(NamedTuple):
+    """A training run: fields of jaxdp's optimizer and its learning rate, and the functions of PyTorch, torchvision or timm.
 
-    network = torch_layout.torch_network(*NETWORK)
+    optimizer: (parameter groups, learning rate) -> optimizer. loss: (logits, labels) -> loss.
+    """
+
+    ours: Optimizer
+    rate: float
+    optimizer: Callable[[list[dict], float], Any]
+    loss: Callable[[Any, Any], Any]
+
+
+def runs() -> dict[str, Run]:
+    """Every optimizer with every loss, by name; weight decay and trust ratios leave out biases and normalization."""
+    import torch
+    from timm.loss import BinaryCrossEntropy
+    from timm.optim import Lamb, Lars
+    from torch.nn.functional import cross_entropy
+
+    optimizers: dict[str, tuple[dict, float, Callable]] = {
+        "SGD, PyTorch": ({"name": "sgd"}, 0.01, lambda groups, rate: torch.optim.SGD(groups, rate, momentum=MOMENTUM)),
+        "LARS, timm": (
+            {"name": "lars", "eps": 1e-8},
+            1.0,
+            lambda groups, rate: Lars(groups, rate, momentum=MOMENTUM, eps=1e-8),
+        ),
+        "AdamW, PyTorch": (
+            {"name": "adamw", "adam_eps": 1e-8},
+            1e-3,
+            lambda groups, rate: torch.optim.AdamW(groups, rate, eps=1e-8),
+        ),
+        "LAMB, timm": (
+            {"name": "lamb", "adam_eps": 1e-6, "clip_norm": 1.0},
+            5e-3,
+            lambda groups, rate: Lamb(groups, rate),
+        ),
+    }
+    losses: dict[str, tuple[dict, Callable]] = {
+        "softmax": ({}, lambda logits, labels: cross_entropy(logits, labels, label_smoothing=SMOOTHING)),
+        "binary": (
+            {"loss": "binary", "target_threshold": THRESHOLD},
+            BinaryCrossEntropy(smoothing=SMOOTHING, target_threshold=THRESHOLD),
+        ),
+    }
+    return {
+        f"{name}, {kind}": Run(
+            Optimizer(momentum=MOMENTUM, weight_decay=DECAY, label_smoothing=SMOOTHING, **fields, **more), rate, optimizer, loss
+        )
+        for name, (fields, rate, optimizer) in optimizers.items()
+        for kind, (more, loss) in losses.items()
+    }
+
+
+def by_torch(held: dict, run: Run, dtype: str) -> Trained:
+    """The training in PyTorch."""
+    import torch
+    import torchvision
+
+    network = torchvision.models.resnet50(num_classes=len(held["fc.bias"]))
     network.load_state_dict({name: torch.from_numpy(value) for name, value in held.items()}, strict=False)
     network = network.to(getattr(torch, dtype)).train()
-    optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
-    seen = []
+    groups: list[dict] = [{"params": [], "weight_decay": DECAY}, {"params": [], "weight_decay": 0.0}]
+    for parameter in network.parameters():
+        groups[parameter.ndim < 2]["params"].append(parameter)
+    optimizer = run.optimizer(groups, run.rate)
+    seen = Trained([], [])
     for images, labels in batches():
         normalized = (torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64)) - MEAN) / STD
-        logits = network(normalized.to(getattr(torch, dtype)))
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels).long(), label_smoothing=SMOOTHING)
+        loss = run.loss(network(normalized.to(getattr(torch, dtype))), torch.from_numpy(labels).long())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seen.append({name: value.detach().numpy().astype(np.float64) for name, value in network.named_parameters()})
+        seen.losses.append(loss.item())
+        seen.weights.append({name: value.detach().numpy().astype(np.float64) for name, value in network.named_parameters()})
     return seen
 
 
-def by_jaxdp(held: dict, form: str) -> list[dict]:
-    """Weights by PyTorch's names after each step of jaxdp's training step."""
+def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Trained:
+    """The training in jaxdp, with PyTorch's names of the weights."""
     from safetensors.numpy import save_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -91,40 +158,66 @@ def by_jaxdp(held: dict, form: str) -> list[dict]:
         data=Data(source="synthetic", image_size=SIZE, augmentation="none"),
         model=Model(depth=50, classes=given.model.classes, batch_norm=form, convolution="direct"),
         batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),),
-        optimizer=Optimizer(name="sgd", momentum=MOMENTUM, weight_decay=0.0, label_smoothing=SMOOTHING),
+        optimizer=run.ours,
     )
     mesh, model = make_mesh(1, 1), models.create(config.model)
     step = make_train_step(config, model, mesh, pixel_stats=(MEAN, STD), accumulation=1)
     state = create_state(config, model, mesh)
     copy = jax.tree.map(jax.numpy.array, (given.params, given.batch_stats))
     state = state._replace(params=copy[0], batch_stats=copy[1])
-    scalars = {"learning_rate": np.float32(RATE), "momentum": np.float32(MOMENTUM), "seed": np.uint32(0)}
-    seen = []
+    scalars = {"learning_rate": np.float32(run.rate), "momentum": np.float32(MOMENTUM), "seed": np.uint32(0)}
+    seen = Trained([], [])
     for number, (images, labels) in enumerate(batches()):
         positions = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.uint32)
         batch = prefetch.to_global({"images": images, "labels": labels, "positions": positions}, mesh)
-        state, _ = step(state, batch, scalars)
+        state, metrics = step(state, batch, scalars)
         tensors = weights.named_tensors(*jax.device_get((state.params, state.batch_stats)))
-        seen.append({name: np.asarray(value, np.float64) for name, value in to_torch(tensors, steps=number + 1).items()})
+        seen.losses.append(metrics["loss"].item())
+        seen.weights.append(
+            {name: np.asarray(value, np.float64) for name, value in to_torch(tensors, steps=number + 1).items()}
+        )
     return seen
 
 
-def distances(seen: list[dict], reference: list[dict], start: dict) -> list[float]:
+def distances(seen: Trained, reference: Trained, start: dict) -> list[float]:
     """Distance of all weights from the reference after each step, relative to their change since the start."""
 
     def norm(left: dict, right: dict) -> float:
-        return float(np.sqrt(sum(((left[name] - right[name]) ** 2).sum() for name in reference[0])))
+        return float(np.sqrt(sum(((left[name] - right[name]) ** 2).sum() for name in reference.weights[0])))
 
-    return [norm(ours, theirs) / norm(theirs, start) for ours, theirs in zip(seen, reference, strict=True)]
+    return [norm(ours, theirs) / norm(theirs, start) for ours, theirs in zip(seen.weights, reference.weights, strict=True)]
+
+
+def loss_errors(seen: Trained, reference: Trained) -> list[float]:
+    """Relative differences of the losses."""
+    return [abs(ours / theirs - 1) for ours, theirs in zip(seen.losses, reference.losses, strict=True)]
+
+
+def _rows(distances_by_name: dict) -> list[str]:
+    lines = ["| float32, relative to PyTorch in float64 | " + " | ".join(f"step {step}" for step in SHOWN) + " |"]
+    lines += ["|---" * (len(SHOWN) + 1) + "|"]
+    for name, values in distances_by_name.items():
+        lines.append(f"| {name} | " + " | ".join(f"{values[step - 1]:.1e}" for step in SHOWN) + " |")
+    return lines
 
 
 def table(record: dict) -> str:
-    lines = ["| float32, relative to PyTorch in float64 | " + " | ".join(f"step {step}" for step in SHOWN) + " |"]
-    lines += ["|---" * (len(SHOWN) + 1) + "|"]
-    for name, values in record["distances"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{values[step - 1]:.1e}" for step in SHOWN) + " |")
+    """The forms of batch normalization, in a run with SGD."""
     made = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
-    return "\n".join([*lines, "", f"{made}, PyTorch {record['provenance']['versions']['torch']}."])
+    return "\n".join([*_rows(record["distances"]), "", f"{made}, PyTorch {record['provenance']['versions']['torch']}."])
+
+
+def optimizers_table(record: dict) -> str:
+    """The optimizers and losses."""
+    rows = {}
+    for name, run in record["optimizers"].items():
+        rows |= {f"{name}: jaxdp": run["distances"]["jaxdp"], f"{name}: original": run["distances"]["PyTorch"]}
+    largest = max(max(run["losses"]["jaxdp"]) for run in record["optimizers"].values())
+    theirs = max(max(run["losses"]["PyTorch"]) for run in record["optimizers"].values())
+    versions = record["provenance"]["versions"]
+    made = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
+    losses = f"Largest relative difference of a loss from the reference: jaxdp {largest:.1e}, the originals {theirs:.1e}"
+    return "\n".join([*_rows(rows), "", f"{made}. {losses}. PyTorch {versions['torch']}, timm {versions['timm']}."])
 
 
 def main():
@@ -133,15 +226,25 @@ def main():
 
     held = start_weights(torch_layout.random_tensors(0, *NETWORK))
     start = {name: value.astype(np.float64) for name, value in held.items()}
-    reference = by_torch(held, "float64")
-    found = {"PyTorch": by_torch(held, "float32")}
-    found |= {f"jaxdp, {form}": by_jaxdp(held, form) for form in ("separate", "folded")}
-    record = {
-        "provenance": provenance((*PACKAGES, "torch")),
-        "distances": {name: distances(seen, reference, start) for name, seen in found.items()},
-    }
+    record: dict[str, Any] = {"provenance": provenance((*PACKAGES, "torch", "torchvision", "timm")), "optimizers": {}}
+    for name, run in runs().items():
+        reference = by_torch(held, run, "float64")
+        found = {"PyTorch": by_torch(held, run, "float32"), "jaxdp": by_jaxdp(held, run)}
+        record["optimizers"][name] = {
+            "distances": {who: distances(seen, reference, start) for who, seen in found.items()},
+            "losses": {who: loss_errors(seen, reference) for who, seen in found.items()},
+            "reference_losses": reference.losses,
+        }
+        if name == "SGD, PyTorch, softmax":
+            found = {
+                "PyTorch": found["PyTorch"],
+                "jaxdp, separate": found["jaxdp"],
+                "jaxdp, folded": by_jaxdp(held, run, "folded"),
+            }
+            record["distances"] = {who: distances(seen, reference, start) for who, seen in found.items()}
+        print(name, {who: f"{values[-1]:.1e}" for who, values in record["optimizers"][name]["distances"].items()}, flush=True)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    print(table(record))
+    print(table(record), optimizers_table(record), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -216,6 +216,15 @@ class Model(_Strict):
     """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
     classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
     """Number of classes (None: that of the data set)"""
+    squeeze_excitation: bool = False
+    """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
+    blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] = "none"
+    """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
+    the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
+    behind the maxima, as MosaicML Composer's"""
+    drop_path: BelowOne = 0.0
+    """Stochastic depth: probability that an image skips the last block's branch in training; that of other blocks rises to it
+    from 0"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of activations and of weights in computations; parameters and batch statistics stay float32. float16 requires
     `loss_scale`"""
@@ -244,7 +253,10 @@ class Model(_Strict):
     @property
     def title(self) -> str:
         """The display name of the network."""
-        return f"ResNet-{self.depth}" if self.name == RESNET else self.name
+        if self.name != RESNET:
+            return self.name
+        blur = "" if self.blur_pool == "none" else f" with BlurPool ({self.blur_pool.replace('_', ' ')})"
+        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{blur}"
 
     @property
     def class_count(self) -> int:

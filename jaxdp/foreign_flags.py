@@ -1,4 +1,4 @@
-"""Flags of other trainers (torchvision's references, timm, PyTorch's ImageNet example) and what jaxdp has instead.
+"""Flags of other trainers (torchvision's references, timm, PyTorch's ImageNet example, FFCV) and what jaxdp has instead.
 
 docs/coming_from.md explains them; tests/docs/test_coming_from.py compares it with these tables.
 """
@@ -12,9 +12,11 @@ from jaxdp.choices import SOURCES
 
 
 def _depth(name: str) -> str | None:
-    """18 of resnet18 or resnet18.a1_in1k."""
-    match = re.fullmatch(r"resnet(\d+)(\..*)?", name)
-    return match and match[1]
+    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's seresnet18 and resnetblur18."""
+    match = re.fullmatch(r"(se)?resnet(blur)?(\d+)(\..*)?", name)
+    if not match:
+        return None
+    return f"{match[3]}{' --model.squeeze-excitation' * bool(match[1])}{' --model.blur-pool activations' * bool(match[2])}"
 
 
 def _schedule(name: str) -> str | None:
@@ -108,6 +110,10 @@ _ROWS = {
     "bn-momentum": Counterpart(
         "--model.norm-momentum", "PyTorch's 0.1 is 0.9 here", "0.9", convert=lambda value: f"{1 - float(value):.6g}"
     ),
+    "drop-path": Counterpart("--model.drop-path", "of the last block; 0 for the first, as in timm's ResNets", "0.1"),
+    "use-blurpool": Counterpart(
+        "--model.blur-pool", "that of FFCV; Composer's is convolutions_and_pool", form="--model.blur-pool convolutions"
+    ),
     "grad-checkpointing": Counterpart("--model.remat", form="--model.remat"),
     "pretrained-path initial-checkpoint": Counterpart("--finetune.weights", "a safetensors file"),
     "freeze": Counterpart("--finetune.frozen-stages", "1 the stem, 2 also the first stage, ... 5 all but the classifier"),
@@ -157,7 +163,6 @@ NO_COUNTERPART = {
     "random-erase": _AUGMENTATION,
     "drop": _DROPOUT,
     "dropout": _DROPOUT,
-    "drop-path": _DROPOUT,
     "device": _DEVICES,
     "gpu": _DEVICES,
     "gpus": _DEVICES,

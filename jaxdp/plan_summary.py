@@ -257,6 +257,8 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
         words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
+    if model.drop_path:
+        words.append(f"drop-path {model.drop_path:g}")
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"

@@ -18,6 +18,8 @@ from jaxdp.files import check_local
 from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
+ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
+
 
 def validate(config: Config) -> Config:
     """An equal Config with checked values. Raises ConfigError for the first invalid field."""
@@ -172,6 +174,20 @@ def _check_gradients(config: Config) -> None:
         raise ConfigError("model.pool_maxima", True, reason="model.stem='small' has no max pooling", hint=hint)
 
 
+def _check_blocks(config: Config) -> None:
+    """Blur and drop-path have something to act on."""
+    model = config.model
+    if model.blur_pool == "convolutions_and_pool" and model.stem == "small":
+        reason = "model.stem='small' has no max pooling"
+        raise ConfigError("model.blur_pool", model.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
+    if model.blur_pool not in ("none", "convolutions") and model.pool_maxima:
+        reason = f"not possible with model.blur_pool={model.blur_pool!r}, whose maxima have stride 1"
+        raise ConfigError("model.pool_maxima", True, reason=reason, hint="omit --model.pool-maxima")
+    if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
+        reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
+        raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
+
+
 def _check_augmentation(config: Config) -> None:
     """Ranges are not empty, and stored images have a size that the augmentation can use."""
     ranges, data = config.augment, config.data
@@ -293,6 +309,7 @@ CHECKS = (
     _check_momentum_rule,
     _check_evaluation,
     _check_gradients,
+    _check_blocks,
     _check_loss_scale,
     _check_schedule,
     _check_finetune,

@@ -18,6 +18,8 @@ class Evaluate:
       jaxdp evaluate --workdir runs/digits
       jaxdp evaluate --workdir runs/digits --checkpoint best --json
       jaxdp evaluate --weights resnet50.safetensors --data.source folder --data.directory pictures
+      jaxdp evaluate --weights resnet50.safetensors --data.source imagenet2012 --real-labels real.json
+      jaxdp evaluate --weights resnet50.safetensors --data.source imagenet_v2/matched-frequency
     """
 
     workdir: str
@@ -29,6 +31,8 @@ class Evaluate:
     """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
+    real_labels: str | None = None
+    """File real.json with the ReaL labels of ImageNet's validation set, for the share of predictions that fit the image"""
     json: Switch = False
     """Output as one JSON document on stdout"""
 
@@ -47,10 +51,10 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.inference.evaluate import evaluate, evaluate_weights
 
     if options.weights is None:
-        result = evaluate(options.run, options.workdir, options.checkpoint)
+        result = evaluate(options.run, options.workdir, options.checkpoint, real_labels=options.real_labels)
         source = f"checkpoint {result['checkpoint']}, epoch {result['epoch']:.2f}"
     else:
-        result, source = evaluate_weights(options.weights, options.run)
+        result, source = evaluate_weights(options.weights, options.run, real_labels=options.real_labels)
     if options.json:
         print(json.dumps(result, indent=2))
         return
@@ -60,3 +64,5 @@ def run(arguments: list[str], program: str) -> None:
         f"{result['eval_examples']} held-out images)  held-out loss {result['eval_loss']:.4f}  "
         f"{source}"
     )
+    if "real_accuracy" in result:
+        print(f"ReaL accuracy {100 * result['real_accuracy']:.2f} %  ({result['real_examples']} images with labels)")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.config import Preprocessing
+from jaxdp.config import Model, Preprocessing
 from jaxdp.errors import plural
 from jaxdp.flags import parse
 
@@ -32,6 +32,9 @@ class Import:
     """Expected number of classes (None: any)"""
     stem: Literal["imagenet", "small"] | None = None
     """Expected first layers (None: any)"""
+    blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] | None = None
+    """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur18 and
+    resnetblur50)"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     overwrite: Switch = False
     """Overwrite an existing output file"""
@@ -44,14 +47,14 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.models.preprocessing import describe
     from jaxdp.models.weights import import_file
 
-    expected = {name: getattr(options, name) for name in ("depth", "classes", "stem")}
+    expected = {name: getattr(options, name) for name in ("depth", "classes", "stem", "blur_pool")}
     result = import_file(options.file, options.output, expected=expected, given=options.data, overwrite=options.overwrite)
     if options.json:
         print(json.dumps(result, indent=2))
         return
     model = result["model"]
     summary = (
-        f"ResNet-{model['depth']}, {plural(model['classes'], 'class')}, {result['tensors']} tensors, {result['bytes']:,} bytes"
+        f"{Model(**model).title}, {plural(model['classes'], 'class')}, {result['tensors']} tensors, {result['bytes']:,} bytes"
     )
     print(", ".join([f"{result['output']}: {summary}", *result["notes"]]))
     stated = result["preprocessing"]

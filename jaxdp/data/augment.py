@@ -39,6 +39,11 @@ def worker_key(seed: jax.typing.ArrayLike, positions: jax.Array, use: int) -> ja
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), positions[0]), use)
 
 
+def image_keys(seed: jax.typing.ArrayLike, positions: jax.Array, use: int) -> jax.Array:
+    """`keys_for` of another use than augmentation: [B]."""
+    return jax.vmap(lambda key: jax.random.fold_in(key, use))(keys_for(seed, positions))
+
+
 def resample(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """Bilinear samples of `image` [H, W, C] at fractional pixel indices rows, columns [h, w]: [h, w, C] float32."""
     channel = partial(map_coordinates, coordinates=[rows, columns], order=1, mode="nearest")

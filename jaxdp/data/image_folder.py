@@ -1,4 +1,7 @@
-"""Reads images from folders: ROOT/SPLIT/CLASS/IMAGE, where the class names are the folder names in alphabetical order."""
+"""Reads images from folders: ROOT/SPLIT/CLASS/IMAGE, where the class names are the folder names in alphabetical order.
+
+Folders 0, 1, ... N - 1 are in the order of their numbers, as in ImageNet-V2.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -54,7 +57,7 @@ class ImageFolder:
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
                 raise error(f"dangling link {entry.path!r}", "fix or remove it")
-        names = sorted(entry.name for entry in entries if entry.is_dir())
+        names = _class_order([entry.name for entry in entries if entry.is_dir()])
         if not names:
             raise error(f"{split.name!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
         for name in names:
@@ -99,6 +102,16 @@ class ImageFolder:
     def name(self, index: int) -> str:
         """The image's path, printable."""
         return printable(self.paths[index], 4096)
+
+    def file_name(self, index: int) -> str:
+        """The name of the image's file."""
+        return os.path.basename(self.paths[index])
+
+
+def _class_order(names: list[str]) -> list[str]:
+    """Folder names in the order of their labels."""
+    numbers = list(map(str, range(len(names))))
+    return numbers if set(names) == set(numbers) else sorted(names)
 
 
 def _is_utf8(name: str) -> bool:

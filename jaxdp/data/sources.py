@@ -112,7 +112,10 @@ def _size_of_synthetic(config: Config) -> tuple[int, int]:
 
 
 def _open_files(config: Config, may_lack_classes: bool) -> Datasets:
-    (_, train), (_, evaluation) = open_splits(config.data)
+    if may_lack_classes:
+        train = evaluation = open_evaluation_split(config.data)
+    else:
+        (_, train), (_, evaluation) = open_splits(config.data)
     return _decoded(config, train, evaluation, name=config.data.source, may_lack_classes=may_lack_classes)
 
 
@@ -126,11 +129,32 @@ def open_splits(data: DataConfig) -> "list[tuple[str, ImageFolder | TfdsSource]]
         folder = evaluation_split(Path(data.directory or ""), data.eval_split)
         return [(data.train_split, train_folder), (folder, _folder_split(data, folder, train_folder.classes))]
     train = _tfds_split(data, data.train_split)
-    split = data.eval_split or next((name for name in EVALUATION_NAMES if name in train.splits), None)
-    if split is None:
-        reason = f"{data.source} has only the splits {', '.join(train.splits)}"
-        raise ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")
+    split = _tfds_evaluation_split(data, train.splits)
     return [(data.train_split, train), (split, _tfds_split(data, split))]
+
+
+def open_evaluation_split(data: DataConfig) -> "ImageFolder | TfdsSource":
+    """The encoded images of the evaluation split, without those of the training split, which need not exist.
+
+    Raises ConfigError if the split does not exist.
+    """
+    if data.source == "folder":
+        root = Path(data.directory or "")
+        classes = _folder_split(data, data.train_split).classes if (root / data.train_split).is_dir() else None
+        return _folder_split(data, evaluation_split(root, data.eval_split), classes)
+    from jaxdp.data.tfds import open_builder
+
+    splits = tuple(open_builder(data.source, data.directory).info.splits)
+    return _tfds_split(data, _tfds_evaluation_split(data, splits))
+
+
+def _tfds_evaluation_split(data: DataConfig, splits: tuple[str, ...]) -> str:
+    """The evaluation split: that of the config, or the first of EVALUATION_NAMES that exists."""
+    split = data.eval_split or next((name for name in EVALUATION_NAMES if name in splits), None)
+    if split is None:
+        reason = f"{data.source} has only the splits {', '.join(splits)}"
+        raise ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")
+    return split
 
 
 def _size_of_files(config: Config) -> tuple[int, int | None]:
@@ -194,7 +218,8 @@ def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tupl
 def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, may_lack_classes: bool = False) -> Datasets:
     """The data sets of a config. pair: (training, evaluation) items from Python, which replace the config's source.
 
-    may_lack_classes: whether the data may have fewer classes than the model, as in an evaluation.
+    may_lack_classes: whether the data may have fewer classes than the model, as in an evaluation. The training images of
+    files are then not opened.
     Raises ConfigError for a data set that cannot be trained on.
     """
     if pair is not None:
@@ -302,13 +327,13 @@ def _decoded(
         warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
     warnings += [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
     return Datasets(
-        open_training(config),
+        held_out if train is evaluation else open_training(config),
         held_out,
         *pixel_stats(config, name),
         class_count=config.model.class_count,
         classes=_class_names(train),
         warnings=tuple(warnings),
-        resized=_resized(config, open_training),
+        resized={} if train is evaluation else _resized(config, open_training),
     )
 
 

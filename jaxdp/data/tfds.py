@@ -98,6 +98,11 @@ class TfdsSource:
         """The record's number, data set and split."""
         return f"record {index} of {self.label}"
 
+    def file_name(self, index: int) -> str:
+        """The name of the image's file in the original data set; "" if the data set does not state it."""
+        name = self.records[index].get("file_name", b"")
+        return name.decode() if isinstance(name, bytes) else str(name)
+
 
 def open_builder(
     name: str, directory: str | None, *, field: str = "data.source", alternatives: tuple[str, ...] = OTHER_SOURCES

@@ -13,31 +13,43 @@ from jaxdp.config import Config
 from jaxdp.data.sources import Datasets, open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
+from jaxdp.inference.real_labels import RealLabels
 from jaxdp.training import evaluation
 from jaxdp.training.run_dir import CLASSES, class_names, run_config
 
 
 def evaluate(
-    config: Config | None, workdir: str | Path, checkpoint: str = "newest", *, datasets: tuple[Any, Any] | None = None
+    config: Config | None,
+    workdir: str | Path,
+    checkpoint: str = "newest",
+    *,
+    datasets: tuple[Any, Any] | None = None,
+    real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
     """Evaluate a checkpoint of the run in `workdir` on all held-out images.
 
     config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
-    newest, best, or its number of samples. datasets: as for `jaxdp.train`.
+    newest, best, or its number of samples. datasets: as for `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see
+    `jaxdp.inference.real_labels`).
 
-    Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path). Raises
-    ConfigError if the run, the checkpoint or the data cannot be used.
+    Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path); with
+    `real_labels` also real_accuracy and real_examples. Raises ConfigError if the run, the checkpoint or the data cannot be
+    used.
     """
-    return _evaluate(config, workdir, checkpoint, datasets=datasets)
+    return _evaluate(config, workdir, checkpoint, datasets=datasets, real_labels=real_labels)
 
 
 def evaluate_weights(
-    path: str | Path, config: Config | None = None, *, datasets: tuple[Any, Any] | None = None
+    path: str | Path,
+    config: Config | None = None,
+    *,
+    datasets: tuple[Any, Any] | None = None,
+    real_labels: str | Path | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Evaluate a safetensors file of ResNet weights on all held-out images, prepared as belongs to the weights.
 
     config: from `jaxdp.inference.load_run.weights_config`, with changes, such as the directory of the images; None for that
-    function's. datasets: as for `jaxdp.train`.
+    function's. datasets, real_labels: as for `evaluate`.
 
     Returns (eval_accuracy, eval_top5, eval_loss and eval_examples as of `evaluate`, the file's content and preprocessing in one
     line). Raises ConfigError if the file or the data cannot be used.
@@ -48,7 +60,9 @@ def evaluate_weights(
         raise ConfigError("data.source", "given", reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True)
-    return _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh), loaded.words
+    observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
+    result = _evaluate_on(data, loaded.config, loaded.evaluated, mesh=loaded.mesh, on_batch=observer)
+    return result | (observer.result if observer else {}), loaded.words
 
 
 def confusion_matrix(
@@ -72,6 +86,7 @@ def _evaluate(
     *,
     datasets: tuple[Any, Any] | None,
     on_batch: Callable | None = None,
+    real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
     if (run_config(workdir) if config is None else config).data.source == "given" and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
@@ -81,7 +96,9 @@ def _evaluate(
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True)
     _check_class_order(workdir, config, data.classes)
-    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, on_batch=on_batch)
+    observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
+    result = _evaluate_on(data, config, state.evaluated, mesh=mesh, on_batch=on_batch or observer)
+    result |= observer.result if observer else {}
     return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": str(manifest.path)}
 
 

@@ -56,7 +56,7 @@ def export(
     if format != "jaxdp":
         tensors = to_torch(tensors, manifest.metadata["progress"]["steps"])
         metadata["format"] = "pt"  # some readers expect this for PyTorch's layouts
-        warnings = _architecture_warnings(config, format) + warnings
+        warnings = _architecture_warnings(config, format) + _blur_warnings(config, format) + warnings
     return {
         "output": str(output),
         "tensors": len(tensors),
@@ -67,6 +67,22 @@ def export(
     }
 
 
+def _architecture(config: Config) -> str:
+    """timm's name of the network."""
+    model = config.model
+    return f"{'se' * model.squeeze_excitation}resnet{'blur' * (model.blur_pool == 'activations')}{model.depth}"
+
+
+def _blur_warnings(config: Config, format: str) -> list[str]:
+    """Which network of the library computes the same as a network with BlurPool; [] without."""
+    form, name = config.model.blur_pool, _architecture(config)
+    if form == "none":
+        return []
+    if form == "activations" and format == "timm":
+        return [f"load the file with BlurPool ({name}); names and shapes are the same without, and the predictions others"]
+    return [f"{format} has no network with this BlurPool (model.blur_pool {form!r}): it loads the file, but predicts otherwise"]
+
+
 def _architecture_warnings(config: Config, format: str) -> list[str]:
     """Why the ResNet of torchvision or timm cannot load the weights unchanged; [] if it can."""
     model, differences = config.model, []
@@ -74,7 +90,11 @@ def _architecture_warnings(config: Config, format: str) -> list[str]:
         differences.append("conv1 is 3x3 with stride 1, without max pooling (model.stem 'small')")
     if model.width != 64:
         differences.append(f"the first ResNet stage has {model.width} channels, not 64 (model.width)")
-    return [f"resnet{model.depth} of {format} cannot load the file unchanged: {'; '.join(differences)}"] if differences else []
+    if model.squeeze_excitation and format == "torchvision":
+        differences.append("blocks have squeeze-and-excitation (model.squeeze_excitation), which timm's seresnets have")
+    return (
+        [f"{_architecture(config)} of {format} cannot load the file unchanged: {'; '.join(differences)}"] if differences else []
+    )
 
 
 def _pixel_warnings(config: Config) -> list[str]:

@@ -162,7 +162,7 @@ def load_weights(path: str | Path, config: Config) -> LoadedWeights:
 
     Raises ConfigError for a file that cannot be used, and for one of another network than the config's.
     """
-    config, read = validate(config), weights.read(path, WEIGHTS)
+    config, read = validate(config), weights.read(path, WEIGHTS, blur_pool=config.model.blur_pool)
     if weights.network_json(read.model) != weights.network_json(config.model):
         reason = f"it is a {read.describe()}, and not the network of the options"
         raise ConfigError(WEIGHTS, str(path), reason=reason, hint="omit the model options")

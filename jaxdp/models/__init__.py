@@ -32,6 +32,11 @@ class Model:
         """Parameter names of each segment, in forward order."""
         return self.module.segments
 
+    @property
+    def draws_for_each_image(self) -> bool:
+        """Whether the key of a step is one for each image: that of drop-path."""
+        return self.module.drop_path > 0
+
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
         """(frozen segments, trainable segments). frozen_stages: 0 none, 1 the stem, 2 also the first ResNet stage, ..."""
         count = frozen_stages and 1 + sum(BLOCKS[self.module.depth][: frozen_stages - 1])
@@ -53,13 +58,13 @@ class Model:
         """(logits [B, classes] float32, moments) of images [B, H, W, 3].
 
         moments: in training the structure of batch_stats with `mean` and `square` (mean square) of this batch; else {}. key:
-        of random layers in training, which a ResNet has not.
+        of drop-path in training; one for the batch, or [B], one for each image.
         """
         variables = {"params": params, "batch_stats": batch_stats}
         if not train:
             logits: Any = self.module.apply(variables, images, train=False)
             return logits, {}
-        logits, changed = self.module.apply(variables, images, train=True, mutable=["moments"])
+        logits, changed = self.module.apply(variables, images, train=True, key=key, mutable=["moments"])
         return logits, changed["moments"]
 
     def apply_segment(
@@ -77,7 +82,7 @@ class Model:
         if not train:
             y: Any = self.module.apply(variables, x, train=False, segment=segment)
             return y, {}
-        y, changed = self.module.apply(variables, x, train=True, segment=segment, mutable=["moments"])
+        y, changed = self.module.apply(variables, x, train=True, segment=segment, key=key, mutable=["moments"])
         return y, changed.get("moments", {})
 
 
@@ -125,6 +130,9 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             folds=config.batch_norm == "folded",
             pool_maxima=config.pool_maxima,
             relu_bits=config.relu_bits,
+            squeeze_excitation=config.squeeze_excitation,
+            blur_pool=config.blur_pool,
+            drop_path=config.drop_path,
         )
     )
 

@@ -25,10 +25,10 @@ def bn_relu(
     relu: Callable[[jax.Array], jax.Array] = lambda x: jnp.maximum(x, 0.0),
 ) -> jax.Array:
     """ReLU of the sum of normalized terms and an optional shortcut; differentiated by JAX. All [B, H, W, C]."""
-    return relu(_total(Fusion(), terms, shortcut)).astype(terms[0].dtype)
+    return relu(total_of(Fusion(), terms, shortcut)).astype(terms[0].dtype)
 
 
-def _total(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> jax.Array:
+def total_of(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> jax.Array:
     """The sum of terms and shortcut. Folded terms come last: each is a convolution that adds what came before it."""
     total: jax.Array | float = 0.0 if shortcut is None else shortcut.astype(jnp.float32)
     for term in sorted(terms, key=lambda term: isinstance(term, FoldedTerm)):
@@ -49,19 +49,28 @@ def fused_bn_relu(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array |
 def _forward(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> tuple[jax.Array, tuple]:
     if shortcut is None and [type(term) for term in terms] == [BatchNormTerm]:
         return bn_relu(terms), (terms, None, False)
-    total = _total(fusion, terms, shortcut)
+    y, kept = rectify(fusion, terms, total_of(fusion, terms, shortcut))
+    return y, (terms, kept, shortcut is not None)
+
+
+def rectify(fusion: Fusion, terms: tuple[Term, ...], total: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(y, what the gradient needs to know where y is positive): the ReLU of the sum of these terms and others."""
     # Without a barrier, XLA recomputes y where the next shortcut is added, both where the third is added, and so on. Behind a
     # folded term it keeps the sum for the sign, and computes the ReLU in a separate pass. On CPUs XLA drops barriers before
     # fusion; there a square root does it, because XLA considers it too expensive to duplicate.
     if fusion.convolution == "product":
         y = relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
-    else:
-        y = jnp.maximum(total, 0).astype(terms[0].dtype)
-        if _keeps_bits(fusion, terms):
-            y, bits = lax.optimization_barrier((y, _pack(y > 0)))
-            return y, (terms, bits, shortcut is not None)
-        y = lax.optimization_barrier(y)
-    return y, (terms, y, shortcut is not None)
+        return y, y
+    y = jnp.maximum(total, 0).astype(terms[0].dtype)
+    if _keeps_bits(fusion, terms):
+        return lax.optimization_barrier((y, _pack(y > 0)))
+    y = lax.optimization_barrier(y)
+    return y, y
+
+
+def is_positive(fusion: Fusion, terms: tuple[Term, ...], kept: jax.Array) -> jax.Array:
+    """Where y is positive, [B, H, W, C] bool. kept: from `rectify`."""
+    return _unpack(kept) if _keeps_bits(fusion, terms) else kept > 0
 
 
 def _keeps_bits(fusion: Fusion, terms: tuple[Term, ...]) -> bool:
@@ -100,8 +109,7 @@ def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
         if y is None:  # take the sign from x, in place of reading y
             masked = jnp.where(terms[0].plus(0.0, fusion) > 0, cotangent.astype(jnp.float32), 0.0)
         else:
-            positive = _unpack(y) if _keeps_bits(fusion, terms) else y > 0
-            masked = jnp.where(positive, cotangent, 0)
+            masked = jnp.where(is_positive(fusion, terms, y), cotangent, 0)
         total = masked.astype(jnp.float32).sum(REDUCTION_AXES)
         sums = [term.sums(masked) for term in terms]
     if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again

@@ -6,6 +6,7 @@
 derives is slow on every backend. `model.gradients` selects it.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,40 +73,42 @@ def _small_map(images: jax.Array, kernel: jax.Array, stride: int, *, out_shape: 
     return _product(jnp.concatenate(patches, axis=-1), used.reshape(-1, kernel.shape[-1]))
 
 
-def max_pool(images: jax.Array, *, custom_vjp: bool = True) -> jax.Array:
-    """3x3 maximum with stride 2 and padding 1: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C].
+def max_pool(images: jax.Array, stride: int = 2, *, custom_vjp: bool = True) -> jax.Array:
+    """3x3 maximum with padding 1: [B, H, W, C] to [B, ceil(H / stride), ceil(W / stride), C].
 
     The gradient goes to the first maximum of a window. custom_vjp: False leaves the gradient to JAX.
     """
     if custom_vjp:
-        return _max_pool(images)
-    return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
+        return _max_pool(stride, images)
+    strides = (1, stride, stride, 1)
+    return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), strides, [(0, 0), (1, 1), (1, 1), (0, 0)])
 
 
-def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int]) -> jax.Array:
+def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int], stride: int) -> jax.Array:
     """Entry k (row-major, 0 to 8) of every window, [B, *out_shape, C]."""
     row, column = k // 3, k % 3
     height, width = out_shape
     return lax.slice(
         padded,
         (0, row, column, 0),
-        (padded.shape[0], row + 2 * height - 1, column + 2 * width - 1, padded.shape[3]),
-        (1, 2, 2, 1),
+        (padded.shape[0], row + stride * (height - 1) + 1, column + stride * (width - 1) + 1, padded.shape[3]),
+        (1, stride, stride, 1),
     )
 
 
-def max_and_index(images: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
+def max_and_index(images: jax.Array, *others: jax.Array, stride: int = 2) -> tuple[jax.Array, ...]:
     """The maximum of each window, the index (int8, 0 to 8) of the first entry that holds it, and that entry of `others`."""
-    out_shape = -(-images.shape[1] // 2), -(-images.shape[2] // 2)
+    out_shape = -(-images.shape[1] // stride), -(-images.shape[2] // stride)
 
     def padded(array: jax.Array, value: float) -> jax.Array:
         return lax.pad(array, jnp.array(value, array.dtype), [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
 
+    entry_of = partial(_window_entry, out_shape=out_shape, stride=stride)
     arrays = [padded(images, -jnp.inf), *(padded(other, 0) for other in others)]
-    best, *at_best = (_window_entry(array, 0, out_shape=out_shape) for array in arrays)
+    best, *at_best = (entry_of(array, 0) for array in arrays)
     index = jnp.zeros(best.shape, jnp.int8)
     for k in range(1, 9):
-        entry, *entries = (_window_entry(array, k, out_shape=out_shape) for array in arrays)
+        entry, *entries = (entry_of(array, k) for array in arrays)
         greater = entry > best
         index = jnp.where(greater, jnp.int8(k), index)
         at_best = [jnp.where(greater, new, old) for new, old in zip(entries, at_best, strict=True)]
@@ -113,38 +116,31 @@ def max_and_index(images: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...
     return best, index, *at_best
 
 
-@jax.custom_vjp
-def _max_pool(images: jax.Array) -> jax.Array:
-    return max_and_index(images)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _max_pool(stride: int, images: jax.Array) -> jax.Array:
+    return max_and_index(images, stride=stride)[0]
 
 
-def _max_pool_forward(images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, index = max_and_index(images)
+def _max_pool_forward(stride: int, images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    best, index = max_and_index(images, stride=stride)
     return best, (index, jnp.zeros((0, *images.shape[1:3], 0)))  # the empty array carries the image size
 
 
-def _max_pool_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
+def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
     index, like = residuals
-    return (at_maxima(index, cotangent, like.shape[1:3]),)
+    return (at_maxima(index, cotangent, like.shape[1:3], stride=stride),)
 
 
-def at_maxima(index: jax.Array, values: jax.Array, size: tuple[int, ...]) -> jax.Array:
+def at_maxima(index: jax.Array, values: jax.Array, size: tuple[int, ...], *, stride: int = 2) -> jax.Array:
     """An array [B, *size, C] with the sum of `values` (one a window) of the windows whose maximum each pixel is; else 0."""
-    height, width = size
     total: Any = 0
     for k in range(9):
-        row, column = k // 3, k % 3
         part = jnp.where(index == k, values, 0)
-        total += lax.pad(
-            part,
-            jnp.zeros((), values.dtype),
-            [
-                (0, 0, 0),
-                (row - 1, height - (row - 1) - (2 * part.shape[1] - 1), 1),
-                (column - 1, width - (column - 1) - (2 * part.shape[2] - 1), 1),
-                (0, 0, 0),
-            ],
-        )
+        edges = [(0, 0, 0)] * 4
+        for axis, (offset, whole) in enumerate(zip(divmod(k, 3), size, strict=True), 1):
+            reach = stride * (part.shape[axis] - 1) + 1
+            edges[axis] = (offset - 1, whole - (offset - 1) - reach, stride - 1)
+        total += lax.pad(part, jnp.zeros((), values.dtype), edges)
     return total
 
 

@@ -29,8 +29,7 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
 
     Values that it does not state are None or empty. Raises ConfigError, naming `field`, for statements that cannot be followed.
     """
-    data = read_regular(path, MAX_FILE_BYTES)
-    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    metadata = metadata_of(read_regular(path, MAX_FILE_BYTES))
     beside = Path(path).parent / TIMM_FILE
     try:
         if METADATA in metadata:
@@ -45,6 +44,11 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
         reason = f"the preprocessing that it or {TIMM_FILE} beside it states cannot be used: {first_line(error)}"
         raise ConfigError(field, str(path), reason=reason, hint="correct or remove that statement") from None
     return Preprocessing()
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    """The metadata of a readable safetensors file."""
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
 
 
 def _of_timm(stated: dict[str, Any]) -> Preprocessing:

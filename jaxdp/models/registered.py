@@ -72,6 +72,11 @@ class RegisteredModel:
         """Parameter names of each segment, in forward order: one segment, unless a Flax module declares stages."""
         return self.net.segments
 
+    @property
+    def draws_for_each_image(self) -> bool:
+        """Whether the key of a step is one for each image: no, random layers of modules draw for a batch."""
+        return False
+
     def split_frozen(self, frozen_stages: int) -> tuple[tuple, tuple]:
         """(frozen segments, trainable segments): nothing is frozen, because only a ResNet can be."""
         return (), self.segments
@@ -170,6 +175,7 @@ def build_registered(config: ModelConfig) -> RegisteredModel:
 def _build_net(config: ModelConfig) -> Net:
     build = own_models[config.name]
     if isinstance(build, nn.Module):
+        _check_receives_nothing(config, "a module")
         return LinenNet(build, config.norm)
     if isinstance(build, nnx.Module):
         raise UnusableModule(
@@ -213,7 +219,19 @@ def _arguments(build: Callable, config: ModelConfig) -> tuple[list, dict[str, An
         raise UnusableModule(
             f"{kind_of(build)} cannot be called with ({arguments}): {first_line(error)}", model_hint(config.name)
         ) from None
+    if not given:
+        _check_receives_nothing(config, "a class that takes the number of classes")
     return given, named, takes_rngs
+
+
+def _check_receives_nothing(config: ModelConfig, registered: str) -> None:
+    """Raise ConfigError if a field asks for a change of the network that cannot reach it. registered: what has been."""
+    for field in ("squeeze_excitation", "blur_pool", "drop_path"):
+        value = getattr(config, field)
+        if value != getattr(ModelConfig(), field):
+            reason = f"not used: {config.name!r} is registered as {registered}, which does not receive it"
+            hint = "omit it, or register a function of (config) that uses it"
+            raise ConfigError(f"model.{field}", value, reason=reason, hint=hint)
 
 
 def _is_module_class(build: Any) -> bool:

@@ -8,6 +8,7 @@ faster than 54 draws.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -15,10 +16,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.blur import BLURRED_POOLS, blur, blurs_input, pool_padding
 from jaxdp.models.bn_relu import Term, bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import convolve, max_pool
+from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
+from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
 from jaxdp.models.pooled_bn_relu import pooled_bn_relu
+from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
 
 BLOCKS: dict[int, tuple[int, ...]] = {
     18: (2, 2, 2, 2),
@@ -43,7 +48,7 @@ class Conv(nn.Module):
     """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
 
     folds: a 1x1 convolution of few channels to more channels is not computed, but passed on to the `BatchNorm` behind it as a
-    `Projection`.
+    `Projection`. blur_pool: form of BlurPool, of which some blur the input.
     """
 
     features: int
@@ -52,14 +57,19 @@ class Conv(nn.Module):
     dtype: jax.typing.DTypeLike = jnp.float32
     method: str = "direct"
     folds: bool = False
+    blur_pool: str = "none"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array | Projection:
         channels = x.shape[-1]
         kernel = self.param("kernel", he_std, (self.size, self.size, channels, self.features), jnp.float32)
-        if self.folds_from(channels, rows=x.size // channels // self.stride**2):
-            return Projection(x[:, :: self.stride, :: self.stride], kernel[0, 0])
-        return convolve(x, kernel.astype(self.dtype), self.stride, method=self.method)
+        stride = self.stride
+        if blurs_input(self.blur_pool, channels, stride):
+            x = blur(x, stride if self.size == 1 else 1)  # a 1x1 convolution reads no other pixels than those of its stride
+            stride = 1 if self.size == 1 else stride
+        if self.folds_from(channels, rows=x.size // channels // stride**2):
+            return Projection(x[:, ::stride, ::stride], kernel[0, 0])
+        return convolve(x, kernel.astype(self.dtype), stride, method=self.method)
 
     def folds_from(self, channels: int, rows: int) -> bool:
         """Whether batch normalization is folded into the convolution of an input with so many channels, images and positions.
@@ -112,7 +122,10 @@ class BatchNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`."""
+    """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
+
+    excitation: constructor of the squeeze-and-excitation of a term, None without; blurs: blur behind the strided convolution.
+    """
 
     features: int
     stride: int
@@ -121,23 +134,40 @@ class Block(nn.Module):
     norm: Callable
     relu: Callable
     folds: bool = False
+    excitation: Callable | None = None
+    blurs: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
+        """keep: factor on the branch for each image, see `drop_path.branch_factor`; None without."""
+        blurs = self.blurs and self.stride != 1
+        stride = 1 if blurs else self.stride
+        is_gated = keep is not None or self.excitation is not None
+
+        def shrink(y: jax.Array) -> jax.Array:
+            return blur(y, self.stride, padding="reflect") if blurs else y
+
         if self.bottleneck:
             width = 4 * self.features
             # At the entry of a stage two gradients of x meet. XLA would write one, padded, and add the other in a convolution.
             inner = x if self.stride == 1 or not self.folds else gradient_barrier(x)
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
-            y = self.relu(self.norm(name="bn2")(self.conv(self.features, 3, self.stride, name="conv2")(y)))
-            y = self.norm(zero_scale=True, name="bn3")(self.conv(width, 1, name="conv3")(y))
+            y = shrink(self.relu(self.norm(name="bn2")(self.conv(self.features, 3, stride, name="conv2")(y))))
+            # A factor on the branch needs the convolution's result.
+            last = self.conv(width, 1, folds=not is_gated, name="conv3")
+            term = self.norm(zero_scale=True, name="bn3")(last(y))
         else:
             width = self.features
-            y = self.relu(self.norm(name="bn1")(self.conv(self.features, 3, self.stride, name="conv1")(x)))
-            y = self.norm(zero_scale=True, name="bn2")(self.conv(width, 3, name="conv2")(y))
+            y = shrink(self.relu(self.norm(name="bn1")(self.conv(self.features, 3, stride, name="conv1")(x))))
+            term = self.norm(zero_scale=True, name="bn2")(self.conv(width, 3, name="conv2")(y))
+        gate = keep
+        if self.excitation is not None:
+            gate = self.excitation(term, name="se")
+            gate = gate if keep is None else gate * keep
         if self.stride != 1 or x.shape[-1] != width:
-            return self.relu(y, self.norm(name="downsample_bn")(self.conv(width, 1, self.stride, name="downsample_conv")(x)))
-        return self.relu(y, shortcut=x)
+            shortcut = self.norm(name="downsample_bn")(self.conv(width, 1, self.stride, name="downsample_conv")(x))
+            return self.relu(term, shortcut, gate=gate)
+        return self.relu(term, shortcut=x, gate=gate)
 
 
 class ResNet(nn.Module):
@@ -146,7 +176,8 @@ class ResNet(nn.Module):
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
     activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
-    into the 1x1 convolutions before it; pool_maxima: see `jaxdp.models.pooled_bn_relu`; relu_bits: see `Fusion`.
+    into the 1x1 convolutions before it; pool_maxima: see `jaxdp.models.pooled_bn_relu`; relu_bits: see `Fusion`;
+    squeeze_excitation, blur_pool, drop_path: see the modules of these names.
     """
 
     depth: int
@@ -161,6 +192,9 @@ class ResNet(nn.Module):
     folds: bool = False
     pool_maxima: bool = False
     relu_bits: bool = False
+    squeeze_excitation: bool = False
+    blur_pool: str = "none"
+    drop_path: float = 0.0
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
@@ -178,21 +212,32 @@ class ResNet(nn.Module):
         ]
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool, segment: tuple[str, ...] | None = None) -> jax.Array:
-        """Logits [B, classes] float32 of images [B, H, W, 3]; with `segment`, the output of that segment for its input x."""
+    def __call__(
+        self, x: jax.Array, train: bool, *, segment: tuple[str, ...] | None = None, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits [B, classes] float32 of images [B, H, W, 3]; with `segment`, the output of that segment for its input x.
+
+        key: of drop-path in training; one for the batch, or [B], one for each image.
+        """
 
         fusion = Fusion(self.axes, self.convolution, self.relu_bits)
+        fused = train and self.custom_vjp
 
-        def conv(features: int, size: int, stride: int = 1, *, name: str) -> Conv:
-            return Conv(features, size, stride, self.dtype, self.convolution, folds=train and self.folds, name=name)
+        def conv(features: int, size: int, stride: int = 1, *, name: str, folds: bool = True) -> Conv:
+            folds = folds and train and self.folds
+            return Conv(features, size, stride, self.dtype, self.convolution, folds, self.blur_pool, name=name)
 
         def norm(*, zero_scale: bool = False, name: str) -> BatchNorm:
             return BatchNorm(train, fusion, self.custom_vjp, zero_scale, name=name)
 
-        def relu(*terms: Term, shortcut: jax.Array | None = None) -> jax.Array:
-            if train and self.custom_vjp:
-                return fused_bn_relu(fusion, terms, shortcut)
-            return bn_relu(terms, shortcut)
+        def relu(*terms: Term, shortcut: jax.Array | None = None, gate: jax.Array | None = None) -> jax.Array:
+            if gate is not None:
+                return fused_gated_bn_relu(fusion, terms, gate, shortcut) if fused else gated_bn_relu(terms, gate, shortcut)
+            return fused_bn_relu(fusion, terms, shortcut) if fused else bn_relu(terms, shortcut)
+
+        def excitation(term: BatchNormTerm, *, name: str) -> jax.Array:
+            means = squeeze(fusion, term) if fused else mean_over_positions(term)
+            return Excitation(he_std, self.dtype, name=name)(means)
 
         def stem(images: jax.Array) -> jax.Array:
             images = images.astype(self.dtype)
@@ -200,6 +245,8 @@ class ResNet(nn.Module):
                 term = norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images))
                 if train and self.pool_maxima:
                     return pooled_bn_relu(fusion, term)
+                if self.blur_pool in BLURRED_POOLS:
+                    return blur(max_pool(relu(term), 1, custom_vjp=self.custom_vjp), 2, padding=pool_padding(self.blur_pool))
                 return max_pool(relu(term), custom_vjp=self.custom_vjp)
             return relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(images)))
 
@@ -209,10 +256,29 @@ class ResNet(nn.Module):
             bias = self.param("fc_bias", nn.initializers.zeros, (self.classes,), jnp.float32)
             return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
 
+        def keeps(number: int) -> tuple[jax.Array, ...]:
+            rate = block_rate(self.drop_path, number, len(self._blocks))
+            if not (train and rate):
+                return ()
+            if key is None:
+                raise ValueError("drop-path needs a key in training")
+            keys = key if key.ndim else jax.random.split(key, len(x))
+            return (branch_factor(keys, rate, number),)
+
         if segment in (None, STEM):
             x = stem(x)
         block_type = nn.remat(Block) if self.remat else Block
-        for name, features, stride in self._blocks:
+        build = partial(
+            block_type,
+            bottleneck=self.depth in BOTTLENECK_DEPTHS,
+            conv=conv,
+            norm=norm,
+            relu=relu,
+            folds=self.folds,
+            excitation=excitation if self.squeeze_excitation else None,
+            blurs=self.blur_pool == "activations",
+        )
+        for number, (name, features, stride) in enumerate(self._blocks):
             if segment in (None, (name,)):
-                x = block_type(features, stride, self.depth in BOTTLENECK_DEPTHS, conv, norm, relu, self.folds, name=name)(x)
+                x = build(features, stride, name=name)(x, *keeps(number))
         return head(x) if segment in (None, HEAD) else x

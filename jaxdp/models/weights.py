@@ -1,5 +1,6 @@
 """Reads and writes safetensors files of ResNet weights, with jaxdp's names or with those of torchvision and timm."""
 
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -9,7 +10,7 @@ import re
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -22,16 +23,21 @@ from jaxdp.config import Preprocessing
 from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, read_regular, write_output
 from jaxdp.models import preprocessing
+from jaxdp.models.blur_weights import stated_form, without_filters
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
 from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layout, torch_name
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
-NETWORK_FIELDS = ("depth", "width", "stem", "classes")  # the fields of config.Model that the weights depend on
+# The fields of config.Model that the weights depend on.
+NETWORK_FIELDS = ("depth", "width", "stem", "classes", "squeeze_excitation", "blur_pool")
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
+EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
 THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
 PREFIX = re.compile(r"(?:(?:module|model|state_dict|_orig_mod)\.)+")
-TORCH_NAME = re.compile(r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+")
+TORCH_NAME = re.compile(
+    r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+"
+)
 
 
 class Tensor(NamedTuple):
@@ -45,7 +51,7 @@ class Tensor(NamedTuple):
 class Weights(NamedTuple):
     """The content of a weight file.
 
-    model: depth, width, stem and classes; params, batch_stats: float32 trees of host arrays; naming: "jaxdp" or "torchvision";
+    model: the fields of `NETWORK_FIELDS`; params, batch_stats: float32 trees of host arrays; naming: "jaxdp" or "torchvision";
     digest: 16 hexadecimal digits of SHA-256 over names, shapes and float32 values, equal for equal weights in any file;
     notes: the conversions that reading took.
     """
@@ -64,9 +70,7 @@ class Weights(NamedTuple):
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
         stem = "" if model.stem == "imagenet" else ", small stem"
         width = "" if model.width == 64 else f", width {model.width}"
-        return ", ".join(
-            [f"ResNet-{model.depth}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes]
-        )
+        return ", ".join([f"{model.title}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes])
 
 
 class _InvalidWeights(ValueError):
@@ -77,15 +81,17 @@ class _InvalidWeights(ValueError):
         self.reason, self.hint = reason, hint
 
 
-def read(path: str | Path, field: str = "FILE") -> Weights:
+def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> Weights:
     """Read a safetensors file; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
+
+    blur_pool: `model.blur_pool` of a file that states none: names and shapes are the same with timm's BlurPool and without.
 
     Raises ConfigError for a missing file, another format, another network, missing or unexpected tensors, wrong shapes, values
     that are not finite, and negative variances.
     """
     check_local(path, field)
     try:
-        return _parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES))
+        return _parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES), blur_pool)
     except FileNotFoundError:
         hint = "" if os.path.dirname(path) else "jaxdp downloads no weights, see docs/weights.md"
         raise ConfigError(field, str(path), reason="file not found", hint=hint) from None
@@ -95,7 +101,7 @@ def read(path: str | Path, field: str = "FILE") -> Weights:
         raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
 
 
-def _parse(path: str, data: bytes) -> Weights:
+def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     try:
         stored = {name: Tensor(item["dtype"], tuple(item["shape"]), item["data"]) for name, item in deserialize(data)}
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
@@ -103,8 +109,14 @@ def _parse(path: str, data: bytes) -> Weights:
             raise _InvalidWeights("the file is a pickle, and reading it could run code in it", _conversion(path)) from None
         raise _InvalidWeights(f"not a safetensors file ({first_line(error)})") from None
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
+    stored, filtered = without_filters(stored)
     naming = _naming(stored)
     model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
+    try:
+        form: Any = filtered or stated_form(path, preprocessing.metadata_of(data)) or blur_pool
+    except ValueError as error:
+        raise _InvalidWeights(str(error)) from None
+    model = dataclasses.replace(model, blur_pool=form)
     expected = named_tensors(*jax.eval_shape(lambda: models.create(model).init(jax.random.key(0), (32, 32, 3))))
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
     _check_names(stored, set(names.values()), model)
@@ -188,14 +200,21 @@ def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
     stems: dict[tuple[int, ...], Literal["imagenet", "small"]] = {(7, 7, 3): "imagenet", (3, 3, 3): "small"}
     if len(shape) != 4 or shape[:3] not in stems:
         raise _InvalidWeights(f"unknown stem: {stem} has shape {shapes[stem]}", "give a 7x7 or 3x3 stem over RGB")
-    return ModelConfig(depth=depth, width=shape[3], stem=stems[shape[:3]], classes=shapes[head][0], convolution="direct")
+    return ModelConfig(
+        depth=depth,
+        width=shape[3],
+        stem=stems[shape[:3]],
+        classes=shapes[head][0],
+        squeeze_excitation=EXCITATION[naming] in shapes,
+        convolution="direct",
+    )
 
 
 def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConfig) -> None:
     for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
-            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a ResNet-{model.depth}", "give a complete file")
+            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", "give a complete file")
 
 
 def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:
@@ -236,6 +255,12 @@ def _tree(tensors: dict[str, np.ndarray], part: str) -> dict:
     return tree
 
 
+def flag_of(name: str, value: Any) -> str:
+    """The flag that gives a field of `NETWORK_FIELDS` this value."""
+    flag = name.replace("_", "-")
+    return f"--model.{flag} {value}" if not isinstance(value, bool) else f"--model.{'' if value else 'no-'}{flag}"
+
+
 def network_json(model: ModelConfig) -> str:
     """The fields of a model that its weights depend on, as JSON."""
     return json.dumps({name: getattr(model, name) for name in NETWORK_FIELDS})
@@ -265,18 +290,22 @@ def import_file(
 ) -> dict:
     """Convert a file with torchvision's or timm's names into one with jaxdp's.
 
-    expected: required depth, classes or stem; None values are ignored. given: preprocessing that replaces what the file states.
+    expected: required depth, classes, stem or blur_pool; None values are ignored, and a blur_pool holds for a file that states
+    none. given: preprocessing that replaces what the file states.
     Returns {"output", "tensors", "bytes", "model", "preprocessing", "digest", "notes"}. Raises ConfigError as `read` does, for
     invalid preprocessing, and if the network is not the expected one.
     """
     output = check_output_path(output, overwrite)
-    weights = read(path)
+    expected = expected or {}
+    weights = read(path, blur_pool=expected.get("blur_pool") or "none")
     if weights.naming == "jaxdp":
         raise ConfigError("FILE", str(path), reason="the file already has jaxdp's names", hint="use it without importing")
-    for name, value in (expected or {}).items():
+    for name, value in expected.items():
         actual = getattr(weights.model, name)
         if value not in (None, actual):
-            raise ConfigError(f"--{name}", value, reason=f"{str(path)!r} has {name} {actual!r}", hint="give another file")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}", value, reason=f"{str(path)!r} has {name} {actual!r}", hint="give another file"
+            )
     tensors = named_tensors(weights.params, weights.batch_stats)
     network = network_json(weights.model)
     merged = preprocessing.merge(preprocessing.of_file(path), given or Preprocessing())

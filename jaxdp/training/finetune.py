@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.models.resnet import HEAD
-from jaxdp.models.weights import Weights, read
+from jaxdp.models.weights import NETWORK_FIELDS, Weights, flag_of, read
 from jaxdp.training.state import TrainState, from_host
 
 FIELD = "finetune.weights"
@@ -33,7 +33,7 @@ def read_weights(config: Config, saved_digest: str | None = None) -> tuple[Confi
         return config, None
     if saved_digest is not None and finetune.digest in (None, saved_digest) and not os.path.exists(finetune.weights):
         return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=saved_digest)), None
-    weights = read(finetune.weights, FIELD)
+    weights = read(finetune.weights, FIELD, blur_pool=config.model.blur_pool)
     if finetune.digest not in (None, weights.digest):
         raise ConfigError(
             FIELD,
@@ -41,14 +41,14 @@ def read_weights(config: Config, saved_digest: str | None = None) -> tuple[Confi
             reason=f"its digest is {weights.digest}, but finetune.digest is {finetune.digest!r}",
             hint="use the file of that digest, or omit finetune.digest for a new run",
         )
-    for name in ("depth", "width", "stem"):
+    for name in [name for name in NETWORK_FIELDS if name != "classes"]:
         in_file, expected = getattr(weights.model, name), getattr(config.model, name)
         if in_file != expected:
             raise ConfigError(
                 FIELD,
                 finetune.weights,
                 reason=f"it has the {name} {in_file!r}, but model.{name} is {expected!r}",
-                hint=f"use --model.{name} {in_file}, or other weights",
+                hint=f"use {flag_of(name, in_file)}, or other weights",
             )
     return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=weights.digest)), weights
 

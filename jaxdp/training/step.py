@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, skips_steps
-from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, mix, normalize, worker_key
+from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.optim import loss_scale
@@ -64,7 +64,8 @@ def local_gradient(
     def mean_loss(logits: jax.Array) -> jax.Array:
         return LOSS_FUNCTIONS[config.optimizer.loss](config.optimizer, logits, labels, mix=mixed_labels).mean()
 
-    key = worker_key(config.seed, batch["positions"], MODEL_KEY)
+    keys = image_keys if model.draws_for_each_image else worker_key
+    key = keys(config.seed, batch["positions"], MODEL_KEY)
     vjp_fns: list[Callable] = []
     moments: dict[str, Any] = {}
     frozen, trainable = model.split_frozen(config.finetune.frozen_stages)

@@ -6,8 +6,11 @@ from safetensors.numpy import save_file
 EXPANSION = {False: 1, True: 4}  # block output channels / inner channels, by whether the block is a bottleneck
 
 
-def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7) -> dict[str, tuple]:
-    """Name -> shape of every tensor. blocks: number of blocks in each stage; stem: kernel size of the first convolution."""
+def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation=False) -> dict[str, tuple]:
+    """Name -> shape of every tensor. blocks: number of blocks in each stage; stem: kernel size of the first convolution.
+
+    excitation: with timm's squeeze-and-excitation, of 8 channels up to 128 channels.
+    """
     shapes = {"conv1.weight": (width, 3, stem, stem)}
 
     def add_batch_norm(name, channels):
@@ -26,6 +29,9 @@ def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7) -> dict[st
             for number, (c_in, c_out, size) in enumerate(convolutions, 1):
                 shapes[f"{name}.conv{number}.weight"] = (c_out, c_in, size, size)
                 add_batch_norm(f"{name}.bn{number}", c_out)
+            if excitation:
+                shapes |= {f"{name}.se.fc1.weight": (8, out_channels, 1, 1), f"{name}.se.fc1.bias": (8,)}
+                shapes |= {f"{name}.se.fc2.weight": (out_channels, 8, 1, 1), f"{name}.se.fc2.bias": (out_channels,)}
             if block == 0 and (stage or in_channels != out_channels):
                 shapes[f"{name}.downsample.0.weight"] = (out_channels, in_channels, 1, 1)
                 add_batch_norm(f"{name}.downsample.1", out_channels)
@@ -47,13 +53,22 @@ def random_tensors(seed: int, *network, **sizes) -> dict[str, np.ndarray]:
     return tensors
 
 
-def logits(tensors: dict, images, small_stem=False) -> np.ndarray:
-    """Logits [B, classes] float64 of images [B, 3, H, W], in evaluation mode."""
+def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndarray:
+    """Logits [B, classes] float64 of images [B, 3, H, W], in evaluation mode. blur_pool: as in `jaxdp.config.Model`."""
     tensors = {name: np.asarray(value, np.float64) for name, value in tensors.items()}
+
+    def blur(x, stride=1, mode="constant"):
+        x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), mode)
+        windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))[:, :, ::stride, ::stride]
+        return (windows * np.outer([1, 2, 1], [1, 2, 1]) / 16).sum((-1, -2))
 
     def conv(x, name, stride=1):
         kernel = tensors[f"{name}.weight"]
         size = kernel.shape[2]
+        if blur_pool in ("convolutions", "convolutions_and_pool") and stride > 1 and x.shape[1] >= 16:
+            x = blur(x)
+        if blur_pool == "activations" and stride > 1 and size == 3:
+            return conv(x, name)  # `shrink` blurs behind the ReLU
         x = np.pad(x, ((0, 0), (0, 0), (size // 2,) * 2, (size // 2,) * 2))
         windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))[:, :, ::stride, ::stride]
         return np.einsum("bchwij,ocij->bohw", windows, kernel)
@@ -66,23 +81,37 @@ def logits(tensors: dict, images, small_stem=False) -> np.ndarray:
     def relu(x):
         return np.maximum(x, 0)
 
+    def shrink(x, stride):
+        return blur(x, 2, "reflect") if blur_pool == "activations" and stride > 1 else x
+
+    def excite(x, name):
+        if f"{name}.se.fc1.weight" not in tensors:
+            return x
+        y = x.mean((2, 3))
+        for layer, activation in (("fc1", relu), ("fc2", lambda y: 1 / (1 + np.exp(-y)))):
+            weight, bias = (tensors[f"{name}.se.{layer}.{leaf}"] for leaf in ("weight", "bias"))
+            y = activation(y @ weight[:, :, 0, 0].T + bias)
+        return x * y[:, :, None, None]
+
     x = relu(batch_norm(conv(np.asarray(images, np.float64), "conv1", 1 if small_stem else 2), "bn1"))
     if not small_stem:
         x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
-        x = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3))[:, :, ::2, ::2].max((-1, -2))
+        maxima = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3)).max((-1, -2))
+        blurred = {"activations": "reflect", "convolutions_and_pool": "constant"}.get(blur_pool)
+        x = blur(maxima, 2, blurred) if blurred else maxima[:, :, ::2, ::2]
     blocks = {tuple(map(int, name[5:].split(".")[:2])) for name in tensors if name.startswith("layer")}
     for stage, block in sorted(blocks):
         name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
         if f"{name}.conv3.weight" in tensors:  # v1.5: the stride is on the 3x3 convolution
             y = relu(batch_norm(conv(x, f"{name}.conv1"), f"{name}.bn1"))
-            y = relu(batch_norm(conv(y, f"{name}.conv2", stride), f"{name}.bn2"))
+            y = shrink(relu(batch_norm(conv(y, f"{name}.conv2", stride), f"{name}.bn2")), stride)
             y = batch_norm(conv(y, f"{name}.conv3"), f"{name}.bn3")
         else:
-            y = relu(batch_norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1"))
+            y = shrink(relu(batch_norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1")), stride)
             y = batch_norm(conv(y, f"{name}.conv2"), f"{name}.bn2")
         if f"{name}.downsample.0.weight" in tensors:
             x = batch_norm(conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = relu(x + y)
+        x = relu(x + excite(y, name))
     return x.mean((2, 3)) @ tensors["fc.weight"].T + tensors["fc.bias"]
 
 

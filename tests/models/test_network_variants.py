@@ -1,0 +1,220 @@
+"""Squeeze-and-excitation, BlurPool and drop-path in whole networks."""
+
+import dataclasses
+import json
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import torch_layout
+from safetensors.numpy import load_file, save_file
+
+from jaxdp import ConfigError, models
+from jaxdp.cli import main
+from jaxdp.config import Config, Finetune, Model
+from jaxdp.inference.export import _architecture_warnings, _blur_warnings
+from jaxdp.models import resnet, weights
+from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.registry import own_models
+from jaxdp.training.finetune import read_weights
+from jaxdp.validation import validate
+
+FORMS = ["activations", "convolutions", "convolutions_and_pool"]
+WRAPPED = ("conv1", "conv2", "downsample.0")  # of strided blocks, as FFCV and Composer wrap them
+
+
+@pytest.fixture
+def two_blocks(monkeypatch):
+    """Reduce ResNet-18 and ResNet-50 to two blocks."""
+    monkeypatch.setitem(resnet.BLOCKS, 18, (1, 1))
+    monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
+
+
+def random_images(count=2, size=33):
+    return np.random.default_rng(0).normal(size=(count, size, size, 3)).astype(np.float32)
+
+
+# Millions of parameters and 1e9 multiply-adds in timm's results/benchmark-infer-fp32-*.csv, which counts other layers too: 4.11
+# for the 4.089 of ResNet-50's convolutions.
+@pytest.mark.parametrize(
+    ("config", "millions", "giga_macs"),
+    [
+        (Model(classes=1000, depth=18, squeeze_excitation=True), 11.78, 1.82),
+        (Model(classes=1000, depth=34, squeeze_excitation=True), 21.96, 3.67),
+        (Model(classes=1000, depth=50, squeeze_excitation=True), 28.09, 4.11),
+        (Model(classes=1000, depth=18, blur_pool="activations"), 11.69, 2.34),
+        (Model(classes=1000, depth=50, blur_pool="activations"), 25.56, 5.16),
+    ],
+    ids=lambda value: value.title if isinstance(value, Model) else "",
+)
+def test_size_is_that_of_timms_table(config, millions, giga_macs):
+    counted = models.summary(config, (224, 224, 3))
+    assert round(counted["parameters"] / 1e6, 2) == millions
+    assert counted["macs"] / 1e9 == pytest.approx(giga_macs, abs=0.035)
+
+
+@pytest.mark.parametrize("bottleneck", [False, True])
+@pytest.mark.parametrize("form", ["none", *FORMS])
+def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
+    """Imported weights; squeeze-and-excitation is found in their names."""
+    tensors = torch_layout.random_tensors(1, (1, 1), bottleneck, width=16, classes=6, excitation=True)
+    save_file(tensors, tmp_path / "w.safetensors")
+    read = weights.read(tmp_path / "w.safetensors", blur_pool=form)
+    assert (read.model.squeeze_excitation, read.model.blur_pool) == (True, form)
+    images, model = random_images(), models.create(read.model)
+    found = jax.jit(lambda *given: model.apply(*given, train=False)[0])(read.params, read.batch_stats, images)
+    expected = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), blur_pool=form)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
+        pytest.param({"blur_pool": "convolutions", "drop_path": 0.5, "batch_norm": "folded"}, marks=pytest.mark.slow),
+        pytest.param({"blur_pool": "convolutions_and_pool", "remat": True, "drop_path": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"squeeze_excitation": True, "relu_bits": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
+        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "pool_maxima": True, "remat": True}, marks=pytest.mark.slow),
+    ],
+    ids=lambda variant: ", ".join(variant),
+)
+@pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
+    """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
+    config = partial(Model, depth=depth, width=16, classes=5, convolution="direct")
+    plain = {name: variant[name] for name in ("squeeze_excitation", "drop_path", "blur_pool") if name in variant}
+    images = jnp.asarray(random_images(8, 32))
+    params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
+
+    def gradient(config):
+        def loss(params):
+            logits, moments = models.create(config).apply(params, stats, images, train=True, key=jax.random.key(2))
+            return jnp.sin(logits).sum(), moments
+
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+    own, derived = gradient(config(**variant)), gradient(config(**plain, gradients="autodiff"))
+    for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(derived), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other) + 1e-6
+
+
+def wrapped(tensors, form):
+    """The tensors as FFCV or Composer store them: convolutions with a filter beside them."""
+    blur = np.outer([1, 2, 1], [1, 2, 1]).astype(np.float32)[None, None] / 16
+    stored = {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if module in ("layer2.0.conv1", "layer2.0.downsample.0"):
+            stored |= {f"{module}.conv.weight": tensor, f"{module}.blur_filter": np.repeat(blur, tensor.shape[1], 0)}
+        else:
+            stored[name] = tensor
+    return stored | ({"maxpool.filt2d": blur} if form == "convolutions_and_pool" else {})
+
+
+@pytest.mark.parametrize("form", ["convolutions", "convolutions_and_pool"])
+def test_names_of_ffcv_and_composer_show_their_form(two_blocks, tmp_path, form):
+    tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
+    save_file({f"module.{name}": value for name, value in wrapped(tensors, form).items()}, tmp_path / "w.safetensors")
+    save_file(tensors, tmp_path / "plain.safetensors")
+    read, plain = weights.read(tmp_path / "w.safetensors"), weights.read(tmp_path / "plain.safetensors")
+    assert (read.model.blur_pool, read.digest) == (form, plain.digest)
+    assert f"ResNet-18 with BlurPool ({form.replace('_', ' ')}), width 16, 6 classes" in read.describe()
+
+
+def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path, capsys):
+    tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
+    theirs, ours = tmp_path / "w.safetensors", tmp_path / "ours.safetensors"
+    save_file(tensors, theirs)
+    main.main(["import", str(theirs), "--output", str(ours), "--blur-pool", "convolutions"])
+    assert "ResNet-18 with BlurPool (convolutions), 6 classes" in capsys.readouterr().out
+    assert weights.read(ours, blur_pool="activations").model.blur_pool == "convolutions"
+    assert load_file(ours).keys() == weights.named_tensors(*weights.read(theirs)[2:4]).keys()
+    for architecture, form in (("resnetblur18", "activations"), ("resnet18", "none"), ("vit", "convolutions")):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": architecture}))
+        assert weights.read(theirs, blur_pool="convolutions").model.blur_pool == form
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetblur18"}))
+    with pytest.raises(SystemExit):
+        main.main(["import", str(theirs), "--output", str(tmp_path / "no.safetensors"), "--blur-pool", "none"])
+    assert "--blur-pool='none': " in capsys.readouterr().err
+    save_file(tensors, tmp_path / "odd.safetensors", {"model": json.dumps({"blur_pool": "cubic"})})
+    with pytest.raises(ConfigError, match="its metadata states the BlurPool 'cubic', which jaxdp lacks"):
+        weights.read(tmp_path / "odd.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetaa50"}))
+    with pytest.raises(ConfigError, match="the architecture 'resnetaa50', whose average pooling jaxdp lacks"):
+        weights.read(theirs)
+
+
+def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_resnet):
+    tensors = torch_layout.random_tensors(1, (1, 1), False, width=4, classes=6, stem=3, excitation=True)
+    save_file(tensors, tmp_path / "w.safetensors")
+    finetune = dataclasses.replace(tiny_resnet.finetune, weights=str(tmp_path / "w.safetensors"))
+    config = dataclasses.replace(tiny_resnet, finetune=finetune)
+    with pytest.raises(ConfigError, match=r"has the squeeze_excitation True.*use --model.squeeze-excitation, or other weights"):
+        read_weights(config)
+    blurred = dataclasses.replace(config.model, squeeze_excitation=True, blur_pool="activations")
+    assert read_weights(dataclasses.replace(config, model=blurred))[1].model.blur_pool == "activations"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Config(model=Model(blur_pool="convolutions_and_pool", stem="small")),
+            r"^model.blur_pool='convolutions_and_pool': model.stem='small' has no max pooling; use --model.blur-pool convolu",
+        ),
+        (
+            Config(model=Model(blur_pool="activations", pool_maxima=True)),
+            r"^model.pool_maxima=True: not possible with model.blur_pool='activations', whose maxima have stride 1; omit ",
+        ),
+        (
+            Config(model=Model(drop_path=0.1), finetune=Finetune(weights="w.safetensors", frozen_stages=5)),
+            r"^model.drop_path=0.1: not used: finetune.frozen_stages=5 freezes all blocks; omit it, or freeze fewer stages$",
+        ),
+        (Config(model=Model(drop_path=1.0)), r"^model.drop_path=1.0: must be less than 1$"),
+    ],
+)
+def test_options_without_effect_are_refused_in_one_line(config, message):
+    with pytest.raises(ConfigError, match=message):
+        validate(config)
+
+
+@pytest.mark.parametrize("change", [{"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}])
+def test_registered_network_receives_the_options_or_refuses_them(monkeypatch, change):
+    config = Model(name="mine", classes=3, **change)
+    received = []
+    monkeypatch.setitem(own_models, "mine", lambda model: received.append(model) or nn.Dense(model.classes))
+    models.create(config)
+    assert received == [config]
+    for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
+        monkeypatch.setitem(own_models, "mine", registered)
+        with pytest.raises(
+            ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
+        ):
+            models.create(config)
+
+
+class Classes(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(images.mean((1, 2)))
+
+
+def test_export_says_which_network_of_a_library_is_the_same(tiny_resnet):
+    def warnings(format, **change):
+        config = dataclasses.replace(tiny_resnet, model=Model(depth=50, classes=6, **change))
+        return [*_architecture_warnings(config, format), *_blur_warnings(config, format)]
+
+    assert warnings("timm", squeeze_excitation=True) == []
+    assert "seresnet50 of torchvision cannot load the file unchanged" in warnings("torchvision", squeeze_excitation=True)[0]
+    assert "load the file with BlurPool (resnetblur50)" in warnings("timm", blur_pool="activations")[0]
+    for format in ("timm", "torchvision"):
+        (warning,) = warnings(format, blur_pool="convolutions")
+        assert f"{format} has no network with this BlurPool (model.blur_pool 'convolutions')" in warning
