@@ -216,6 +216,9 @@ class Model(_Strict):
     """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
     classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
     """Number of classes (None: that of the data set)"""
+    classifier_bias: Literal["zero", "class_frequency"] = "zero"
+    """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent
+    classes"""
     squeeze_excitation: bool = False
     """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
     blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] = "none"

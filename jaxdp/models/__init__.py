@@ -132,6 +132,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             relu_bits=config.relu_bits,
             squeeze_excitation=config.squeeze_excitation,
             blur_pool=config.blur_pool,
+            classifier_bias=0.0 if config.classifier_bias == "zero" else -math.log(config.class_count),
             drop_path=config.drop_path,
         )
     )

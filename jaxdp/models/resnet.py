@@ -177,7 +177,7 @@ class ResNet(nn.Module):
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
     activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
     into the 1x1 convolutions before it; pool_maxima: see `jaxdp.models.pooled_bn_relu`; relu_bits: see `Fusion`;
-    squeeze_excitation, blur_pool, drop_path: see the modules of these names.
+    squeeze_excitation, blur_pool, drop_path: see the modules of these names; classifier_bias: its initial value.
     """
 
     depth: int
@@ -194,6 +194,7 @@ class ResNet(nn.Module):
     relu_bits: bool = False
     squeeze_excitation: bool = False
     blur_pool: str = "none"
+    classifier_bias: float = 0.0
     drop_path: float = 0.0
 
     @property
@@ -253,7 +254,7 @@ class ResNet(nn.Module):
         def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))
             kernel = self.param("fc_kernel", nn.initializers.constant(0.01), (x.shape[-1], self.classes), jnp.float32)
-            bias = self.param("fc_bias", nn.initializers.zeros, (self.classes,), jnp.float32)
+            bias = self.param("fc_bias", nn.initializers.constant(self.classifier_bias), (self.classes,), jnp.float32)
             return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
 
         def keeps(number: int) -> tuple[jax.Array, ...]:
