@@ -27,6 +27,7 @@ Strength = Annotated[float, Field(ge=0, le=100)]
 Ratio = Annotated[float, Field(ge=1, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
+LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 
 if TYPE_CHECKING:
     MomentumRule: TypeAlias = str
@@ -96,6 +97,7 @@ EvalCrop = Annotated[
     Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
 ]
 Interpolation = Literal["bilinear", "bicubic"]
+CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random"]
 EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
 Std = Annotated[
@@ -215,7 +217,7 @@ class Augment(_Strict):
     """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: Literal["unfiltered", "bilinear", "bicubic", "random"] = "unfiltered"
+    crop_interpolation: CropInterpolation = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image"""
     operations: Annotated[int, Field(ge=1, le=16)] = 2
@@ -229,7 +231,7 @@ class Augment(_Strict):
     """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each (None: random for
     rand_augment_increasing, else nearest)"""
     fill: Shares = ()
-    """Color (red, green, blue; white is 1) outside of the rotated, sheared or shifted image (empty: the mean of the data set for
+    """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
     rand_augment_increasing, else black)"""
     jitter_brightness: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Largest change of the brightness, as a share in either direction, as in torchvision's ColorJitter"""
@@ -590,6 +592,23 @@ def training_labels(config: Config) -> str:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+
+
+def policy_words(config: Config) -> list[str]:
+    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
+    data, ranges = config.data, config.augment
+    words = [f"crops resized with {ranges.crop_interpolation}"] * (ranges.crop_interpolation != "unfiltered")
+    if data.auto_augment != "none":
+        used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
+        values = {name: getattr(ranges, name) for name in used}
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
+        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
+    strengths = {name: getattr(ranges, f"jitter_{name}") for name in ("brightness", "contrast", "saturation", "hue")}
+    if any(strengths.values()):
+        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items() if value) + ")")
+    if ranges.erase_probability:
+        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
+    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
 
 
 def evaluation_words(config: Config) -> str:

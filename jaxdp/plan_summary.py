@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import MIXES, OPTIMIZERS
-from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_words, training_labels
+from jaxdp.config import HELD_OUT_LABELS, Config, Finetune, Optimizer, evaluation_words, policy_words, training_labels
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
@@ -244,6 +244,7 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
+    words += policy_words(config)
     if data.sets_evaluation or data.mean or data.std:
         words.append(evaluation_words(config))
     if data.mix != "none":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from PIL import Image
 
 FIXED = 1 << 16  # steps of a coordinate in a pixel, with which Pillow picks the nearest pixel
@@ -39,15 +40,15 @@ class Operation(NamedTuple):
     """One operation.
 
     kind: a `Kind`. value: its float32 argument, in Pillow's units: the factor of a blend, bits that posterize keeps, threshold
-    of solarize, addend of solarize_add. matrix: [2, 2, 3] int32, the column and row in the input of output pixel (column, row, 1):
-    in 1 / FIXED of a pixel, then the rest in 1 / FIXED^2; float32 would not tell on which side of the image's edge a place is.
-    cubic: whether to resample bicubically, not bilinearly.
+    of solarize, addend of solarize_add. matrix: [2, 2, 3] int32, from (column, row, 1) of the result to column and row of the
+    image: in 1 / FIXED of a pixel, then the rest in 1 / FIXED^2; float32 would not tell on which side of the edge a place is.
+    cubic: bool, whether to resample bicubically, not bilinearly.
     """
 
     kind: Any
     value: Any
     matrix: Any
-    cubic: Any = False
+    cubic: Any = None
 
 
 def fixed_point(matrix: Any, *, nearest: bool) -> Any:
@@ -60,6 +61,11 @@ def fixed_point(matrix: Any, *, nearest: bool) -> Any:
     whole = xp.floor(steps + 0.5 if nearest else steps)
     parts = 0 * steps if nearest else xp.floor((steps - whole) * FIXED)
     return xp.stack([whole, parts], axis=-3).astype(xp.int32)
+
+
+def channels_of(image: jax.Array) -> list[jax.Array]:
+    """Red, green and blue of [H, W, 3]."""
+    return [image[..., channel] for channel in range(3)]
 
 
 def gray(image: jax.Array) -> jax.Array:
@@ -112,34 +118,32 @@ def blended(degenerate: jax.Array, image: jax.Array, factor: jax.Array) -> jax.A
     return jnp.floor(jnp.clip(start + factor * (image.astype(jnp.float32) - start), 0, 255))
 
 
-def transform(image: jax.Array, matrix: jax.Array, *, nearest: bool, cubic: bool | jax.Array, fill: jax.Array) -> jax.Array:
+def transform(image: jax.Array, matrix: jax.Array, cubic: jax.Array, *, interpolation: str, fill: jax.Array) -> jax.Array:
     """Pillow's Image.transform with an affine matrix; uint8.
 
-    matrix, cubic: see `Operation`; cubic=False, a Python bool, saves the taps of the bicubic filter. nearest: without filter.
-    fill: [3], the pixel for places outside of the image.
+    matrix, cubic: see `Operation`. interpolation: nearest, bilinear, bicubic or random, which obeys `cubic`. fill: [3], the
+    pixel for places outside of the image.
     """
     height, width, _ = image.shape
-    bytes_ = image.astype(jnp.uint32)
-    packed = (bytes_[..., 0] | bytes_[..., 1] << 8 | bytes_[..., 2] << 16).ravel()  # one gather for the three channels
+    flat = image.reshape(-1, 3)
 
     def pixels(rows: jax.Array, columns: jax.Array) -> jax.Array:
         index = jnp.clip(rows, 0, height - 1) * width + jnp.clip(columns, 0, width - 1)
-        taken = packed.at[index].get(mode="promise_in_bounds")
-        return jnp.stack([taken & 255, taken >> 8 & 255, taken >> 16], axis=-1)
+        return flat.at[index].get(mode="promise_in_bounds")
 
     x, y = jnp.arange(width), jnp.arange(height)[:, None]
     column, row = (_place(matrix[:, axis], x, y) for axis in (0, 1))
-    if nearest:
+    if interpolation == "nearest":
         result = pixels(row[0] >> 16, column[0] >> 16)
     else:
-        result = jnp.zeros((), jnp.float32)
         (top, down), (left, across) = (_center_before(*place) for place in (row, column))
-        for i, weight in _taps(down, cubic=cubic).items():
-            for j, other in _taps(across, cubic=cubic).items():
-                result += (weight * other)[..., None] * pixels(top + i, left + j).astype(jnp.float32)
-        result = jnp.floor(jnp.clip(result + ROUNDING, 0, 255))
+        total = jnp.zeros((), jnp.float32)
+        for i, weight in _taps(down, cubic, interpolation).items():
+            for j, other in _taps(across, cubic, interpolation).items():
+                total += (weight * other)[..., None] * pixels(top + i, left + j).astype(jnp.float32)
+        result = jnp.floor(jnp.clip(total + ROUNDING, 0, 255)).astype(jnp.uint8)
     inside = (column[0] >= 0) & (column[0] < width * FIXED) & (row[0] >= 0) & (row[0] < height * FIXED)
-    return jnp.where(inside[..., None], result.astype(jnp.uint8), fill.astype(jnp.uint8))
+    return jnp.where(inside[..., None], result, fill.astype(jnp.uint8))
 
 
 def _place(weights: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -154,16 +158,17 @@ def _center_before(whole: jax.Array, parts: jax.Array) -> tuple[jax.Array, jax.A
     return whole >> 16, ((whole & (FIXED - 1)).astype(jnp.float32) + parts.astype(jnp.float32) / FIXED) / FIXED
 
 
-def _taps(d: jax.Array, *, cubic: bool | jax.Array) -> dict[int, jax.Array]:
+def _taps(d: jax.Array, cubic: jax.Array, interpolation: str) -> dict[int, jax.Array]:
     """Offset -> weight of the pixels around a place at distance `d` behind a pixel's center.
 
     The bicubic kernel is Keys' (1981) with a = -1, as in Pillow's transforms; its resize has -1/2.
     """
     e = 1 - d
-    if cubic is False:
-        return {0: e, 1: d}
+    linear = {0: e, 1: d}
+    if interpolation == "bilinear":
+        return linear
     keys = {-1: -d * e**2, 0: 1 - 2 * d**2 + d**3, 1: 1 - 2 * e**2 + e**3, 2: -e * d**2}
-    return {offset: jnp.where(cubic, weight, {0: e, 1: d}.get(offset, 0.0)) for offset, weight in keys.items()}
+    return {offset: jnp.where(cubic, weight, linear.get(offset, 0.0)) for offset, weight in keys.items()}
 
 
 def change_values(image: jax.Array, kind: jax.Array, value: jax.Array) -> jax.Array:
@@ -191,9 +196,9 @@ def change_values(image: jax.Array, kind: jax.Array, value: jax.Array) -> jax.Ar
     return result.astype(jnp.uint8)
 
 
-def apply(image: jax.Array, operation: Operation, *, nearest: bool, fill: jax.Array) -> jax.Array:
-    """One operation on one image, uint8 [H, W, 3]. operation: of scalars. nearest, fill: see `transform`."""
-    moved = transform(image, operation.matrix, nearest=nearest, cubic=operation.cubic, fill=fill)
+def apply(image: jax.Array, operation: Operation, *, interpolation: str, fill: jax.Array) -> jax.Array:
+    """One operation on one image, uint8 [H, W, 3]. operation: of scalars. interpolation, fill: see `transform`."""
+    moved = transform(image, operation.matrix, operation.cubic, interpolation=interpolation, fill=fill)
     return change_values(moved, operation.kind, operation.value)
 
 
@@ -213,22 +218,23 @@ def hue_saturation_value(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
 
     In integers, since a device's division may round otherwise than Pillow's, and one level of hue is up to six of a color.
     """
-    red, green, blue = (image[..., channel].astype(jnp.int32) for channel in range(3))
+    red, green, blue = (channel.astype(jnp.int32) for channel in channels_of(image))
     high, low = jnp.maximum(jnp.maximum(red, green), blue), jnp.minimum(jnp.minimum(red, green), blue)
     spread = jnp.maximum(high - low, 1)
     sixths = jnp.where(red == high, green - blue, jnp.where(green == high, 2 * spread + blue - red, 4 * spread + red - green))
-    hue, rest = jnp.divmod(255 * jnp.where(sixths < 0, sixths + 6 * spread, sixths), 6 * spread)
-    hue -= (rest == 0) & jnp.asarray(_hues_rounded_down())[hue]
-    return jnp.where(high > low, hue, 0), 255 * (high - low) // jnp.maximum(high, 1), high
+    turns = 255 * jnp.where(sixths < 0, sixths + 6 * spread, sixths)
+    hue = lax.div(turns, 6 * spread)
+    hue -= (hue * 6 * spread == turns) & jnp.asarray(_hues_rounded_down()).at[hue].get(mode="promise_in_bounds")
+    return jnp.where(high > low, hue, 0), lax.div(255 * (high - low), jnp.maximum(high, 1)), high
 
 
 def shift_hue(image: jax.Array, share: jax.Array) -> jax.Array:
     """The image with its hue turned by `share` of a full turn, -1/2 to 1/2, as torchvision does on Pillow images; uint8."""
     hue, saturation, value = hue_saturation_value(image)
     hue = hue + jnp.trunc(share * 255).astype(jnp.int32) & 255
-    sector, rest = jnp.divmod(6 * hue, 255)
-    f, s, v = rest / 255, saturation / 255, value.astype(jnp.float32)
+    sector = lax.div(6 * hue, 255)
+    f, s, v = (6 * hue - 255 * sector) / 255, saturation / 255, value.astype(jnp.float32)
     p, q, t = (jnp.floor(v * (1 - s * part) + 0.5) for part in (1.0, f, 1 - f))
-    order = ((v, t, p), (q, v, p), (p, v, t), (p, q, v), (t, p, v), (v, p, q))
-    channels = [jnp.select([sector % 6 == i for i in range(6)], [colors[c] for colors in order]) for c in range(3)]
+    order = ((v, t, p), (q, v, p), (p, v, t), (p, q, v), (t, p, v), (v, p, q), (v, t, p))
+    channels = [jnp.select([sector == i for i in range(7)], [colors[c] for colors in order]) for c in range(3)]
     return jnp.clip(jnp.stack(channels, axis=-1), 0, 255).astype(jnp.uint8)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxdp.choices import AUTO_AUGMENTS
-from jaxdp.config import Augment, Config
+from jaxdp.config import LARGEST_LEVEL, Augment, Config
 from jaxdp.data import pixel_operations
 from jaxdp.data.augment import PixelStat, keys_for
 from jaxdp.data.pixel_operations import Kind, Operation
@@ -22,7 +22,6 @@ from jaxdp.data.pixel_operations import Kind, Operation
 POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the crops split off 0 to 2
 BINS = 31  # of the magnitudes, in torchvision
 ERASED_AREA, ERASED_RATIO, ERASE_ATTEMPTS = (0.02, 0.33), (0.3, 3.3), 10  # as in torchvision
-LEVELS = 10.0  # the largest magnitude of timm's policy
 APPLIED = 0.5  # timm's probability of an operation
 
 
@@ -99,12 +98,14 @@ def table(policy: str, size: int, nearest: bool) -> Operation:
     """
     rows = []
     for operation in OPERATIONS:
-        signed = magnitudes(policy, operation, size)[:, None] * np.array([1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0])
+        signed = magnitudes(policy, operation, size)[:, None] * np.array(
+            [1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0]
+        )
         moves = {operation: -signed if operation in ("right", "down") else signed} if operation in GEOMETRIC else {}
         matrix = pixel_operations.fixed_point(np.broadcast_to(affine(size, **moves), (BINS, 2, 2, 3)), nearest=nearest)
         value = (1 + signed if operation in BLENDS else signed).astype(np.float32)
         kind = operation if isinstance(operation, Kind) else Kind.NONE
-        rows.append(Operation(np.full((BINS, 2), kind, np.int32), value, matrix, np.zeros((BINS, 2), bool)))
+        rows.append((np.full((BINS, 2), kind, np.int32), value, matrix))
     return Operation(*(np.stack(leaves) for leaves in zip(*rows, strict=True)))
 
 
@@ -123,7 +124,7 @@ def _increasing(ranges: Augment, key: jax.Array, *, size: int, nearest: bool) ->
     which, strength, sign, apply = jax.random.split(key, 4)
     mean = 7.0 if ranges.magnitude is None else ranges.magnitude
     deviation = 0.5 if ranges.magnitude_std is None else ranges.magnitude_std
-    level = jnp.clip(mean + deviation * jax.random.normal(strength), 0, LEVELS) / LEVELS
+    level = jnp.clip(mean + deviation * jax.random.normal(strength), 0, LARGEST_LEVEL) / LARGEST_LEVEL
     index = jnp.where(jax.random.bernoulli(apply, APPLIED), jax.random.randint(which, (), 0, len(INCREASING)), -1)
     return increasing_operation(index, level, jnp.where(jax.random.bernoulli(sign), 1.0, -1.0), size=size, nearest=nearest)
 
@@ -166,36 +167,36 @@ POLICIES: dict[str, Policy | None] = AUTO_AUGMENTS.implement(
 """`data.auto_augment` -> Policy, None for none."""
 
 
-def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
-    """The operations of an image, in order: leaves [count, ...]. The policy of the config must not be "none".
+def interpolation_of(config: Config) -> str:
+    """The interpolation of the policy's geometric operations: the config's, or that published."""
+    policy = POLICIES[config.data.auto_augment]
+    return config.augment.operation_interpolation or (policy.interpolation if policy else "")
 
-    `cubic` is a Python bool unless drawn.
-    """
-    policy, ranges = POLICIES[config.data.auto_augment], config.augment
+
+def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
+    """The operations of an image of size x size, in order: leaves [count, ...]. The config must have a policy."""
+    policy, ranges, interpolation = POLICIES[config.data.auto_augment], config.augment, interpolation_of(config)
     assert policy is not None
-    interpolation = ranges.operation_interpolation or policy.interpolation
     count = 1 if config.data.auto_augment == "trivial_augment" else ranges.operations
     keys, filters = jax.random.split(key, (2, count))
     drawn = jax.vmap(partial(policy.draw, ranges, size=size, nearest=interpolation == "nearest"))(keys)
-    return drawn._replace(cubic=jax.vmap(jax.random.bernoulli)(filters) if interpolation == "random" else None)
+    drawn_cubic = jax.vmap(jax.random.bernoulli)(filters)
+    return drawn._replace(cubic=drawn_cubic if interpolation == "random" else jnp.full(count, interpolation == "bicubic"))
 
 
 def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: PixelStat) -> jax.Array:
-    """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: of the data set, see `change_pixels`."""
-    policy, ranges, size = POLICIES[config.data.auto_augment], config.augment, images.shape[1]
+    """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: see `change_pixels`."""
+    policy, size, interpolation = POLICIES[config.data.auto_augment], images.shape[1], interpolation_of(config)
     assert policy is not None
     published = 0.0 if policy.black else mean
-    color = jnp.asarray(ranges.fill, jnp.float32) * 255 if ranges.fill else jnp.asarray(published, jnp.float32)
+    color = 255 * jnp.asarray(config.augment.fill) if config.augment.fill else jnp.asarray(published)
     fill = jnp.broadcast_to(jnp.round(color), (3,))
-    always_cubic = ranges.operation_interpolation == "bicubic"
 
     def one(image: jax.Array, key: jax.Array) -> jax.Array:
         operations = draw_operations(config, key, size)
         for number in range(len(operations.kind)):
-            operation = jax.tree.map(lambda leaf, number=number: leaf[number], operations)
-            if operation.cubic is None:
-                operation = operation._replace(cubic=always_cubic)
-            image = pixel_operations.apply(image, operation, nearest=nearest, fill=fill)
+            operation = Operation(*(leaf[number] for leaf in operations))
+            image = pixel_operations.apply(image, operation, interpolation=interpolation, fill=fill)
         return image
 
     return jax.vmap(one)(images, keys)
