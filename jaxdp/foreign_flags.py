@@ -35,7 +35,7 @@ def _policy(text: str) -> str | None:
     """The flags of torchvision's ra and ta_wide, and of timm's policies rand-m7-mstd0.5-inc1-n2 in any order."""
     if name := {"ra": "rand_augment", "ta_wide": "trivial_augment"}.get(text):
         return name
-    parts = dict(match.groups() for match in re.finditer(r"-(m|mstd|inc|n)([\d.]+)(?=-|$)", text))
+    parts = {match[1]: match[2] for match in re.finditer(r"-(m|mstd|inc|n)([\d.]+)(?=-|$)", text)}
     whole = "rand" + "".join(f"-{name}{value}" for name, value in parts.items())
     if whole != text or parts.pop("inc", None) != "1":
         return None
@@ -145,12 +145,19 @@ _ROWS = {
     "color-jitter": Counterpart(
         "--augment.jitter-brightness",
         "timm: also contrast and saturation",
+        "0.4",
         form="--augment.jitter-brightness {0} --augment.jitter-contrast {0} --augment.jitter-saturation {0}",
     ),
     "reprob random-erase": Counterpart("--augment.erase-probability"),
-    "remode": Counterpart("--augment.erase-mode", "constant or noise", "noise", convert=_ERASE_MODES.get),
+    "remode": Counterpart(
+        "--augment.erase-mode",
+        "constant or noise, with a probability",
+        "noise",
+        form="--augment.erase-mode {} --augment.erase-probability 0.25",
+        convert=_ERASE_MODES.get,
+    ),
     "aug-repeats ra-reps": Counterpart("--data.repeats", "see docs/data.md for the order"),
-    "ra-sampler": Counterpart("--data.repeats", "torchvision's default is 3", form="--data.repeats 3"),
+    "ra-sampler": Counterpart("--data.repeats", "torchvision's default is 3", "2"),
     "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),

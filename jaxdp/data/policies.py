@@ -98,9 +98,8 @@ def table(policy: str, size: int, nearest: bool) -> Operation:
     """
     rows = []
     for operation in OPERATIONS:
-        signed = magnitudes(policy, operation, size)[:, None] * np.array(
-            [1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0]
-        )
+        signs = np.array([1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0])
+        signed = magnitudes(policy, operation, size)[:, None] * signs
         moves = {operation: -signed if operation in ("right", "down") else signed} if operation in GEOMETRIC else {}
         matrix = pixel_operations.fixed_point(np.broadcast_to(affine(size, **moves), (BINS, 2, 2, 3)), nearest=nearest)
         value = (1 + signed if operation in BLENDS else signed).astype(np.float32)

@@ -88,7 +88,10 @@ def load_indices(source: ArraySource, seed: int, rows: Rows) -> Batch:
 
 
 def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_batch: int, repeats: int = 1) -> Batch:
-    """The whole global batch, of all processes, of the step that starts after `first_sample` samples. repeats: of each image."""
+    """The whole global batch, of all processes, of the step that starts after `first_sample` samples.
+
+    repeats: see `repeated_positions`.
+    """
     offsets = np.arange(global_batch)
     return load_images(source, seed, Rows.of_batch(offsets, first=first_sample, global_batch=global_batch, repeats=repeats))
 

@@ -25,10 +25,11 @@ def sample_ids(seed: int, positions: np.ndarray, examples: int) -> np.ndarray:
 
 
 def repeated_positions(offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> np.ndarray:
-    """The position in the order of images, int64, of rows of the batch that starts after `first` samples (repeated augmentation).
+    """The position in the order of images, int64, of rows of the batch that starts after `first` samples.
 
-    The batch holds global_batch / repeats images of the order, from number first / repeats on, one after the other, `repeats`
-    times: the copies of an image are on different workers if there are at least `repeats` (Hoffer et al., arXiv 1901.09335;
-    Berman et al., arXiv 1902.05509). offsets: rows of the batch, from 0. global_batch must be a multiple of `repeats`.
+    Repeated augmentation: the batch holds global_batch / repeats images of the order, from number first / repeats on, one after
+    the other, `repeats` times. The copies of an image are on different workers if there are at least `repeats` (Hoffer et al.,
+    arXiv 1901.09335; Berman et al., arXiv 1902.05509). offsets: rows of the batch, from 0. global_batch must be a multiple of
+    `repeats`.
     """
     return first // repeats + np.asarray(offsets, np.int64) % (global_batch // repeats)
