@@ -71,10 +71,11 @@ def affine(size: int, xp: Any = np, **arguments: Any) -> Any:
 
 
 def linspace(start: float, end: float) -> np.ndarray:
-    """BINS magnitudes as torch.linspace rounds them, from both ends in float32: float64 [BINS]."""
-    first, last, step = np.float32(start), np.float32(end), np.float32((end - start) / (BINS - 1))
-    index = np.arange(BINS, dtype=np.float32)
-    return np.where(index < BINS // 2, first + step * index, last - step * (BINS - 1 - index)).astype(np.float64)
+    """BINS magnitudes as torch.linspace rounds them: a float32 step, from both ends, each rounded once; float64 [BINS]."""
+    first, last = np.float32(start), np.float32(end)
+    step, index = np.float64((last - first) / np.float32(BINS - 1)), np.arange(BINS)
+    exact = np.where(index < BINS // 2, first + step * index, last - step * (BINS - 1 - index))
+    return exact.astype(np.float32).astype(np.float64)
 
 
 def magnitudes(policy: str, operation: Kind | str, size: int) -> np.ndarray:
