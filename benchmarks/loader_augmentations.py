@@ -4,8 +4,8 @@
 
 JPEGs of 400x350 pixels to random crops of 224x224, mirrored half of the time, in batches of 64 uint8 images; one worker per
 core: threads for jaxdp, processes for PyTorch. jaxdp's policies, color jitter and erasing run on the device, so its loader
-does the same work with all of them; only the interpolation of the crop changes it. Rounds alternate; starting the workers and the first
-batches are excluded. Also times the Pillow operations alone, on one thread. Writes
+does the same work with all of them; only the interpolation of the crop changes it. Rounds alternate; starting the workers
+and the first batches are excluded. Also times the Pillow operations alone, on one thread. Writes
 benchmarks/results/loader_augmentations.json.
 """
 
