@@ -152,6 +152,60 @@ def input_vs_peers() -> str:
     )
 
 
+def loader_augmentations() -> str:
+    record = json.loads((RESULTS / "loader_augmentations.json").read_text())
+    ours = {"crop and flip": "unfiltered"}
+    lines = ["| random crops and flips, and | torchvision, images/s | jaxdp, images/s | |", "|---|---|---|---|"]
+    rates, host = record["medians"], record["medians"]["jaxdp, unfiltered crops"]
+    for name, rate in rates.items():
+        maker, _, what = name.partition(", ")
+        if maker == "torchvision":
+            lines.append(f"| {'nothing else' if what in ours else what} | {rate:,.0f} | {host:,.0f} | {host / rate:.1f} x |")
+    plain = rates["torchvision, crop and flip"]
+    for name in ("bilinear", "bicubic", "random"):
+        rate = rates[f"jaxdp, {name} crops"]
+        peer = f"{plain:,.0f} | {rate:,.0f} | {rate / plain:.1f} x" if name == "bilinear" else f"| {rate:,.0f} |"
+        lines.append(f"| {name} antialiased crops | {peer} |")
+    versions = record["provenance"]["versions"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Medians of {len(next(iter(record['rates'].values())))} alternating rounds with {record['workers']} workers, by "
+            f"`benchmarks/loader_augmentations.py` on {made_on(record)}, torchvision {versions['torchvision']} in PyTorch's "
+            "DataLoader; other programs used the cores, too.",
+        ]
+    )
+
+
+def augmentation_kernels() -> str:
+    record, loader = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("augmentation_kernels", "loader_augmentations")
+    )
+    pillow = {
+        "rand_augment": "RandAugment",
+        "trivial_augment": "TrivialAugmentWide",
+        "color jitter": "ColorJitter",
+        "color jitter with hue": "ColorJitter with hue",
+    }
+    lines = ["| | GPU kernels | of whole images | MB an image | CPU, ms | Pillow, ms |", "|---|---|---|---|---|---|"]
+    for name, row in record["results"].items():
+        host = f"{loader['operation_milliseconds'][pillow[name]]:.2f}" if name in pillow else ""
+        lines.append(
+            f"| {name} | {row['kernels']} | {row['kernels_of_images']} | {row['megabytes_an_image']:.2f} "
+            f"| {row['cpu_milliseconds_an_image']:.1f} | {host} |"
+        )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"224x224 images. Kernels of a batch of {record['batch']} and their bytes: compiled for an {record['gpu']} by JAX "
+            f"{record['provenance']['versions']['jax']}, not run. CPU: all device operations on {made_on(record)}. Pillow: "
+            "torchvision's transform of a decoded crop on one thread. By `benchmarks/augmentation_kernels.py`.",
+        ]
+    )
+
+
 def input_stages() -> str:
     record = json.loads((RESULTS / "input_cpu.json").read_text())
     lines = ["| stage | threads | images/s | per thread |", "|---|---|---|---|"]
@@ -353,6 +407,7 @@ TABLES = {
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/performance.md": {"gpu": gpu},
+    "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
         "cpu": folded_on_cpu,
         "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),

@@ -206,8 +206,25 @@ AUGMENTATIONS = Choices(
             "min_scale max_scale angle aspect distortion brightness contrast contrast_center noise flip padding",
             resizes=True,
         ),
-        "random_resized_crop": Augmentation("crop of random area and aspect ratio, flip", "flip min_area", resizes=True),
+        "random_resized_crop": Augmentation(
+            "crop of random area and aspect ratio, flip", "flip min_area crop_interpolation", resizes=True
+        ),
         "pad_and_crop": Augmentation("crop of the padded image, flip", "flip padding"),
+    },
+)
+AUTO_AUGMENTS = Choices(
+    "data.auto_augment",
+    "augment",
+    {
+        "none": Choice(""),
+        "rand_augment": Choice(
+            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", "operations magnitude operation_interpolation fill"
+        ),
+        "trivial_augment": Choice("TrivialAugmentWide (Müller & Hutter) as in torchvision", "operation_interpolation fill"),
+        "rand_augment_increasing": Choice(
+            "RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations",
+            "operations magnitude magnitude_std operation_interpolation fill",
+        ),
     },
 )
 MIXES = Choices(
@@ -265,6 +282,7 @@ TABLES: tuple[Choices, ...] = (
     LOSSES,
     LOSS_SCALES,
     AUGMENTATIONS,
+    AUTO_AUGMENTS,
     MIXES,
     SOURCES,
     BATCH_STATISTICS,

@@ -27,6 +27,7 @@ Strength = Annotated[float, Field(ge=0, le=100)]
 Ratio = Annotated[float, Field(ge=1, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
+LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 
 if TYPE_CHECKING:
     MomentumRule: TypeAlias = str
@@ -34,11 +35,22 @@ if TYPE_CHECKING:
     LossName: TypeAlias = str
     LossScaleName: TypeAlias = str
     AugmentationName: TypeAlias = str
+    AutoAugmentName: TypeAlias = str
     MixName: TypeAlias = str
     BatchStatistics: TypeAlias = str
     NonFinite: TypeAlias = str
 else:
-    MomentumRule, ScheduleName, LossName, LossScaleName, AugmentationName, MixName, BatchStatistics, NonFinite = (
+    (
+        MomentumRule,
+        ScheduleName,
+        LossName,
+        LossScaleName,
+        AugmentationName,
+        AutoAugmentName,
+        MixName,
+        BatchStatistics,
+        NonFinite,
+    ) = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
             ("Momentum as a function of the global batch", choices.MOMENTUM_RULES),
@@ -46,6 +58,7 @@ else:
             ("Loss", choices.LOSSES),
             ("Loss scaling", choices.LOSS_SCALES),
             ("Random transform of training images", choices.AUGMENTATIONS),
+            ("Policy of random operations on the pixels of the crop", choices.AUTO_AUGMENTS),
             ("Blending of each image with another of its worker's batch", choices.MIXES),
             ("Batch statistics (mean and variance of batch normalization) for evaluation", choices.BATCH_STATISTICS),
             ("Action on a non-finite loss or gradient", choices.NON_FINITE),
@@ -84,6 +97,7 @@ EvalCrop = Annotated[
     Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
 ]
 Interpolation = Literal["bilinear", "bicubic"]
+CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random"]
 EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
 Std = Annotated[
@@ -129,6 +143,9 @@ class Data(_Strict):
     mean: Mean = ()
     std: Std = ()
     augmentation: AugmentationName = "none"
+    auto_augment: AutoAugmentName = "none"
+    repeats: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: MixName = "none"
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
@@ -200,6 +217,34 @@ class Augment(_Strict):
     """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
+    crop_interpolation: CropInterpolation = "unfiltered"
+    """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
+    bicubic: antialiased as in Pillow; random: one of these two for each image"""
+    operations: Annotated[int, Field(ge=1, le=16)] = 2
+    """Number of operations on each image, drawn with replacement (rand_augment, rand_augment_increasing)"""
+    magnitude: Annotated[float, Field(ge=0, le=30)] | None = None
+    """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
+    rand_augment_increasing: the mean, up to 10, 7 published"""
+    magnitude_std: Strength | None = None
+    """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
+    operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
+    """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each (None: random for
+    rand_augment_increasing, else nearest)"""
+    fill: Shares = ()
+    """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
+    rand_augment_increasing, else black)"""
+    jitter_brightness: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Largest change of the brightness, as a share in either direction, as in torchvision's ColorJitter"""
+    jitter_contrast: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Largest change of the contrast, as `jitter_brightness`"""
+    jitter_saturation: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Largest change of the saturation, as `jitter_brightness`"""
+    jitter_hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest turn of the hue in either direction; 1 is a full turn"""
+    erase_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability of erasing a random rectangle of the normalized image, of 0.02 to 0.33 of its area"""
+    erase_mode: Literal["constant", "noise"] = "constant"
+    """Content of the erased rectangle. constant: the mean of the data set; noise: independent normal numbers (timm: pixel)"""
 
 
 @dataclass(frozen=True)
@@ -580,6 +625,23 @@ def training_labels(config: Config) -> str:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+
+
+def policy_words(config: Config) -> list[str]:
+    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
+    data, ranges = config.data, config.augment
+    words = [f"crops resized with {ranges.crop_interpolation}"] * (ranges.crop_interpolation != "unfiltered")
+    if data.auto_augment != "none":
+        used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
+        values = {name: getattr(ranges, name) for name in used}
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
+        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
+    strengths = {name: getattr(ranges, f"jitter_{name}") for name in ("brightness", "contrast", "saturation", "hue")}
+    if any(strengths.values()):
+        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items() if value) + ")")
+    if ranges.erase_probability:
+        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
+    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
 
 
 def evaluation_words(config: Config) -> str:

@@ -33,6 +33,19 @@ def _dtype(name: str) -> str:
     return f"{name} --loss-scale.name dynamic" if name == "float16" else name
 
 
+def _policy(text: str) -> str | None:
+    """The flags of torchvision's ra and ta_wide, and of timm's policies rand-m7-mstd0.5-inc1-n2 in any order."""
+    if name := {"ra": "rand_augment", "ta_wide": "trivial_augment"}.get(text):
+        return name
+    parts = {match[1]: match[2] for match in re.finditer(r"-(m|mstd|inc|n)([\d.]+)(?=-|$)", text)}
+    whole = "rand" + "".join(f"-{name}{value}" for name, value in parts.items())
+    if whole != text or parts.pop("inc", None) != "1":
+        return None
+    flags = {"m": "magnitude", "mstd": "magnitude-std", "n": "operations"}
+    magnitude = {"m": "10", "mstd": "0"} | parts  # timm's defaults
+    return "rand_augment_increasing" + "".join(f" --augment.{flags[name]} {value}" for name, value in magnitude.items())
+
+
 class Counterpart(NamedTuple):
     """The flag with the purpose of another trainer's flag.
 
@@ -72,6 +85,7 @@ class Counterpart(NamedTuple):
 _RATE, _DTYPE, _MIX = "--schedule.learning-rate", "--model.dtype", "--data.mix"
 _STEPS = "of the schedules goyal and sony_b"
 _ONE_MIX = "mixup, cutmix or mixup_or_cutmix"
+_ERASE_MODES = {"const": "constant", "pixel": "noise"}
 _ROWS = {
     "lr base-lr": Counterpart(_RATE),
     "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
@@ -130,6 +144,27 @@ _ROWS = {
     "-j workers num-workers": Counterpart("--data.threads", "threads of a process; default: all cores"),
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),
     "cutmix cutmix-alpha": Counterpart(_MIX, _ONE_MIX, "1.0", form=f"{_MIX} cutmix --data.mix-alpha {{}}"),
+    "aa auto-augment": Counterpart(
+        "--data.auto-augment", "see docs/data.md; jaxdp has no AutoAugment and no AugMix", "rand_augment", convert=_policy
+    ),
+    "ra-magnitude": Counterpart("--augment.magnitude", "of rand_augment and rand_augment_increasing"),
+    "color-jitter": Counterpart(
+        "--augment.jitter-brightness",
+        "timm: also contrast and saturation",
+        "0.4",
+        form="--augment.jitter-brightness {0} --augment.jitter-contrast {0} --augment.jitter-saturation {0}",
+    ),
+    "reprob random-erase": Counterpart("--augment.erase-probability"),
+    "remode": Counterpart(
+        "--augment.erase-mode",
+        "constant or noise, with a probability",
+        "noise",
+        form="--augment.erase-mode {} --augment.erase-probability 0.25",
+        convert=_ERASE_MODES.get,
+    ),
+    "aug-repeats ra-reps": Counterpart("--data.repeats", "see docs/data.md for the order"),
+    "ra-sampler": Counterpart("--data.repeats", "torchvision's default is 3", "2"),
+    "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
     "scale": Counterpart("--augment.min-area", "smallest area of a random crop, of random_resized_crop"),
     "hflip": Counterpart("--augment.flip", "probability one half, or --augment.no-flip", form="--augment.flip"),
     "output output-dir save-dir": Counterpart("--workdir"),
@@ -144,7 +179,6 @@ COUNTERPARTS = {name: counterpart for names, counterpart in _ROWS.items() for na
 # Program -> names that mean another name there.
 MEANT_IN = {"jaxdp evaluate": dict.fromkeys(("-b", "batch", "batch-size"), "eval-batch-size")}
 
-_AUGMENTATION = "jaxdp has no such augmentation, only --data.augmentation and --data.mix"
 _DROPOUT = "the built-in ResNet has none; a registered model may"
 _DEVICES = "a run uses all GPUs that it sees; CUDA_VISIBLE_DEVICES selects them; plan takes --devices"
 _PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
@@ -156,11 +190,6 @@ _EVALUATE = "use jaxdp evaluate"
 _WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
-    "aa": _AUGMENTATION,
-    "auto-augment": _AUGMENTATION,
-    "color-jitter": _AUGMENTATION,
-    "reprob": _AUGMENTATION,
-    "random-erase": _AUGMENTATION,
     "drop": _DROPOUT,
     "dropout": _DROPOUT,
     "device": _DEVICES,

@@ -13,6 +13,7 @@ from jaxdp.config import (
     at_image_size,
     evaluation_words,
     phase_image_size,
+    policy_words,
     training_labels,
 )
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
@@ -233,7 +234,9 @@ def _describe_hours(plan: Plan, rate: float | None) -> str:
     hours = plural(plan.training_hours(rate), "hour", ",.2g" if plan.training_hours(rate) < 10 else ",.0f")
     size = plan.config.data.image_size
     scaled = any(phase.image_size != size for phase in plan.phases)
-    images = f"images/s of {size}x{size} per device, other sizes in proportion to their pixels" if scaled else "images/s per device"
+    images = (
+        f"images/s of {size}x{size} per device, other sizes in proportion to their pixels" if scaled else "images/s per device"
+    )
     return f"{hours} at {rate:,.6g} {images}, without start-up, evaluation and checkpoints"
 
 
@@ -262,6 +265,7 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
+    words += policy_words(config)
     if data.sets_evaluation or data.mean or data.std:
         words.append(evaluation_words(config))
     if data.mix != "none":

@@ -12,7 +12,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
-from jaxdp.config import BELOW_ONE, IN_MEMORY, RESNET, RESUME_SAFE_FIELDS, SMALLEST, Config, Finetune
+from jaxdp.config import (
+    BELOW_ONE,
+    IN_MEMORY,
+    LARGEST_LEVEL,
+    RESNET,
+    RESUME_SAFE_FIELDS,
+    SMALLEST,
+    Config,
+    Finetune,
+    crops_while_loading,
+)
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local
 from jaxdp.flags import flag_value
@@ -207,6 +217,26 @@ def _check_augmentation(config: Config) -> None:
         raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")
 
 
+def _check_policies(config: Config) -> None:
+    """The random operations have magnitudes of their policy, colors of three channels, and fields that apply."""
+    ranges, policy = config.augment, config.data.auto_augment
+    if ranges.crop_interpolation != "unfiltered" and not crops_while_loading(config):
+        reason = f"images of {config.data.source} are cropped on the device, not while decoding"
+        raise ConfigError("augment.crop_interpolation", ranges.crop_interpolation, reason=reason, hint="omit it")
+    if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
+        hint = f"use {round(ranges.magnitude)}"
+        raise ConfigError("augment.magnitude", ranges.magnitude, reason="must be a whole number with rand_augment", hint=hint)
+    if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
+        reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
+        raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
+    if len(ranges.fill) not in (0, 3):
+        hint = "for example --augment.fill 0.5 0.5 0.5"
+        raise ConfigError("augment.fill", ranges.fill, reason="must be three numbers: red, green, blue", hint=hint)
+    if ranges.erase_mode != "constant" and ranges.erase_probability == 0:
+        reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
+        raise ConfigError("augment.erase_mode", ranges.erase_mode, reason=reason, hint=hint)
+
+
 def _check_evaluation(config: Config) -> None:
     """The resize for evaluation is stated once, and normalization for three channels."""
     data = config.data
@@ -306,6 +336,7 @@ CHECKS = (
     _check_worker_batches,
     _check_deterministic,
     _check_augmentation,
+    _check_policies,
     _check_momentum_rule,
     _check_evaluation,
     _check_gradients,

@@ -145,6 +145,11 @@ ANOTHER = {
     "eval_resize": 64,
     "eval_crop": 0.95,
     "eval_interpolation": "bicubic",
+    "crop_interpolation": "bicubic",
+    "operation_interpolation": "bilinear",
+    "magnitude": 5.0,
+    "magnitude_std": 0.25,
+    "fill": (0.1, 0.2, 0.3),
 }
 
 

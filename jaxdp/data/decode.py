@@ -158,13 +158,20 @@ def random_crop_box(height: int, width: int, *, min_area: float, random: list[fl
 
 
 def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, random: list[float]) -> None:
-    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image`, resized bilinearly and flipped with probability 1/2.
+    """Fill `out` (uint8 [S, S, 3]) with a random crop of `image`, resized and flipped with probability 1/2.
 
-    random: from `random_numbers`.
+    `ranges.crop_interpolation` is the resize: OpenCV's bilinear one, which does not filter, or a filter of Pillow's, of which
+    `random` draws one with the second bit of the number whose first bit flips. random: from `random_numbers`.
     """
     top, left, height, width = random_crop_box(*image.shape[:2], min_area=ranges.min_area, random=random)
     crop = image[top : top + height, left : left + width]
-    cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+    interpolation = ranges.crop_interpolation
+    if interpolation == "random":
+        interpolation = "bilinear" if 2 * random[0] % 1 < 0.5 else "bicubic"
+    if interpolation == "unfiltered":
+        cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+    else:
+        out[:] = np.asarray(Image.fromarray(crop).resize((out.shape[1], out.shape[0]), FILTERS[interpolation]))
     if ranges.flip and random[0] < 0.5:
         cv2.flip(out, 1, dst=out)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.sampler import sample_ids
+from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 
 Batch = dict[str, np.ndarray]
@@ -59,21 +59,41 @@ def to_global(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     return {name: jax.make_array_from_process_local_data(sharding, rows, shapes[name]) for name, rows in batch.items()}
 
 
-def load_images(source: BatchSource, seed: int, positions: np.ndarray) -> Batch:
-    """{"images", "labels", "positions"} of the samples at these positions of the run, int64 [B]."""
-    images, labels = source.batch(sample_ids(seed, positions, len(source)), positions)
-    return {"images": images, "labels": labels, "positions": positions.astype(np.uint32)}
+class Rows(NamedTuple):
+    """Rows of batches. positions: int64 [B], samples of the run before each; order: int64 [B], images of the order before each.
+
+    The two are equal without repeated augmentation.
+    """
+
+    positions: np.ndarray
+    order: np.ndarray
+
+    @classmethod
+    def of_batch(cls, offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> "Rows":
+        """Rows of the global batch that starts after `first` samples. offsets: [B], from 0."""
+        return cls(first + offsets, repeated_positions(offsets, first=first, global_batch=global_batch, repeats=repeats))
 
 
-def load_indices(source: ArraySource, seed: int, positions: np.ndarray) -> Batch:
+def load_images(source: BatchSource, seed: int, rows: Rows) -> Batch:
+    """{"images", "labels", "positions"} of these rows."""
+    images, labels = source.batch(sample_ids(seed, rows.order, len(source)), rows.positions)
+    return {"images": images, "labels": labels, "positions": rows.positions.astype(np.uint32)}
+
+
+def load_indices(source: ArraySource, seed: int, rows: Rows) -> Batch:
     """`load_images` for an `ArraySource` that is resident on the devices: "indices" [B] int32 replace the images."""
-    indices = sample_ids(seed, positions, len(source))
-    return {"indices": indices.astype(np.int32), "labels": source.labels[indices], "positions": positions.astype(np.uint32)}
+    indices = sample_ids(seed, rows.order, len(source))
+    positions = rows.positions.astype(np.uint32)
+    return {"indices": indices.astype(np.int32), "labels": source.labels[indices], "positions": positions}
 
 
-def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_batch: int) -> Batch:
-    """The whole global batch, of all processes, of the step that starts after `first_sample` samples."""
-    return load_images(source, seed, np.arange(first_sample, first_sample + global_batch))
+def train_batch(source: BatchSource, *, seed: int, first_sample: int, global_batch: int, repeats: int = 1) -> Batch:
+    """The whole global batch, of all processes, of the step that starts after `first_sample` samples.
+
+    repeats: see `repeated_positions`.
+    """
+    offsets = np.arange(global_batch)
+    return load_images(source, seed, Rows.of_batch(offsets, first=first_sample, global_batch=global_batch, repeats=repeats))
 
 
 def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: np.ndarray) -> Batch:
@@ -126,7 +146,7 @@ class DeviceIterator:
 
     Each process loads the rows of its own devices. The host holds at most PREFETCH_DEPTH + 1 chunks of `chunk_rows` images per
     device (None: whole batches); a batch of several chunks is assembled on the devices. resident: the images are on the devices
-    already, and batches hold their indices (see `load_indices`). Close it when done.
+    already, and batches hold their indices (see `load_indices`). repeats: see `repeated_positions`. Close it when done.
     """
 
     def __init__(
@@ -140,18 +160,20 @@ class DeviceIterator:
         global_batch: int,
         chunk_rows: int | None = None,
         resident: bool = False,
+        repeats: int = 1,
     ) -> None:
-        self.mesh, self.global_batch, self.rows = mesh, global_batch, global_batch // mesh.size
+        self.mesh, self.global_batch, self.rows, self.repeats = mesh, global_batch, global_batch // mesh.size, repeats
         self.chunk_rows = chunk_rows or self.rows
         load: Callable[..., Batch] = load_indices if resident else load_images
-        self.chunks = Prefetcher(lambda positions: load(source, seed, positions), self._positions(first, end))
+        self.chunks = Prefetcher(lambda rows: load(source, seed, rows), self._rows(first, end))
 
-    def _positions(self, first: int, end: int) -> Iterator[np.ndarray]:
-        """The positions of every chunk."""
+    def _rows(self, first: int, end: int) -> Iterator[Rows]:
+        """The rows of every chunk."""
         offsets = local_device_indices(self.mesh) * self.rows
         for batch in range(first, end, self.global_batch):
             for row in range(0, self.rows, self.chunk_rows):
-                yield (batch + offsets[:, None] + row + np.arange(self.chunk_rows)).ravel()
+                chunk = (offsets[:, None] + row + np.arange(self.chunk_rows)).ravel()
+                yield Rows.of_batch(chunk, first=batch, global_batch=self.global_batch, repeats=self.repeats)
 
     @property
     def wait_seconds(self) -> float:

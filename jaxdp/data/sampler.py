@@ -22,3 +22,18 @@ def sample_ids(seed: int, positions: np.ndarray, examples: int) -> np.ndarray:
         mask = epochs == epoch
         ids[mask] = permutation(seed, int(epoch), examples)[offsets[mask]]
     return ids
+
+
+def repeated_positions(offsets: np.ndarray, *, first: int, global_batch: int, repeats: int) -> np.ndarray:
+    """The position in the order of images, int64, of rows of the batch that starts after `first` samples.
+
+    Repeated augmentation (Hoffer et al., arXiv 1901.09335; Berman et al., arXiv 1902.05509): sample p of the run is a copy of
+    image p // repeats of the order. The batch holds the samples in `repeats` blocks, one of each remainder of p - first by
+    `repeats`, so that the copies of an image are on different workers if there are at least as many. offsets: rows of the
+    batch, from 0.
+    """
+    ends = np.cumsum([-(-(global_batch - remainder) // repeats) for remainder in range(repeats)])
+    offsets = np.asarray(offsets, np.int64)
+    remainders = np.searchsorted(ends, offsets, side="right")
+    starts = np.concatenate([[0], ends[:-1]])
+    return (first + remainders + repeats * (offsets - starts[remainders])) // repeats

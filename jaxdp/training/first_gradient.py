@@ -30,7 +30,11 @@ def first_gradient(config: Config) -> dict[str, Any]:
     mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
     state = create_state(config, model, mesh)
     host_batch: dict[str, np.ndarray] = train_batch(
-        datasets.train_at(phase.image_size), seed=config.seed, first_sample=0, global_batch=phase.global_batch
+        datasets.train_at(phase.image_size),
+        seed=config.seed,
+        first_sample=0,
+        global_batch=phase.global_batch,
+        repeats=config.data.repeats,
     )
 
     def gradient(params: dict, batch_stats: dict, batch: Batch) -> dict:

@@ -104,6 +104,7 @@ class RunSetup:
             global_batch=phase.global_batch,
             chunk_rows=chunk,
             resident=resident,
+            repeats=data.repeats,
         )
 
     def check_fits(self, manifest: Manifest, accept_changes: bool) -> None:

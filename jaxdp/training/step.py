@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
+from jaxdp.data.policies import change_pixels, erase
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.optim import loss_scale
@@ -56,7 +57,9 @@ def local_gradient(
     """
     labels, mixed_labels = batch["labels"], None
     with jax.named_scope("augmentation"):
-        x = normalize(augment(config, batch["images"], batch["positions"]), *pixel_stats)
+        x = augment(config, batch["images"], batch["positions"])
+        x = change_pixels(config, x, batch["positions"], mean=pixel_stats[0])
+        x = erase(config, normalize(x, *pixel_stats), batch["positions"])
         if config.data.mix != "none":
             x, partner, share = mix(config, x, batch["positions"])
             mixed_labels = labels[partner], share

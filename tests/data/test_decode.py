@@ -220,6 +220,27 @@ def test_random_resized_crop_resizes_box_and_flips_half():
     assert 70 < mirrored < 130
 
 
+def test_interpolation_of_random_crops_is_pillows():
+    """At most 1 of 255 apart; `random` is one of the two, each in half of the images, independent of the flip."""
+    image, drawn = smooth_image(90, 120), []
+    for position in range(200):
+        random = decode.random_numbers(5, position)
+        top, left, height, width = decode.random_crop_box(90, 120, min_area=0.08, random=random)
+        crop = Image.fromarray(np.ascontiguousarray(image[top : top + height, left : left + width]))
+        flip, outs, expected = random[0] < 0.5, {}, {}
+        for name in ("bilinear", "bicubic", "random"):
+            outs[name] = np.empty((32, 32, 3), np.uint8)
+            decode.random_resized_crop(image, outs[name], ranges=Augment(crop_interpolation=name), random=random)
+        for name, resample in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
+            expected[name] = np.asarray(crop.resize((32, 32), resample)).astype(int)[:, :: -1 if flip else 1]
+            assert np.abs(outs[name] - expected[name]).max() <= 1
+        is_cubic = np.array_equal(outs["random"], outs["bicubic"])
+        assert is_cubic or np.array_equal(outs["random"], outs["bilinear"])
+        drawn.append((flip, is_cubic))
+    counts = [drawn.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))]
+    assert min(counts) > 30
+
+
 def test_random_numbers_are_unique_to_seed_and_position():
     rows = np.array([decode.random_numbers(0, position) for position in range(1000)])
     assert rows.shape == (1000, 3 + 2 * decode.CROP_ATTEMPTS)

@@ -4,11 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.runs import outcome, train_until
 
 import jaxdp
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.config import Augment
 from jaxdp.data import prefetch
 from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.sampler import sample_ids
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -30,6 +33,39 @@ def test_device_iterator_in_chunks_returns_the_same_batches(mesh_shape, chunk_ro
             assert other[name].sharding == one[name].sharding
     assert whole.next() is None
     assert chunked.next() is None
+
+
+@pytest.mark.parametrize(("mesh_shape", "chunk_rows"), [((1, 1), 4), ((2, 2), None), ((2, 2), 1)])
+def test_repeated_images_are_on_different_workers_with_positions_of_their_own(mesh_shape, chunk_rows):
+    """Three times twelve images in a batch of 36; a batch starts where the one before ended, also after a resume."""
+    random = np.random.default_rng(0)
+    source = ArraySource(random.integers(0, 256, (10, 4, 4, 3)), np.arange(10))
+    mesh, size = make_mesh(*mesh_shape), 36
+    run = {"seed": 3, "end": 4 * size, "global_batch": size, "repeats": 3}
+    whole = prefetch.DeviceIterator(source, mesh, first=0, **run, chunk_rows=chunk_rows)
+    resident = prefetch.DeviceIterator(source, mesh, first=0, **run, resident=True)
+    batches, indices = [[feed.next() for _ in range(4)] for feed in (whole, resident)]
+    labels = np.stack([batch["labels"] for batch in batches]).reshape(4, 3, 12)
+    np.testing.assert_array_equal(labels[:, 0], labels[:, 1])
+    np.testing.assert_array_equal(labels[:, 0], labels[:, 2])
+    order = sample_ids(3, np.arange(48), 10)
+    np.testing.assert_array_equal(labels[:, 0].ravel(), order)
+    positions = np.concatenate([batch["positions"] for batch in batches])
+    np.testing.assert_array_equal(positions, np.arange(4 * size))
+    for batch, rows in zip(batches, indices, strict=True):
+        np.testing.assert_array_equal(batch["images"], source.images[rows["indices"]])
+        np.testing.assert_array_equal(batch["positions"], rows["positions"])
+    resumed = prefetch.DeviceIterator(source, mesh, first=2 * size, **run).next()
+    np.testing.assert_array_equal(resumed["images"], batches[2]["images"])
+
+
+def test_run_with_repeats_and_random_operations_resumes_exactly(tiny, tmp_path):
+    data = dataclasses.replace(tiny.data, repeats=2)
+    config = dataclasses.replace(tiny, data=data, augment=Augment(jitter_contrast=0.4, erase_probability=0.5))
+    train_until(config, tmp_path / "cut", step=8)
+    for name in ("cut", "whole"):
+        jaxdp.train(config, tmp_path / name)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
 def test_evaluation_batches_contain_every_example_once():

@@ -3,8 +3,9 @@
 import itertools
 
 import numpy as np
+import pytest
 
-from jaxdp.data.sampler import permutation, sample_ids
+from jaxdp.data.sampler import permutation, repeated_positions, sample_ids
 
 
 def test_sample_ids_shuffle_every_epoch_differently():
@@ -33,3 +34,34 @@ def test_sample_ids_of_late_epoch_shuffle_that_epoch_only():
     permutation.cache_clear()
     np.testing.assert_array_equal(sample_ids(3, np.arange(position, position + 5), examples), expected)
     assert permutation.cache_info().misses == 1  # one epoch was shuffled, none of the 57 before
+
+
+def test_repeated_batch_has_copies_of_consecutive_images_a_batch_share_apart():
+    rows = repeated_positions(np.arange(12), first=24, global_batch=12, repeats=3)
+    np.testing.assert_array_equal(rows, [8, 9, 10, 11] * 3)
+    np.testing.assert_array_equal(repeated_positions(np.arange(5), first=7, global_batch=5, repeats=1), np.arange(7, 12))
+
+
+@pytest.mark.parametrize(("batch", "repeats"), [(12, 3), (16, 3), (2048, 3), (7, 4), (3, 5)])
+def test_repeated_batches_of_any_size_hold_copies_in_different_blocks(batch, repeats):
+    """Of the samples p from `first` on, image p // repeats, by counting; copies are at least a block's length apart."""
+    for first in (0, batch, 5 * batch):
+        rows = repeated_positions(np.arange(batch), first=first, global_batch=batch, repeats=repeats)
+        expected = sorted(p // repeats for p in range(first, first + batch))
+        assert sorted(rows.tolist()) == expected
+        apart = [np.diff(np.flatnonzero(rows == image)).min(initial=batch) for image in np.unique(rows)]
+        assert min(apart) >= batch // repeats
+        some = np.array([batch - 1, 0, batch // 2])
+        np.testing.assert_array_equal(repeated_positions(some, first=first, global_batch=batch, repeats=repeats), rows[some])
+
+
+def test_repeated_batches_of_phases_use_every_image_of_every_epoch_equally_often():
+    """Phases of batches 4 and 12 with three repeats: nothing is dropped between batches, phases or epochs of the order."""
+    starts = [*range(0, 60, 4), *range(60, 300, 12)]
+    batches = zip(starts, [*starts[1:], 300], strict=True)
+    order = [repeated_positions(np.arange(b - a), first=a, global_batch=b - a, repeats=3) for a, b in batches]
+    positions, counts = np.unique(np.concatenate(order), return_counts=True)
+    np.testing.assert_array_equal(positions, np.arange(100))
+    assert (counts == 3).all()
+    ids = sample_ids(2, np.concatenate(order), 25)
+    assert (np.bincount(ids) == 12).all()  # four epochs of 25 images, three times

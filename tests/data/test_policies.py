@@ -1,0 +1,242 @@
+"""The random draws of the policies, of color jitter and of erasing against their published distributions."""
+
+import collections
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxdp.config import Augment, Config, Data, policy_words
+from jaxdp.data import policies
+from jaxdp.data.augment import augment, keys_for
+from jaxdp.data.pixel_operations import Kind
+from jaxdp.errors import ConfigError
+from jaxdp.validation import from_json, to_json
+
+MEAN, SIZE = (123.675, 116.28, 103.53), 16
+
+
+def config_of(policy="none", seed=0, data=None, **ranges) -> Config:
+    fields = {"source": "given", "image_size": SIZE, "auto_augment": policy} | (data or {})
+    return Config(seed=seed, data=Data(**fields), augment=Augment(**ranges))
+
+
+def drawn(config, count):
+    """Operations of `count` positions: leaves [count, operations, ...]."""
+    keys = keys_for(config.seed, jnp.arange(count, dtype=jnp.uint32))
+    return jax.tree.map(np.asarray, jax.jit(jax.vmap(lambda key: policies.draw_operations(config, key, SIZE)))(keys))
+
+
+def identities(operations) -> list[bytes]:
+    """Kind, value and matrix of every operation as bytes."""
+    columns = [np.asarray(leaf).reshape(-1, size) for leaf, size in zip(operations[:3], (1, 1, 12), strict=True)]
+    return [b"".join(part.tobytes() for part in row) for row in zip(*columns, strict=True)]
+
+
+@pytest.mark.parametrize(("policy", "magnitude"), [("rand_augment", None), ("rand_augment", 20.0), ("trivial_augment", None)])
+def test_operations_magnitudes_and_signs_have_the_published_frequencies(policy, magnitude):
+    """Chi-square of every distinct operation: 14, the magnitudes and the signs have the same probability each."""
+    table = policies.table(policy, SIZE, True)
+    if policy == "rand_augment":  # one magnitude
+        bin_ = round(9 if magnitude is None else magnitude)
+        table = table._replace(**{name: getattr(table, name)[:, bin_] for name in ("kind", "value", "matrix")})
+    possible = identities(table)
+    expected = {row: count / len(possible) for row, count in collections.Counter(possible).items()}
+    found = identities(drawn(config_of(policy, magnitude=magnitude), 30_000))
+    counts = collections.Counter(found)
+    assert counts.keys() <= expected.keys()
+    freedom = len(expected) - 1
+    statistic = sum((counts[row] - len(found) * share) ** 2 / (len(found) * share) for row, share in expected.items())
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)
+    assert len(found) == (30_000 if policy == "trivial_augment" else 60_000)
+
+
+def test_table_has_the_published_operations_and_strongest_magnitudes():
+    assert len(policies.OPERATIONS) == 14
+    assert len(set(policies.INCREASING)) == 15
+    for policy, shear, shift, degrees, factor, bits in (
+        ("rand_augment", 0.3, 101, 30.0, 0.9, 4),  # 150 / 331 of 224 pixels
+        ("trivial_augment", 0.99, 32, 135.0, 0.99, 2),
+    ):
+        last = {operation: policies.magnitudes(policy, operation, 224)[-1] for operation in policies.OPERATIONS}
+        expected = {"shear_x": shear, "shear_y": shear, "right": shift, "down": shift, "degrees": degrees}
+        expected |= {Kind.COLOR: factor, Kind.POSTERIZE: bits, Kind.SOLARIZE: 0.0}
+        assert {name: last[name] for name in expected} == pytest.approx(expected)
+
+
+def test_increasing_operations_are_applied_half_of_the_time_at_normal_magnitudes():
+    """timm's rand-m7-mstd0.5-inc1: 15 operations, each with probability 1 / 30, and bilinear or bicubic."""
+    operations = drawn(config_of("rand_augment_increasing"), 20_000)
+    moved = (operations.matrix[..., 0, :, :2] != 65536 * np.eye(2, dtype=int)).any((-2, -1))
+    shifted = ~moved & (operations.matrix[..., 0, :, 2] != 32768).any(-1)
+    kinds, total = operations.kind, operations.kind.size
+    shares = {kind: (kinds == kind).sum() / total for kind in Kind}
+    for kind, share in shares.items():
+        if kind is not Kind.NONE:
+            assert share == pytest.approx(1 / 30, abs=4 * np.sqrt(1 / 30 / total)), kind
+    assert moved.mean() == pytest.approx(3 / 30, abs=0.006)
+    assert shifted.mean() == pytest.approx(2 / 30, abs=0.005)
+    change = operations.value[kinds == Kind.COLOR] - 1
+    assert (change > 0).mean() == pytest.approx(0.5, abs=0.06)
+    assert np.abs(change).mean() == pytest.approx(0.9 * 0.7, abs=0.01)
+    assert np.abs(change).std() == pytest.approx(0.9 * 0.05, rel=0.1)
+    assert operations.cubic.mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_increasing_magnitudes_are_clipped_to_their_range():
+    values = drawn(config_of("rand_augment_increasing", magnitude=10.0, magnitude_std=3.0), 3000)
+    factors = values.value[values.kind == Kind.BRIGHTNESS]
+    assert factors.min() == pytest.approx(0.1)
+    assert factors.max() == pytest.approx(1.9)
+    assert (np.abs(factors - 1) > 0.899).mean() == pytest.approx(0.5, abs=0.1)  # half of the normal numbers are above 10
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def changed(config, seed, images, positions):
+    """All random changes of the pixels, before normalization and after it."""
+    config = dataclasses.replace(config, seed=seed)
+    pixels = policies.change_pixels(config, augment(config, images, positions), positions, mean=MEAN)
+    return pixels, policies.erase(config, pixels.astype(jnp.float32), positions)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of("rand_augment", operations=1, jitter_saturation=0.4, erase_probability=0.7, erase_mode="noise"),
+        config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, jitter_contrast=0.9),
+    ],
+    ids=["crops of the decoding threads", "crops on the device"],
+)
+def test_results_depend_on_seed_and_position_only(config):
+    images = np.random.default_rng(0).integers(0, 256, (6, SIZE, SIZE, 3)).astype(np.uint8)
+    positions, order = np.arange(40, 46, dtype=np.uint32), np.array([3, 0, 5, 2, 1, 4])
+    whole, moved = changed(config, 3, images, positions), changed(config, 3, images[order], positions[order])
+    assert whole[0].dtype == jnp.uint8
+    for one, other in zip(whole, moved, strict=True):
+        np.testing.assert_array_equal(one[order], other)
+    for others in (changed(config, 3, images, positions + 1), changed(config, 4, images, positions)):
+        assert not np.array_equal(whole[0], others[0])
+
+
+def test_all_options_off_change_nothing():
+    images = jnp.ones((2, SIZE, SIZE, 3))
+    assert policies.change_pixels(config_of(), images, jnp.arange(2, dtype=jnp.uint32), mean=MEAN) is images
+    assert policies.erase(config_of(), images, jnp.arange(2, dtype=jnp.uint32)) is images
+
+
+def test_places_outside_have_the_published_color():
+    """A large shift of a white image: black as in torchvision, the mean as in timm, or the fill of the config."""
+    white, positions = np.full((200, SIZE, SIZE, 3), 255, np.uint8), np.arange(200, dtype=np.uint32)
+    for config, color in (
+        (config_of("trivial_augment"), (0, 0, 0)),
+        (config_of("trivial_augment", fill=(0.2, 0.4, 1.0)), (51, 102, 255)),
+        (config_of("rand_augment_increasing", operation_interpolation="nearest", operations=1), (124, 116, 104)),
+    ):
+        pixels = np.asarray(jax.jit(functools.partial(policies.change_pixels, config, mean=MEAN))(white, positions))
+        colored = (pixels == color).all(-1).any((1, 2))
+        assert 0.1 < colored.mean() < 0.6
+
+
+def test_jitter_factors_are_uniform_in_their_range():
+    gray, positions = np.full((2000, 2, 2, 3), 100, np.uint8), np.arange(2000, dtype=np.uint32)
+    config = config_of(jitter_brightness=0.4)
+    factors = np.asarray(policies.change_pixels(config, gray, positions, mean=MEAN))[:, 0, 0, 0] / 100
+    np.testing.assert_allclose(np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), [0.6, 0.8, 1.0, 1.2, 1.4], atol=0.03)
+
+
+def test_jitter_has_its_parts_in_every_order():
+    """Brightness and contrast of a two-colored image do not commute: both orders are drawn, each half of the time."""
+    image = jnp.zeros((4, 4, 3), jnp.uint8).at[:2].set(200)
+    keys = keys_for(0, jnp.arange(400, dtype=jnp.uint32))
+    strengths = {"brightness": 0.9, "contrast": 0.9}
+    ours = np.asarray(jax.jit(jax.vmap(lambda key: policies.jitter(image, key, strengths=strengths)))(keys))
+
+    @jax.jit
+    @jax.vmap
+    def brightness_first(key):
+        _, draw = jax.random.split(key)
+        factors = {name: 0.1 + 1.8 * u for name, u in zip(strengths, jax.random.uniform(draw, (2,)), strict=True)}
+        return policies.jitter_once(policies.jitter_once(image, jnp.int32(0), factors), jnp.int32(1), factors)
+
+    same = (ours == np.asarray(brightness_first(keys))).all((1, 2, 3))
+    assert 0.4 < same.mean() < 0.75  # some other orders give equal pixels
+
+
+@pytest.mark.parametrize("size", [(32, 32), (224, 224)])
+def test_erased_rectangles_have_the_published_areas_ratios_and_places(size):
+    boxes = jax.jit(jax.vmap(lambda key: jnp.stack(policies.erased_box(key, size))))
+    top, left, tall, wide = np.asarray(boxes(keys_for(0, jnp.arange(4000, dtype=jnp.uint32)))).T
+    area, ratio = tall * wide / (size[0] * size[1]), tall / wide
+    rounded = 0.02 if size[0] == 224 else 0.2  # sides are whole pixels
+    assert area.min() > 0.02 * (1 - 2 * rounded)
+    assert area.max() < 0.33 * (1 + rounded)
+    assert ratio.min() > 0.3 * (1 - 2 * rounded)
+    assert ratio.max() < 3.3 * (1 + 2 * rounded)
+    assert (tall.max() < size[0]) & (wide.max() < size[1])
+    # Sides below the image's exclude some large and long rectangles, so the quantiles are those of the accepted draws.
+    rng = np.random.default_rng(0)
+    areas, ratios = rng.uniform(0.02, 0.33, 200_000), np.exp(rng.uniform(np.log(0.3), np.log(3.3), 200_000))
+    fits = (np.sqrt(areas * ratios) < 1) & (np.sqrt(areas / ratios) < 1)
+    for ours, expected in ((area, areas[fits]), (np.log(ratio), np.log(ratios[fits]))):
+        np.testing.assert_allclose(*(np.quantile(x, [0.1, 0.5, 0.9]) for x in (ours, expected)), atol=0.06 * np.ptp(expected))
+    for start, side, whole in ((top, tall, size[0]), (left, wide, size[1])):
+        assert start.min() == 0
+        assert (start + side).max() == whole
+        assert np.mean(start / (whole - side)) == pytest.approx(0.5, abs=0.02)
+
+
+def test_erasing_replaces_by_the_mean_or_by_noise_with_the_probability():
+    ones, positions = jnp.ones((600, 32, 32, 3)), np.arange(600, dtype=np.uint32)
+    constant, noise = (
+        np.asarray(
+            jax.jit(policies.erase, static_argnums=0)(config_of(erase_probability=0.25, erase_mode=mode), ones, positions)
+        )
+        for mode in ("constant", "noise")
+    )
+    erased = (constant == 0).all(-1)
+    assert np.isin(constant, [0, 1]).all()
+    assert erased.any((1, 2)).mean() == pytest.approx(0.25, abs=0.07)
+    np.testing.assert_array_equal(noise != 1, np.repeat(erased[..., None], 3, axis=-1))
+    values = noise[erased]
+    assert (values.mean(), values.std()) == pytest.approx((0, 1), abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (config_of("rand_augment", magnitude=9.5), "augment.magnitude=9.5: must be a whole number with rand_augment; use 10"),
+        (
+            config_of("rand_augment_increasing", magnitude=11.0),
+            "augment.magnitude=11.0: must not exceed 10 with rand_augment_incr",
+        ),
+        (
+            config_of("trivial_augment", magnitude=9.0),
+            "augment.magnitude=9.0: not used with data.auto_augment='trivial_augment'",
+        ),
+        (config_of("trivial_augment", fill=(0.5,)), r"augment.fill=\(0.5,\): must be three numbers: red, green, blue"),
+        (config_of(erase_mode="noise"), "augment.erase_mode='noise': not used with augment.erase_probability=0"),
+        (
+            config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, crop_interpolation="bicubic"),
+            "augment.crop_interpolation='bicubic': images of synthetic are cropped on the device, not while decoding; omit it",
+        ),
+    ],
+)
+def test_fields_that_do_not_apply_are_refused(config, message):
+    with pytest.raises(ConfigError, match=message):
+        from_json(to_json(config))
+
+
+def test_plan_names_every_random_operation():
+    ranges = {"jitter_hue": 0.1, "erase_probability": 0.25, "crop_interpolation": "random"}
+    config = config_of("rand_augment_increasing", data={"repeats": 3}, magnitude=6.0, **ranges)
+    assert policy_words(config) == [
+        "crops resized with random",
+        "rand augment increasing (operations 2, magnitude 6.0)",
+        "color jitter (hue 0.1)",
+        "erasing (constant, probability 0.25)",
+        "each image 3 times a batch",
+    ]
+    assert policy_words(Config()) == []
