@@ -3,8 +3,11 @@
 python benchmarks/tables.py [--check]
 """
 
+import contextlib
+import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -24,6 +27,10 @@ import other_devices
 import saving
 import training_vs_pytorch
 import turns
+
+from jaxdp.data.sources import training_examples
+from jaxdp.planning import make_plan
+from jaxdp.recipes import find_config, load_config
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -402,11 +409,47 @@ def imagenet_hours() -> str:
     )
 
 
+GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
+    "imagenet_ffcv_16": ("a first run, in minutes", None),
+    "imagenet_mosaic_mild --epochs 28.8 --schedule.warmup-epochs 8": ("76 % in the fewest epochs", None),
+    "imagenet_goyal_8k": ("the run that papers compare with, in large batches", "76.26 %"),
+    "imagenet_ffcv_16 --epochs 88 --batch.0.until-epoch 71 --schedule.warmup-epochs 2": ("78 % in the fewest hours", "78.4 %"),
+    "imagenet_rsb_a3": ("78 % in 100 epochs of strong augmentation", None),
+    "imagenet_rsb_a2": ("almost 80 %", None),
+    "imagenet_rsb_a1": ("more than 80 %", None),
+    "imagenet_torchvision_v2": ("the most", None),
+}
+RATE = 2_500  # images of 224x224 a second on each GPU, assumed
+
+
+def goals() -> str:
+    """Recipes by goal: epochs, published accuracy, and hours on 8 GPUs from the plan."""
+    lines = ["| goal | recipe | epochs | published top-1 | hours on 8 GPUs |", "|---|---|---|---|---|"]
+    for command, (goal, accuracy) in GOALS.items():
+        name, *flags = command.split()
+        with contextlib.redirect_stderr(io.StringIO()):
+            config = load_config(name, flags)
+        plan = make_plan(config, examples=training_examples(config), devices=8)
+        hours = plan.training_hours(RATE * (224 / config.data.image_size) ** 2)
+        published = accuracy or re.search(r"Published: ([\d.]+ %)", find_config(name).read_text())[1]
+        shown = "`" + command.replace(" --", "` `--", 1) + "`"
+        lines.append(f"| {goal} | {shown} | {config.epochs:g} | {published} | {hours:.2g} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Hours: at an assumed {RATE:,} images/s of 224x224 on each GPU, in proportion to the pixels, without evaluation and "
+            "the work of augmentation. jaxdp has not trained these recipes; the accuracies are their sources'.",
+        ]
+    )
+
+
 TABLES = {
     "README.md": {"digits": digits},
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/performance.md": {"gpu": gpu},
+    "docs/recipes.md": {"goals": goals},
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
         "cpu": folded_on_cpu,

@@ -1,7 +1,8 @@
 """FFCV's ResNet-50 in 16 epochs: small images, growing at three quarters of the run, BlurPool.
 
     python train.py --config imagenet_ffcv_16
-    python train.py --config imagenet_ffcv_16 --name imagenet_ffcv_88 --epochs 88 --batch.0.until-epoch 71 --schedule.warmup-epochs 2
+    python train.py --config imagenet_ffcv_16 --name imagenet_ffcv_88 --epochs 88 --batch.0.until-epoch 71 \\
+        --schedule.warmup-epochs 2
     jaxdp plan --config imagenet_ffcv_16 --devices 8
 
 Source: Leclerc et al., "FFCV: Accelerating Training by Removing Data Bottlenecks", arXiv 2306.12517; libffcv/ffcv-imagenet,
@@ -9,10 +10,10 @@ rn50_configs/rn50_16_epochs.yaml and train_imagenet.py.
 Published: 73.8 % top-1 after 16 epochs in 15 minutes, 78.4 % after 88 in 77 minutes, 8 A100 GPUs.
 Our choices where the source is silent or not followed, and flags for alternatives:
 
-    batch          512 images on each of 8 GPUs, as the source's loader divides the data: `--batch.0.global-batch`
-    image size     160, and 192 from epoch 12 on, where the source's ramp from epoch 11 to 13 rounds to 192. In its 88 epochs, with
-                   a ramp from 65 to 76, that is epoch 71
-    peak           at epoch 2 in any length: `--schedule.warmup-epochs 2` with another number of epochs
+    batch          512 images on each of 8 GPUs, as the source's loader divides the data
+    image size     160, and 192 from epoch 12 on, where the source's ramp from epoch 11 to 13 rounds to 192. In its 88 epochs,
+                   with a ramp from 65 to 76, that is epoch 71
+    peak           at epoch 2 in any length, so the command for 88 epochs sets the warm-up
     weight decay   not on biases and normalization; the source decays the classifier's bias and the normalization of shortcuts
     evaluation     of 256x256 images, without the source's average over the image and its mirror image
     initialization zero scale in the last batch normalization of each block; the source starts from 1; there is no flag for it

@@ -7,15 +7,17 @@ Source: MosaicML, "Mosaic ResNet" (mosaicml/examples, blogs/resnet: resnet50_mil
 Published: 76.19 % top-1 after 28.8 epochs (`--epochs 28.8`); the file's length is 32.4 epochs, for which it prints no accuracy.
 Our choices where the source is silent or not followed, and flags for alternatives:
 
-    weight decay   3.05e-5, added to the gradient. The source decays weights by 5e-4 of themselves at the peak rate 2.048, apart from
-                   the momentum 0.875: 5e-4 = 2.048 x 3.05e-5 / (1 - 0.875). Not on biases and normalization
-    image size     steps of 16 pixels; the source's are of 4, with a program for each of 23 sizes. It resizes crops of 176x176; here
+    weight decay   3.05e-5, added to the gradient. The source decays weights by 5e-4 of themselves at the peak rate 2.048, apart
+                   from the momentum 0.875: 5e-4 = 2.048 x 3.05e-5 / (1 - 0.875). Not on biases and normalization
+    image size     steps of 16 pixels; the source's are of 4, which would need 23 programs. It resizes crops of 176x176; here
                    the crop itself has the size
-    warm-up        8 epochs in any length, as in the source: `--schedule.warmup-epochs 8` with another number of epochs
+    warm-up        8 epochs in any length, as in the source: `--epochs 28.8 --schedule.warmup-epochs 8`
     averaging      every step, with the source's half-life of 100 steps; it averages every 20: `--optimizer.average-decay 0.999`
     initialization the source draws scales of batch normalization from [0, 1); there is no flag for it
     precision      bfloat16 compute; the source has mixed precision: `--model.dtype float32`
 """
+
+from itertools import pairwise
 
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule
 
@@ -26,7 +28,7 @@ GROWS_FROM, GROWS_UNTIL = 0.4, 0.8  # shares of the run
 def phases() -> tuple[Phase, ...]:
     """Each size, until a line from the smallest to the largest is nearer to the next."""
     sizes = [*range(SMALL, LARGE, STEP), LARGE]
-    middles = [(small + large) / 2 for small, large in zip(sizes[:-1], sizes[1:], strict=True)]
+    middles = [(small + large) / 2 for small, large in pairwise(sizes)]
     shares = [GROWS_FROM + (GROWS_UNTIL - GROWS_FROM) * (middle - SMALL) / (LARGE - SMALL) for middle in middles]
     ends = [round(EPOCHS * share, 2) for share in shares]
     return tuple(

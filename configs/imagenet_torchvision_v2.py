@@ -8,9 +8,9 @@ references/classification/train.py).
 Published: 80.858 % top-1, trained on 8 GPUs of 128 images each.
 Our choices where the source is silent or not followed, and flags for alternatives:
 
-    weight decay   2e-5, not on biases and normalization; the source decays the classifier's bias too: `--optimizer.weight-decay`
-    averaging      every step; the source averages every 32 steps, with a decay of 1 - 1024 x 32 / 600 x 2e-5, whose 32nd root is
-                   the decay here: `--optimizer.average-decay 0.9999`
+    weight decay   2e-5, not on biases and normalization; the source decays the classifier's bias too
+    averaging      every step; the source averages every 32 steps, with a decay of 1 - 1024 x 32 / 600 x 2e-5, whose 32nd root
+                   is the decay here: `--optimizer.average-decay 0.9999`
     mixing         mixup with alpha 0.2 or CutMix with 1.0, for each worker's batch: `--data.cutmix-probability 0.5`
     initialization zero scale in the last batch normalization of each block; the source starts from 1; there is no flag for it
     precision      bfloat16 compute; the source has mixed precision: `--model.dtype float32`

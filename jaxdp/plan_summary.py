@@ -234,10 +234,9 @@ def _describe_hours(plan: Plan, rate: float | None) -> str:
     hours = plural(plan.training_hours(rate), "hour", ",.2g" if plan.training_hours(rate) < 10 else ",.0f")
     size = plan.config.data.image_size
     scaled = any(phase.image_size != size for phase in plan.phases)
-    images = (
-        f"images/s of {size}x{size} per device, other sizes in proportion to their pixels" if scaled else "images/s per device"
-    )
-    return f"{hours} at {rate:,.6g} {images}, without start-up, evaluation and checkpoints"
+    of_size = f" of {size}x{size}" * scaled
+    others = ", for other sizes in proportion to their pixels" * scaled
+    return f"{hours} at {rate:,.6g} images/s{of_size} per device{others}, without start-up, evaluation and checkpoints"
 
 
 def _size(size: int) -> str:
