@@ -438,8 +438,8 @@ def goals() -> str:
         [
             *lines,
             "",
-            f"Hours: at an assumed {RATE:,} images/s of 224x224 on each GPU, in proportion to the pixels, without evaluation and "
-            "the work of augmentation. jaxdp has not trained these recipes; the accuracies are their sources'.",
+            f"Hours: at an assumed {RATE:,} images/s of 224x224 on each GPU, in proportion to the pixels, without evaluation "
+            "and augmentation. jaxdp has not trained these recipes; the accuracies are their sources'.",
         ]
     )
 
