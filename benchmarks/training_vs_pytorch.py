@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,13 +37,10 @@ NETWORK = ((3, 4, 6, 3), True)
 STEPS, BATCH, SIZE, MEAN, STD = 20, 32, 64, 120.0, 58.0
 MOMENTUM, DECAY, SMOOTHING, THRESHOLD = 0.9, 0.01, 0.1, 0.2
 SHOWN = (1, 5, 10, 20)
+FORMS_OF = "SGD, PyTorch, softmax"  # the run that compares forms of batch normalization
 
 
-class Trained(NamedTuple):
-    """Loss and weights by name after each step."""
-
-    losses: list[float]
-    weights: list[dict]
+Step = tuple[float, dict]  # loss, and weights by name after the step in float64
 
 
 def batches() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -123,7 +120,7 @@ def runs() -> dict[str, Run]:
     }
 
 
-def by_torch(held: dict, run: Run, dtype: str) -> Trained:
+def by_torch(held: dict, run: Run, dtype: str) -> Iterator[Step]:
     """The training in PyTorch."""
     import torch
     import torchvision
@@ -135,19 +132,16 @@ def by_torch(held: dict, run: Run, dtype: str) -> Trained:
     for parameter in network.parameters():
         groups[parameter.ndim < 2]["params"].append(parameter)
     optimizer = run.optimizer(groups, run.rate)
-    seen = Trained([], [])
     for images, labels in batches():
         normalized = (torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64)) - MEAN) / STD
         loss = run.loss(network(normalized.to(getattr(torch, dtype))), torch.from_numpy(labels).long())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        seen.losses.append(loss.item())
-        seen.weights.append({name: value.detach().numpy().astype(np.float64) for name, value in network.named_parameters()})
-    return seen
+        yield loss.item(), {name: value.detach().numpy().astype(np.float64) for name, value in network.named_parameters()}
 
 
-def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Trained:
+def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Iterator[Step]:
     """The training in jaxdp, with PyTorch's names of the weights."""
     from safetensors.numpy import save_file
 
@@ -166,31 +160,30 @@ def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Trained:
     copy = jax.tree.map(jax.numpy.array, (given.params, given.batch_stats))
     state = state._replace(params=copy[0], batch_stats=copy[1])
     scalars = {"learning_rate": np.float32(run.rate), "momentum": np.float32(MOMENTUM), "seed": np.uint32(0)}
-    seen = Trained([], [])
     for number, (images, labels) in enumerate(batches()):
         positions = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.uint32)
         batch = prefetch.to_global({"images": images, "labels": labels, "positions": positions}, mesh)
         state, metrics = step(state, batch, scalars)
         tensors = weights.named_tensors(*jax.device_get((state.params, state.batch_stats)))
-        seen.losses.append(metrics["loss"].item())
-        seen.weights.append(
-            {name: np.asarray(value, np.float64) for name, value in to_torch(tensors, steps=number + 1).items()}
-        )
-    return seen
+        named = to_torch(tensors, steps=number + 1)
+        yield metrics["loss"].item(), {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
-def distances(seen: Trained, reference: Trained, start: dict) -> list[float]:
-    """Distance of all weights from the reference after each step, relative to their change since the start."""
+def compare(held: dict, run: Run, others: dict[str, Iterator[Step]]) -> dict[str, dict[str, list[float]]]:
+    """Name -> {"distances": of all weights from PyTorch in float64 after each step, relative to their change since the start,
+    "losses": relative differences from its}. All trainings run at the same time, so that one step of each is in memory."""
+    start = {name: value.astype(np.float64) for name, value in held.items()}
+    found: dict[str, dict[str, list[float]]] = {name: {"distances": [], "losses": []} for name in others}
 
     def norm(left: dict, right: dict) -> float:
-        return float(np.sqrt(sum(((left[name] - right[name]) ** 2).sum() for name in reference.weights[0])))
+        return float(np.sqrt(sum(((left[name] - right[name]) ** 2).sum() for name in reference)))
 
-    return [norm(ours, theirs) / norm(theirs, start) for ours, theirs in zip(seen.weights, reference.weights, strict=True)]
-
-
-def loss_errors(seen: Trained, reference: Trained) -> list[float]:
-    """Relative differences of the losses."""
-    return [abs(ours / theirs - 1) for ours, theirs in zip(seen.losses, reference.losses, strict=True)]
+    for loss, reference in by_torch(held, run, "float64"):
+        for name, other in others.items():
+            other_loss, seen = next(other)
+            found[name]["distances"].append(norm(seen, reference) / norm(reference, start))
+            found[name]["losses"].append(abs(other_loss / loss - 1))
+    return found
 
 
 def _rows(distances_by_name: dict) -> list[str]:
@@ -209,14 +202,11 @@ def table(record: dict) -> str:
 
 def optimizers_table(record: dict) -> str:
     """The optimizers and losses."""
-    rows = {}
-    for name, run in record["optimizers"].items():
-        rows |= {f"{name}: jaxdp": run["distances"]["jaxdp"], f"{name}: original": run["distances"]["PyTorch"]}
-    largest = max(max(run["losses"]["jaxdp"]) for run in record["optimizers"].values())
-    theirs = max(max(run["losses"]["PyTorch"]) for run in record["optimizers"].values())
+    rows = {f"{name}: {who}": run[who]["distances"] for name, run in record["optimizers"].items() for who in run}
+    ours, theirs = (max(max(run[who]["losses"]) for run in record["optimizers"].values()) for who in ("jaxdp", "original"))
     versions = record["provenance"]["versions"]
     made = f"Distance of all weights from the reference, relative to their change. ResNet-50, {SIZE}x{SIZE}, batch {BATCH}"
-    losses = f"Largest relative difference of a loss from the reference: jaxdp {largest:.1e}, the originals {theirs:.1e}"
+    losses = f"Largest relative difference of a loss from the reference: jaxdp {ours:.1e}, the originals {theirs:.1e}"
     return "\n".join([*_rows(rows), "", f"{made}. {losses}. PyTorch {versions['torch']}, timm {versions['timm']}."])
 
 
@@ -225,24 +215,18 @@ def main():
     from helpers import torch_layout
 
     held = start_weights(torch_layout.random_tensors(0, *NETWORK))
-    start = {name: value.astype(np.float64) for name, value in held.items()}
     record: dict[str, Any] = {"provenance": provenance((*PACKAGES, "torch", "torchvision", "timm")), "optimizers": {}}
     for name, run in runs().items():
-        reference = by_torch(held, run, "float64")
-        found = {"PyTorch": by_torch(held, run, "float32"), "jaxdp": by_jaxdp(held, run)}
-        record["optimizers"][name] = {
-            "distances": {who: distances(seen, reference, start) for who, seen in found.items()},
-            "losses": {who: loss_errors(seen, reference) for who, seen in found.items()},
-            "reference_losses": reference.losses,
-        }
-        if name == "SGD, PyTorch, softmax":
-            found = {
-                "PyTorch": found["PyTorch"],
-                "jaxdp, separate": found["jaxdp"],
-                "jaxdp, folded": by_jaxdp(held, run, "folded"),
-            }
-            record["distances"] = {who: distances(seen, reference, start) for who, seen in found.items()}
-        print(name, {who: f"{values[-1]:.1e}" for who, values in record["optimizers"][name]["distances"].items()}, flush=True)
+        others = {"jaxdp": by_jaxdp(held, run), "original": by_torch(held, run, "float32")}
+        if name == FORMS_OF:
+            others["folded"] = by_jaxdp(held, run, "folded")
+        found = compare(held, run, others)
+        if name == FORMS_OF:
+            forms = {"PyTorch": "original", "jaxdp, separate": "jaxdp", "jaxdp, folded": "folded"}
+            record["distances"] = {form: found[who]["distances"] for form, who in forms.items()}
+            del found["folded"]
+        record["optimizers"][name] = found
+        print(name, {who: f"{values['distances'][-1]:.1e}" for who, values in found.items()}, flush=True)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record), optimizers_table(record), sep="\n\n")
 
