@@ -49,15 +49,20 @@ def small(tmp_path, monkeypatch, request):
         )
         for phase in config.batch
     )
+    augment = config.augment
+    if config.data.auto_augment == "rand_augment_increasing":
+        augment = dataclasses.replace(augment, operations=1)  # two compile for a minute on a CPU
     return validate(
         dataclasses.replace(
             config,
             epochs=3.0,
             data=data,
+            augment=augment,
             batch=batch,
             model=dataclasses.replace(config.model, width=4, classes=4, dtype="float32"),
             schedule=dataclasses.replace(config.schedule, warmup_epochs=0.5),
             mesh=Mesh(cpu_devices=2),
+            guard=dataclasses.replace(config.guard, audit_every_steps=None),
             logging=Logging(every_steps=1, tensorboard=False),
         )
     )
@@ -66,7 +71,7 @@ def small(tmp_path, monkeypatch, request):
 @pytest.mark.parametrize("small", RECIPES, indirect=True)
 def test_interrupted_recipe_equals_an_uninterrupted_one(small, tmp_path):
     jaxdp.train(small, tmp_path / "whole")
-    for step in (3, 5, 10):
+    for step in (5, 10):
         train_until(small, tmp_path / "cut", step=step)
     jaxdp.train(small, tmp_path / "cut")
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
