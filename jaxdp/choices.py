@@ -59,9 +59,11 @@ class UpdateRule(Choice):
 
 @dataclass(frozen=True)
 class Loss(Choice):
-    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them."""
+    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them. title: its name in a
+    plan, "" for the usual one."""
 
     chance: Callable[[int], float] = math.log
+    title: str = ""
 
 
 Entry = TypeVar("Entry", bound=Choice)
@@ -178,9 +180,17 @@ LOSSES = Choices(
     {
         "softmax": Loss("cross entropy of the softmax over the classes"),
         "binary": Loss(
-            "binary cross entropy of each class, averaged over the classes", "target_threshold", chance=lambda _: math.log(2)
+            "binary cross entropy of each class, averaged over the classes",
+            "target_threshold",
+            chance=lambda _: math.log(2),
+            title="binary cross entropy",
         ),
-        "binary_sum": Loss("its sum over the classes", "target_threshold", chance=lambda classes: classes * math.log(2)),
+        "binary_sum": Loss(
+            "its sum over the classes",
+            "target_threshold",
+            chance=lambda classes: classes * math.log(2),
+            title="sum of binary cross entropies",
+        ),
     },
 )
 LOSS_SCALES = Choices(

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.choices import MIXES, OPTIMIZERS
+from jaxdp.choices import LOSSES, MIXES, OPTIMIZERS
 from jaxdp.config import (
     HELD_OUT_LABELS,
     Config,
@@ -145,6 +145,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     whole = f"{plan.total_samples / plan.examples:.1f}"
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
+    training = f"training: {training_labels(config)}"
     rows = [
         ("run", f"{config.name}, seed {config.seed}, {epochs}, {plural(plan.total_steps, 'step', ',')}"),
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
@@ -165,7 +166,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rows += [
         ("optimizer", _describe_optimizer(optimizer)),
         ("schedule", f"{schedule.name}, learning rate {schedule.learning_rate:g}, {warmup} of warm-up"),
-        ("loss", f"training: {training_labels(config)}; held-out: {HELD_OUT_LABELS}"),
+        ("loss", "; ".join(filter(None, [LOSSES[optimizer.loss].title, training, f"held-out: {HELD_OUT_LABELS}"]))),
         ("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if config.finetune != Finetune():

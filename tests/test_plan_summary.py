@@ -122,3 +122,16 @@ def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
     assert max(map(len, lines)) <= 80
     assert "phase 1     epoch 4.01 to 7.04, 34 steps, batch 128 = 4 devices (2x2) x 32" in lines
     assert "jaxdp plan" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [
+        ("softmax", "training: labels smoothed by 0.1; held-out: plain labels"),
+        ("binary", "binary cross entropy; training: labels smoothed by 0.1; held-out: plain labels"),
+        ("binary_sum", "sum of binary cross entropies; training: labels smoothed by 0.1; held-out: plain labels"),
+    ],
+)
+def test_plan_names_a_loss_that_is_not_the_usual_one(tiny, loss, shown):
+    config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, loss=loss))
+    assert ("loss", shown) in _rows(make_plan(config, examples=50, devices=4), "", model_summary(config))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,16 @@ def abstract_params(config, size):
     """(model, params, batch_stats) as shapes: nothing is compiled."""
     model = models.create(config)
     return model, *jax.eval_shape(lambda: model.init(jax.random.key(0), (size, size, 3)))
+
+
+def test_classifier_starts_from_the_frequency_of_its_classes():
+    """A sigmoid of -ln(K) is 1 / (1 + K); everything else starts as before."""
+    config = Model(depth=TWO_BLOCKS, width=4, stem="small", classes=6)
+    _, usual, _ = initialize(config)
+    _, params, _ = initialize(dataclasses.replace(config, classifier_bias="class_frequency"))
+    np.testing.assert_allclose(jax.nn.sigmoid(params.pop("fc_bias")), np.full(6, 1 / 7), rtol=1e-6)
+    np.testing.assert_array_equal(usual.pop("fc_bias"), 0)
+    jax.tree.map(np.testing.assert_array_equal, params, usual)
 
 
 # torchvision's published numbers
