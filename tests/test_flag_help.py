@@ -86,7 +86,7 @@ def test_help_of_a_group_can_be_spelled_in_several_ways(capsys, monkeypatch, wor
     ("command", "flags"),
     [
         ("bench allreduce", {"--config", "--sizes", "--dtypes", "--repeats", "--output", "--json"}),
-        ("evaluate", {"--workdir", "--weights", "--checkpoint", "--config", "--json"}),
+        ("evaluate", {"--workdir", "--weights", "--checkpoint", "--config", "--real-labels", "--json"}),
     ],
 )
 def test_help_of_other_commands_shows_their_own_flags(capsys, monkeypatch, command, flags):

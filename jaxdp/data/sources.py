@@ -300,6 +300,7 @@ def _decoded(
 
     Raises ConfigError for an empty source, and for another number of classes than the model has.
     """
+    only_evaluates = may_lack_classes and train is evaluation
     for source, kind in ((train, "training"), (evaluation, "evaluation")):
         if len(source) == 0:
             raise ConfigError("data.source", name, reason=f"the {kind} set is empty")
@@ -327,13 +328,13 @@ def _decoded(
         warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
     warnings += [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
     return Datasets(
-        held_out if train is evaluation else open_training(config),
+        held_out if only_evaluates else open_training(config),
         held_out,
         *pixel_stats(config, name),
         class_count=config.model.class_count,
         classes=_class_names(train),
         warnings=tuple(warnings),
-        resized={} if train is evaluation else _resized(config, open_training),
+        resized={} if only_evaluates else _resized(config, open_training),
     )
 
 

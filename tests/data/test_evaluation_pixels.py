@@ -213,7 +213,7 @@ def test_plan_states_how_images_are_evaluated(fixres, capsys):
 def test_network_of_one_size_refuses_another_for_evaluation(fixres, tiny, tmp_path):
     """At the start, not at the first evaluation; and in an evaluation of a run's checkpoint."""
     config = dataclasses.replace(fixres, model=dataclasses.replace(tiny.model, classes=3))
-    message = r"^data.eval_size=24: normalized_linear cannot evaluate images of another size than data.image_size \(16\): "
+    message = r"^data.eval_size=24: normalized_linear cannot take images of another size than data.image_size \(16\): "
     with pytest.raises(ConfigError, match=message):
         jaxdp.train(config, tmp_path / "run")
     jaxdp.train(with_eval_size(config, 16), tmp_path / "run")

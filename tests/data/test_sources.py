@@ -52,6 +52,13 @@ def test_number_of_classes_follows_from_a_folder_and_from_arrays(pictures):
     assert sources.open_datasets(with_classes(given, 9), arrays, may_lack_classes=True).class_count == 9
 
 
+def test_one_source_for_both_sets_is_trained_on_as_training_images(tiny):
+    source = type("Stated", (list,), {"classes": 6})([(np.zeros((80, 80), np.uint8), 0)] * 2)
+    config = dataclasses.replace(tiny, data=Data(source="given", image_size=72))
+    opened = sources.open_datasets(config, (source, source))
+    assert (opened.train.kind, opened.evaluation.kind) == ("training image", "evaluation image")
+
+
 def test_labels_that_do_not_count_from_0_are_warned_about():
     images, config = np.zeros((3, 8, 8), np.uint8), Config(data=Data(source="given", image_size=32))
     one_based = sources.open_datasets(config, [(images, np.array([1, 2, 3]))] * 2)
