@@ -230,6 +230,7 @@ class ControlClient:
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         self._while_waiting = while_waiting
         self.failures.set_before_exit(before_exit)
+        self.exchange.begin_run()
 
     def set_resume_hint(self, hint: str) -> None:
         self.failures.set_resume_hint(hint)

@@ -1,6 +1,6 @@
 """All-gather and broadcast of small objects between the processes of a run, through rank 0.
 
-The n-th operation of a name on one process belongs to the n-th operation of that name on the others.
+The n-th operation of a name in a run of one process belongs to the n-th operation of that name in this run of the others.
 """
 
 import threading
@@ -17,13 +17,20 @@ class ObjectExchange:
     def __init__(self, changed: threading.Condition, send: Callable[[Message], None]) -> None:
         self._changed, self._send = changed, send
         self._results: dict[str, Any] = {}
+        self._run = 0
         self._operations: dict[str, int] = defaultdict(int)
 
+    def begin_run(self) -> None:
+        """Count the operations from 1 again: a stop may end a run when only some processes have begun an operation."""
+        with self._changed:
+            self._run += 1
+            self._operations.clear()
+
     def next_operation(self, name: str) -> str:
-        """The name with the number of this operation."""
+        """The name with the number of this operation, "run.number" from the second run of the processes on."""
         with self._changed:
             self._operations[name] += 1
-            return f"{name} {self._operations[name]}"
+            return f"{name} {self._operations[name]}" if self._run < 2 else f"{name} {self._run}.{self._operations[name]}"
 
     def all_gather(self, operation: str, value: Any, while_waiting: Callable[[], None]) -> list[Any]:
         self._send({"all_gather": operation, "value": value, "main_thread": in_main_thread()})

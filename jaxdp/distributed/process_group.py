@@ -60,7 +60,7 @@ class ProcessGroup(Protocol):
         """How the run can be resumed, for the last line of an error."""
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
-        """Set the callbacks of the current run.
+        """Begin a run: set its callbacks. All processes begin the same runs in the same order.
 
         before_exit: called before the failure of another process ends this one. while_waiting: called by the main thread
         while it waits for other processes; may raise.

@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import threading
 import time
@@ -78,6 +79,29 @@ def test_a_waiting_process_stops_with_a_process_that_was_asked_to_at_the_same_po
 
     on_all(members, run)
     assert sorted(stopped) == [0, 1]
+
+
+def test_an_operation_that_a_stop_cut_off_on_one_process_is_not_completed_by_the_next_run(clients, monkeypatch):
+    """Rank 0 waits in a barrier when the processes agree to stop; rank 1 stops before it. Both then begin another run."""
+    monkeypatch.setattr("jaxdp.distributed.control_channel.threading.main_thread", threading.current_thread)
+    members = clients(2)
+
+    def check(client):
+        if client.check_stop("SIGTERM" if client.rank == 1 else None):
+            raise InterruptedError
+
+    def run(client):
+        client.attach(before_exit=lambda: None, while_waiting=lambda: check(client))
+        with contextlib.suppress(InterruptedError):
+            if client.rank == 0:
+                client.all_gather_object("ready", "first run")
+            while True:
+                time.sleep(0.05)
+                check(client)
+        client.attach(before_exit=lambda: None, while_waiting=lambda: None)
+        return client.all_gather_object("ready", "second run")
+
+    assert on_all(members, run) == [["second run"] * 2] * 2
     assert members[0].status.position == members[1].status.position
 
 

@@ -70,8 +70,13 @@ class Job:
         return dict(re.findall(r"(\w+)=(\S+)", self.slurm.run("scontrol", "show", "job", "--oneliner", self.number)[0]))
 
     def poll(self) -> str | None:
-        state = self.shown()["JobState"]
-        return None if state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED") else state
+        """The final state; None while the job waits or runs. A job that is requeued shows another state for a moment."""
+        for _ in range(2):
+            state = self.shown()["JobState"]
+            if state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
+                return None
+            time.sleep(2)
+        return state
 
     def communicate(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
