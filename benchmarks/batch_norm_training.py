@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,23 +69,33 @@ def record() -> dict:
     return json.loads(RESULT.read_text()) if RESULT.exists() else {"runs": []}
 
 
-def compared(rows: list[dict]) -> dict:
-    """Mean accuracy of both forms in percent, and their difference in standard errors.
+class Comparison(NamedTuple):
+    """Accuracies in percent of two groups of runs, their means, and the difference of the means in standard errors."""
+
+    groups: dict[str, list[float]]
+    means: dict[str, float]
+    error: float
+    errors_apart: float
+
+    def cells(self) -> list[str]:
+        """The mean and range of each group, and the difference, as cells of a table."""
+        shown = [f"{self.means[name]:.2f} % ({min(group):.2f} to {max(group):.2f})" for name, group in self.groups.items()]
+        return [*shown, f"{self.errors_apart:.1f}"]
+
+
+def compare(rows: list[dict], field: str, names: tuple[str, str]) -> Comparison:
+    """Compare the runs whose `field` is the first of `names` with those of the second.
 
     The standard error of the difference is that of its runs or of the number of held-out images, whichever is larger.
     """
-    groups = {form: [100 * row["accuracy"] for row in rows if row["form"] == form] for form in FORMS}
-    means = {form: statistics.mean(values) for form, values in groups.items()}
+    groups = {name: [100 * row["accuracy"] for row in rows if row[field] == name] for name in names}
+    means = {name: statistics.mean(values) for name, values in groups.items()}
     of_seeds = math.sqrt(sum(statistics.variance(values) / len(values) for values in groups.values()))
     share = statistics.mean(means.values()) / 100
     of_images = 100 * math.sqrt(2 * share * (1 - share) / rows[0]["eval_examples"])
     error = max(of_seeds, of_images)
-    return {
-        "groups": groups,
-        "means": means,
-        "error": error,
-        "errors_apart": abs(means["folded"] - means["separate"]) / error if error else 0.0,
-    }
+    first, second = means.values()
+    return Comparison(groups, means, error, abs(first - second) / error if error else 0.0)
 
 
 def table(measured: dict) -> str:
@@ -93,12 +104,7 @@ def table(measured: dict) -> str:
         rows = [row for row in measured["runs"] if row["case"] == case]
         if len({row["form"] for row in rows}) < len(FORMS):
             continue
-        both = compared(rows)
-        cells = [
-            f"{both['means'][form]:.2f} % ({min(both['groups'][form]):.2f} to {max(both['groups'][form]):.2f})"
-            for form in FORMS
-        ]
-        lines.append(f"| {title} | {' | '.join(cells)} | {both['errors_apart']:.1f} |")
+        lines.append(f"| {title} | {' | '.join(compare(rows, 'form', FORMS).cells())} |")
     seeds = len({row["seed"] for row in measured["runs"]})
     return "\n".join([*lines, "", f"Held-out accuracy: mean and range of {seeds} seeds."])
 

@@ -115,8 +115,8 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
     return x.mean((2, 3)) @ tensors["fc.weight"].T + tensors["fc.bias"]
 
 
-def torch_network(blocks, bottleneck):
-    """ResNet v1.5 as a torch.nn.Module with torchvision's names."""
+def torch_network(blocks, bottleneck, width=64, classes=1000, stem=7):
+    """ResNet v1.5 as a torch.nn.Module with torchvision's names. stem: 7, or 3 of stride 1 without pooling, for small images."""
     from torch import nn
 
     class Block(nn.Module):
@@ -146,16 +146,17 @@ def torch_network(blocks, bottleneck):
     class Network(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-            self.maxpool = nn.MaxPool2d(3, 2, 1)
-            in_channels = 64
+            self.conv1 = nn.Conv2d(3, width, stem, 2 if stem == 7 else 1, stem // 2, bias=False)
+            self.bn1 = nn.BatchNorm2d(width)
+            self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == 7 else nn.Identity()
+            in_channels = width
             for stage, count in enumerate(blocks):
-                inner, stage_blocks = 64 * 2**stage, []
+                inner, stage_blocks = width * 2**stage, []
                 for block in range(count):
                     stage_blocks.append(Block(in_channels, inner, 2 if stage and not block else 1))
                     in_channels = inner * EXPANSION[bottleneck]
                 setattr(self, f"layer{stage + 1}", nn.Sequential(*stage_blocks))
-            self.fc = nn.Linear(in_channels, 1000)
+            self.fc = nn.Linear(in_channels, classes)
 
         def forward(self, x):
             x = self.maxpool(self.bn1(self.conv1(x)).relu())
