@@ -19,6 +19,7 @@ import chaos
 import collectives
 import digits_seeds
 import failures
+import fashion_vs_pytorch
 import hangs
 import lr_range
 import memory
@@ -240,6 +241,12 @@ def training() -> str:
     return f"{batch_norm_training.table(record)}\n\nBy `benchmarks/batch_norm_training.py` on {made}."
 
 
+def fashion() -> str:
+    record = json.loads((RESULTS / "fashion_vs_pytorch.json").read_text())
+    made = made_on(record["runs"][0])
+    return f"{fashion_vs_pytorch.table(record)}\n\nBy `benchmarks/fashion_vs_pytorch.py` on {made}."
+
+
 def folded_on_cpu() -> str:
     record = json.loads((RESULTS / "batch_norm_cpu.json").read_text())
     lines = ["| image, stem, batch | separate, images/s | folded to separate |", "|---|---|---|"]
@@ -449,7 +456,11 @@ TABLES = {
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
     "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/performance.md": {"gpu": gpu},
-    "docs/recipes.md": {"goals": goals},
+    "docs/recipes.md": {
+        "goals": goals,
+        "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
+        "fashion": fashion,
+    },
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
         "cpu": folded_on_cpu,

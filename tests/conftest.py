@@ -1,6 +1,7 @@
 """Eight virtual CPU devices, and a compilation cache so that a second run of the tests is quick."""
 
 import dataclasses
+import gc
 import os
 import signal
 import socket
@@ -26,6 +27,8 @@ from jaxdp.distributed import runtime
 from jaxdp.loggers import writers
 from jaxdp.models import resnet
 
+gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects, most of which live until a test ends
+gc.set_threshold(200_000, 20, 50)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")

@@ -116,7 +116,7 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
 
 
 def torch_network(blocks, bottleneck, width=64, classes=1000, stem=7):
-    """ResNet v1.5 as a torch.nn.Module with torchvision's names. stem: 7, or 3 of stride 1 without pooling, for small images."""
+    """ResNet v1.5 as a torch.nn.Module with torchvision's names. stem: 7, or 3 of stride 1 without pooling (small images)."""
     from torch import nn
 
     class Block(nn.Module):

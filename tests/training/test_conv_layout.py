@@ -36,7 +36,9 @@ def order_of(leaf):
     return tuple(leaf.format.layout.major_to_minor)
 
 
-@pytest.mark.parametrize(("layout", "order"), [("hwio", (0, 1, 2, 3)), ("ohwi", (3, 0, 1, 2))])
+@pytest.mark.parametrize(
+    ("layout", "order"), [pytest.param("hwio", (0, 1, 2, 3), marks=pytest.mark.slow), ("ohwi", (3, 0, 1, 2))]
+)
 def test_a_step_keeps_the_layout_and_gives_the_same_state(layout, order):
     config, mesh = in_layout(step_config(), layout), make_mesh(2, 2)
     state = create_state(config, models.create(config.model), mesh)._replace(params=initial_params(config)[0])
@@ -54,6 +56,7 @@ def test_a_step_keeps_the_layout_and_gives_the_same_state(layout, order):
         assert_close(getattr(state, name), getattr(expected, name), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_layout(tiny_resnet, tmp_path, monkeypatch):
     placed = []  # devices and orders of every placement
 
