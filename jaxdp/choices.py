@@ -52,9 +52,14 @@ class Augmentation(Choice):
 
 @dataclass(frozen=True)
 class UpdateRule(Choice):
-    """An optimizer. accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate."""
+    """An optimizer.
+
+    accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms: its
+    updates depend on the norms of the parameters.
+    """
 
     accumulates: bool = True
+    uses_weight_norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ OPTIMIZERS = Choices(
         "lars": UpdateRule(
             "layer-wise adaptive rate scaling (You et al.)",
             "weight_decay nesterov velocity_dtype trust_coefficient eps denominator",
+            uses_weight_norms=True,
         ),
         "sgd": UpdateRule("stochastic gradient descent with momentum", "weight_decay nesterov velocity_dtype"),
         "adamw": UpdateRule(
@@ -146,7 +152,10 @@ OPTIMIZERS = Choices(
             accumulates=False,
         ),
         "lamb": UpdateRule(
-            "layer-wise scaled Adam (You et al.)", "weight_decay velocity_dtype beta2 adam_eps", accumulates=False
+            "layer-wise scaled Adam (You et al.)",
+            "weight_decay velocity_dtype beta2 adam_eps",
+            accumulates=False,
+            uses_weight_norms=True,
         ),
     },
     other=UpdateRule(

@@ -454,6 +454,9 @@ class Reduce(_Strict):
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of all-reduces with the backward pass of later segments of the network; no effect with gradient accumulation"""
+    update: Literal["replicated", "sharded"] = "replicated"
+    """Where parameters are updated: all on every device, or on each device its part (sharded, for a strategy that begins with a
+    reduce-scatter and ends with an all-gather, such as torus)"""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jaxdp.config import LARGEST, Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.smoothing import moving_average
 from jaxdp.strategies import AUTO
-from jaxdp.training import conv_layout, finetune
+from jaxdp.training import finetune
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import create_state, from_host
 from jaxdp.training.step_compiler import StepCompiler
@@ -93,7 +93,7 @@ def run(
     lowest, highest = (factor * peak if rate is None else rate for factor, rate in zip(RANGE, (lowest, highest), strict=True))
     _check(steps, lowest=lowest, highest=highest)
     if config.reduce.strategy == AUTO:  # every strategy computes the same sums
-        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
+        config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum", update="replicated"))
     config, weights = finetune.read_weights(config)
     setup = RunSetup.create(config)
     config, first = setup.config, setup.plan.phases[0]
@@ -105,7 +105,7 @@ def run(
     state = create_state(config, compiler.model, mesh)
     if weights is not None:
         state = finetune.load_weights(config, weights, state, mesh=mesh)
-    state = conv_layout.place(config, state, mesh)
+    state = compiler.placement(phase).place(state)
     batches = setup.open_batches(phase, mesh, 0, resident=setup.images_on_device)
     rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
     hyperparameters = compiler.hyperparameters(phase, 0)

@@ -16,7 +16,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
-from jaxdp.training import conv_layout
+from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, create_state
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
@@ -70,6 +70,8 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
     per_worker = config.batch[0].per_worker_batch or global_batch // mesh.size
     accumulation = global_batch // mesh.size // per_worker
     reduction: dict[str, Any] = {"strategy": strategy}  # `no_reduce` is a function, which no config file can name
+    if strategy is allreduce.no_reduce:
+        reduction["update"] = "replicated"
     reduce = dataclasses.replace(config.reduce, **reduction)
     norm = "per_worker" if strategy is allreduce.no_reduce else config.model.norm
     config = dataclasses.replace(config, reduce=reduce, model=dataclasses.replace(config.model, norm=norm))
@@ -86,7 +88,7 @@ def build_step(config: Config, mesh: Mesh, *, global_batch: int, strategy: str |
         }
 
     batch = jax.jit(make_batch, out_shardings=rows)()
-    state = conv_layout.place(config, create_state(config, model, mesh), mesh)
+    state = make_placement(config, model, mesh).place(create_state(config, model, mesh))
     step = make_train_step(config, model, mesh, pixel_stats=PIXEL_STATS, accumulation=accumulation)
     hyperparameters = {"learning_rate": np.float32(1e-4), "momentum": np.float32(0.9), "seed": np.uint32(config.seed)}
     compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)

@@ -1,9 +1,10 @@
 """Array checksums; detection of diverged replicas."""
 
+import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import jax
@@ -31,18 +32,61 @@ def describe_arrays(tree: Any) -> dict[str, list]:
 def diverged_devices(tree: Any) -> list[jax.Device]:
     """This process's devices whose replicas of a tree differ, bit for bit, from those of the majority.
 
-    Returns all of them if no value is held by more than half: the correct one is then unknown.
+    Of sharded arrays, devices with the same part are compared. Returns all devices of a part if no value of it is held by more
+    than half: the correct one is then unknown.
     """
-    replicas: dict[jax.Device, list[jax.Array]] = {}
+    replicas: dict[int, dict[jax.Device, list[jax.Array]]] = {}
     for leaf in jax.tree.leaves(tree):
         for shard in leaf.addressable_shards:
             shard.data.copy_to_host_async()
-            replicas.setdefault(shard.device, []).append(shard.data)
-    reference, *rest = replicas.values()
-    if all(_bitwise_equal(reference, arrays) for arrays in rest):
-        return []
-    checksums = {device: tuple(map(array_checksum, arrays)) for device, arrays in replicas.items()}
-    return minority(checksums)
+            replicas.setdefault(_part(leaf, shard.index), {}).setdefault(shard.device, []).append(shard.data)
+    diverged: set[jax.Device] = set()
+    for by_device in replicas.values():
+        reference, *rest = by_device.values()
+        if not all(_bitwise_equal(reference, arrays) for arrays in rest):
+            diverged |= {*minority({device: tuple(map(array_checksum, arrays)) for device, arrays in by_device.items()})}
+    return sorted(diverged, key=lambda device: device.id)
+
+
+WHOLE = -1  # the part of an array that is whole on every device
+
+
+def _part(array: jax.Array, index: tuple[slice, ...]) -> int:
+    """The number of a device's part of an array that is sharded along its last axis, or `WHOLE`. index: of its elements."""
+    if array.sharding.is_fully_replicated:
+        return WHOLE
+    side = index[-1]
+    return (side.start or 0) // ((side.stop or array.shape[-1]) - (side.start or 0))
+
+
+class Parts(NamedTuple):
+    """The parts of sharded arrays that a process's devices hold: their numbers, of `count`; sharded: whether each array is."""
+
+    numbers: tuple[int, ...]
+    count: int
+    sharded: tuple[bool, ...]
+
+
+def local_parts(tree: Any) -> Parts:
+    """The parts of a tree's sharded arrays that this process's devices hold; none for a tree that is whole on every device."""
+    sharded, numbers, count = [], set(), 1
+    for leaf in jax.tree.leaves(tree):
+        held = {_part(leaf, shard.index) for shard in leaf.addressable_shards} - {WHOLE}
+        sharded.append(bool(held))
+        if held:
+            numbers |= held
+            count = leaf.shape[-1] // leaf.addressable_shards[0].data.shape[-1] if leaf.size else count
+    return Parts(tuple(sorted(numbers)), count, tuple(sharded))
+
+
+def part_checksums(host_state: Any, parts: Parts) -> dict[str, str]:
+    """Part -> checksum of that part of all sharded arrays, for the parts of this process. host_state: whole NumPy arrays."""
+    arrays = [leaf.reshape(-1) for leaf, sharded in zip(jax.tree.leaves(host_state), parts.sharded, strict=True) if sharded]
+    checksums = {}
+    for number in parts.numbers:
+        pieces = (array[number * size : (number + 1) * size] for array in arrays if (size := -(-array.size // parts.count)))
+        checksums[str(number)] = hashlib.sha256("".join(map(array_checksum, pieces)).encode()).hexdigest()
+    return checksums
 
 
 def minority(values: dict) -> list:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp.checkpoint.checksums import describe_arrays, diverged_devices
+from jaxdp.checkpoint.checksums import Parts, describe_arrays, diverged_devices, local_parts, part_checksums
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid, quarantine, read_manifests
 from jaxdp.checkpoint.manifest import (
     CorruptCheckpoint,
@@ -58,6 +58,13 @@ class Rollback(NamedTuple):
     failures: list[str]
 
 
+class Replicas(NamedTuple):
+    """diverged: this process's devices whose parameters differ from the majority of their replicas. parts: see `local_parts`."""
+
+    diverged: list[jax.Device]
+    parts: Parts
+
+
 # The last save in each folder by this process, which may outlive its run if a second signal ended that.
 _last_saves: dict[Path, Future] = {}
 
@@ -86,17 +93,27 @@ class CheckpointManager:
             wait([unfinished])
         self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes, all_processes=True)
 
-    def save(self, state: Any, samples: int, metadata: dict, *, before_manifest: Callable[[], None] = lambda: None) -> None:
+    def save(
+        self,
+        state: Any,
+        samples: int,
+        metadata: dict,
+        *,
+        placed: Any = None,
+        before_manifest: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start saving a replicated state; returns when it has been copied from the devices.
 
-        Waits for the previous save. metadata: see `Manifest`. before_manifest: called on rank 0 before the manifest is written,
+        Waits for the previous save. metadata: see `Manifest`. placed: the state as the step has it on the devices, whole or in
+        shards, whose replicas are compared (None: `state`). before_manifest: called on rank 0 before the manifest is written,
         for files that must be on the disk when the checkpoint is.
         """
         self.wait()
-        diverged = diverged_devices(getattr(state, "params", state))
+        placed = state if placed is None else placed
+        replicas = Replicas(diverged_devices(getattr(placed, "params", placed)), local_parts(placed))
         self._host_state = copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(
-            self._save, self._host_state, samples, metadata, diverged=diverged, before_manifest=before_manifest
+            self._save, self._host_state, samples, metadata, replicas=replicas, before_manifest=before_manifest
         )
         _last_saves[self.folder.absolute()] = self._pending
 
@@ -202,16 +219,17 @@ class CheckpointManager:
         samples: int,
         metadata: dict,
         *,
-        diverged: list[jax.Device],
+        replicas: Replicas,
         before_manifest: Callable[[], None],
     ) -> None:
         """Check the state on all processes, write it, complete the checkpoint, and remove expired ones."""
         path, group = self.folder / f"{UNFINISHED}{samples}", self.group
         arrays, checksum, error = self._prepare(path, host_state)
         report = StateReport(
-            diverged=[str(device) for device in diverged],
+            diverged=[str(device) for device in replicas.diverged],
             finite=all_finite(getattr(host_state, "params", host_state)),
             checksum=checksum,
+            part_checksums=part_checksums(host_state, replicas.parts) if group.num_processes > 1 else {},
             error=error,
             bad_images=metadata.get("progress", {}).get("bad_images", {}),
         )

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxdp.optim.squares import Squares, local_sums_of_squares
+
 
 def is_matrix_or_larger(params: Any) -> Any:
     """A tree of bools, True for tensors with two or more dimensions: not biases, not batch normalization."""
@@ -24,29 +26,52 @@ def scale_by_lars_ratio(
     """g -> t * (g + decay * w) with a trust ratio t per tensor; tensors outside the mask are unchanged.
 
     t = trust_coefficient * |w| / (|g| + decay * |w| + eps) for `sum_of_norms` (You et al.'s code, TensorFlow, MLPerf), with
-    |g + decay * w| in the denominator for `norm_of_sum` (optax.lars); t = 1 if |w| or the other norm is 0.
+    |g + decay * w| in the denominator for `norm_of_sum` (optax.lars); t = 1 if |w| or the other norm is 0. `update` takes the
+    sums of squares of the whole tensors as `squares` if gradient and parameters are shards.
     """
 
-    def update_tensor(g: jax.Array, w: jax.Array, masked: bool) -> jax.Array:
-        if not masked:
-            return g
-        decayed = g + weight_decay * w
-        weight_norm, gradient_norm = optax.tree.norm(w), optax.tree.norm(g)
-        if denominator == "sum_of_norms":
-            bottom = gradient_norm + weight_decay * weight_norm
-            usable = (weight_norm > 0) & (gradient_norm > 0)
-        else:
-            bottom = optax.tree.norm(decayed)
-            usable = (weight_norm > 0) & (bottom > 0)
-        ratio = jnp.where(usable, trust_coefficient * weight_norm / (bottom + eps), 1.0)
-        return ratio * decayed
+    def ratio(weight_square: jax.Array, other_square: jax.Array) -> jax.Array:
+        """The trust ratio. other_square: of g for `sum_of_norms`, of g + decay * w for `norm_of_sum`."""
+        weight_norm, other_norm = jnp.sqrt(weight_square), jnp.sqrt(other_square)
+        bottom = other_norm + weight_decay * weight_norm if denominator == "sum_of_norms" else other_norm
+        usable = (weight_norm > 0) & (other_norm > 0)
+        return jnp.where(usable, trust_coefficient * weight_norm / (bottom + eps), 1.0)
 
-    def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
+    def update(
+        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: Squares | None = None, **_: Any
+    ) -> tuple[Any, optax.EmptyState]:
         if params is None:
             raise ValueError("LARS requires the parameters: call update(gradients, state, params)")
-        return jax.tree.map(update_tensor, updates, params, mask(params) if callable(mask) else mask), state
+        masks = mask(params) if callable(mask) else mask
+        squares = squares or Squares(*local_sums_of_squares(updates, params), local_sums_of_squares)
+        decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
+        others = squares.gradient if denominator == "sum_of_norms" else squares.of(decayed)[0]
+        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, others)
+        return jax.tree.map(lambda u, t, masked: t * u if masked else u, decayed, ratios, masks), state
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def scale_by_trust_ratio() -> optax.GradientTransformation:
+    """u -> |w| / |u| * u for tensors with two or more dimensions, unless a norm is 0: `optax.scale_by_trust_ratio` for shards.
+
+    `update` takes the sums of squares of the whole tensors as `squares` if updates and parameters are shards.
+    """
+
+    def update(
+        updates: Any, state: optax.EmptyState, params: Any = None, *, squares: Squares | None = None, **_: Any
+    ) -> tuple[Any, optax.EmptyState]:
+        squares = squares or Squares((), local_sums_of_squares(params)[0], local_sums_of_squares)
+
+        def scale(u: jax.Array, masked: bool, weight_square: jax.Array, update_square: jax.Array) -> jax.Array:
+            usable = (weight_square > 0) & (update_square > 0)
+            ratio = jnp.where(usable, jnp.sqrt(weight_square) / jnp.sqrt(update_square), 1.0)
+            return ratio * u if masked else u
+
+        masks, (update_squares,) = is_matrix_or_larger(params), squares.of(updates)
+        return jax.tree.map(scale, updates, masks, squares.params, update_squares), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def lars(

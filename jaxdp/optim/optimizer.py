@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.optim.adam import scale_by_adam
-from jaxdp.optim.lars import is_matrix_or_larger, lars
+from jaxdp.optim.lars import is_matrix_or_larger, lars, scale_by_trust_ratio
+from jaxdp.optim.squares import Squares, local_sums_of_squares, norm
 from jaxdp.registry import kind_of, own_optimizers
 
 Scalar: TypeAlias = "float | jax.Array"
@@ -26,11 +28,21 @@ def build_optimizer(
     """The update rule of a config, preceded by gradient clipping. The structure of its state is the same for all values.
 
     learning_rate, momentum: a float or a traced scalar. multipliers: factors on the learning rate by the name of a top-level
-    subtree of the parameters; the default is 1.
+    subtree of the parameters; the default is 1. `update` takes the sums of squares of the whole tensors as `squares` if
+    gradient and parameters are shards.
     """
-    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    update_rule = CONSTRUCTORS.get(config.name, _registered)(config, learning_rate, momentum)
-    return optax.chain(clip, update_rule, *([_scale_subtrees(multipliers)] if multipliers else []))
+    rule = CONSTRUCTORS.get(config.name, _registered)(config, learning_rate, momentum)
+    rule = optax.with_extra_args_support(optax.chain(rule, *([_scale_subtrees(multipliers)] if multipliers else [])))
+
+    def update(gradient: Any, state: Any, params: Any = None, *, squares: Squares | None = None) -> tuple[Any, Any]:
+        if squares is None:
+            squares = Squares(*local_sums_of_squares(gradient, params), local_sums_of_squares)
+        if config.clip_norm is not None:
+            factor = jnp.minimum(1.0, config.clip_norm / norm(squares.gradient))
+            gradient, squares = jax.tree.map(lambda g: factor * g, gradient), squares.scale_gradient(factor)
+        return rule.update(gradient, state, params, squares=squares)
+
+    return optax.GradientTransformationExtraArgs(rule.init, update)
 
 
 def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
@@ -89,7 +101,7 @@ def _lamb(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
     return optax.chain(
         _adam(config, momentum),
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
-        optax.masked(optax.scale_by_trust_ratio(), mask=is_matrix_or_larger),
+        scale_by_trust_ratio(),
         optax.scale(-learning_rate),
     )
 

@@ -18,6 +18,7 @@ from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.parallel.mesh import AXES, HORIZONTAL, VERTICAL
 from jaxdp.parallel.reduce_scatter import reduce_scatter
+from jaxdp.parallel.shards import from_parts, shard_shape, to_parts
 from jaxdp.strategies import STRATEGIES, Stage, unsupported_reason
 
 SERVER = 0
@@ -146,6 +147,7 @@ def all_reduce_sum(
     *,
     wire_dtype: Any = None,
     bucket_bytes: int | None = BUCKET_BYTES,
+    sharded: bool = False,
     sent: list | None = None,
 ) -> Any:
     """The sum of `tree` over all devices, equal on every device. Call inside `shard_map` over both mesh axes.
@@ -155,12 +157,14 @@ def all_reduce_sum(
         `shard_map`.
     wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.
+    sharded: leave out the last stage of a strategy that gathers shards; each device gets its shard of every sum (see
+        `jaxdp.parallel.shards`).
     sent: if given, (tree, its buckets) is appended, for audits.
 
     Returns leaves with their original dtypes. Raises ConfigError for an unknown strategy or dtype, a strategy that does not
     support this number of devices, and leaves that are not floating-point.
     """
-    buckets = pack_buckets(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
+    buckets = pack_buckets(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
     for bucket in buckets:
         bucket.finish()
     if sent is not None:
@@ -200,21 +204,81 @@ class Bucket:
             yield index, self.vector[start : start + tensor.size].astype(tensor.dtype).reshape(tensor.shape)
             start += tensor.size
 
+    def gathered(self) -> jax.Array:
+        """The sum of `contribution` over all devices, after all stages."""
+        return self.vector
+
+
+class ShardedBucket(Bucket):
+    """A bucket of which each device ends with its shard of every tensor: the last stage of its strategy is left out.
+
+    vector: the first shards of all tensors, then the second ones, and so on; after the stages, the sums of one of these parts.
+    """
+
+    def __init__(self, leaves: Sequence[jax.Array], indices: list[int], *, stages: Sequence[Stage], wire_dtype: Any) -> None:
+        *reduce_stages, self.gather_stage = stages
+        parts = lax.axis_size(HORIZONTAL)
+        packed = [jnp.concatenate([to_parts(leaves[index], parts) for index in indices], axis=1).ravel()]
+        super().__init__(packed, [0], stages=reduce_stages, wire_dtype=wire_dtype)
+        self.indices, self.tensors = indices, [jax.typeof(leaves[index]) for index in indices]
+
+    def unpack(self) -> Iterator[tuple[int, jax.Array]]:
+        """(index, this device's shard) of each tensor, with its original dtype."""
+        start, parts = 0, lax.axis_size(HORIZONTAL)
+        for index, tensor in zip(self.indices, self.tensors, strict=True):
+            shape = shard_shape(tensor.shape, parts)
+            yield index, self.vector[start : start + shape[-1]].astype(tensor.dtype).reshape(shape)
+            start += shape[-1]
+
+    def gathered(self) -> jax.Array:
+        """The sum of `contribution` over all devices, after all stages and the one that is left out of the step."""
+        return self.gather_stage(self.vector) if self.vector.size else self.vector
+
 
 def pack_buckets(
-    tree: Any, strategy: str | Stage, *, wire_dtype: Any = None, bucket_bytes: int | None = BUCKET_BYTES
+    tree: Any,
+    strategy: str | Stage,
+    *,
+    wire_dtype: Any = None,
+    bucket_bytes: int | None = BUCKET_BYTES,
+    sharded: bool = False,
 ) -> list[Bucket]:
     """The buckets of a tree; arguments and errors as in `all_reduce_sum`."""
     _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
-    leaves, stages = jax.tree.leaves(tree), stages_of(strategy)
+    leaves, stages, kind = jax.tree.leaves(tree), stages_of(strategy), ShardedBucket if sharded else Bucket
     assigned = leaf_buckets(leaves, bucket_bytes, wire_dtype)
-    return [Bucket(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in assigned]
+    return [kind(leaves, indices, stages=stages, wire_dtype=wire_dtype) for indices in assigned]
 
 
 def unpack_buckets(tree: Any, buckets: list[Bucket]) -> Any:
     """`tree` with the values of its buckets."""
     leaves = dict(pair for bucket in buckets for pair in bucket.unpack())
     return jax.tree.unflatten(jax.tree.structure(tree), [leaves[index] for index in range(len(leaves))])
+
+
+def gather_tensors(
+    shards: Any, tensors: Any, strategy: str | Stage, *, bucket_bytes: int | None = BUCKET_BYTES
+) -> Any:
+    """The tensors of a tree of which each device holds a shard. Call inside `shard_map` over both mesh axes.
+
+    shards: this device's, as `all_reduce_sum(..., sharded=True)` returns them. tensors: a tree of objects with the shape of each
+    tensor and the dtype in which it is sent and returned. strategy, bucket_bytes: as for `all_reduce_sum`; the strategy's last
+    stage is the one that gathers.
+    """
+    leaves, structure = jax.tree.flatten(shards)
+    whole, gather, parts = jax.tree.leaves(tensors), stages_of(strategy)[-1], lax.axis_size(HORIZONTAL)
+    gathered: dict[int, jax.Array] = {}
+    for indices in leaf_buckets(whole, bucket_bytes):
+        flat = [leaves[index].ravel().astype(whole[index].dtype) for index in indices]
+        vector = flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        with jax.named_scope("all-gather"):
+            columns = gather(vector).reshape(parts, -1)
+        start = 0
+        for index in indices:
+            size = leaves[index].size
+            gathered[index] = from_parts(columns[:, start : start + size], whole[index].shape)
+            start += size
+    return jax.tree.unflatten(structure, [gathered[index] for index in range(len(leaves))])
 
 
 def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None) -> None:

@@ -3,6 +3,7 @@
 A bucket is a vector of tensors that are reduced together, by one call of each stage of the strategy.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 
 WIRE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of an element by `reduce.wire_dtype`
@@ -27,3 +28,8 @@ def assign_buckets(tensors: Sequence[tuple[int, Hashable]], bucket_bytes: int | 
         bucket.append(index)
         open_buckets[kind] = (bucket, filled + size)
     return buckets
+
+
+def shard_size(shape: Sequence[int], parts: int) -> int:
+    """Elements of each of `parts` equal parts of a tensor, of which the last are padded."""
+    return -(-math.prod(shape) // parts)

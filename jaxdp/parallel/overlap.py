@@ -22,8 +22,11 @@ class Overlap:
     order. in_flight: buckets with a stage that has started and is not yet awaited.
     """
 
-    def __init__(self, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, divisor: int = 1) -> None:
+    def __init__(
+        self, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None, divisor: int = 1, sharded: bool = False
+    ) -> None:
         self.strategy, self.wire_dtype, self.bucket_bytes, self.divisor = strategy, wire_dtype, bucket_bytes, divisor
+        self.sharded = sharded
         self.sent: list[tuple[dict, list[Bucket]]] = []
         self.in_flight: list[Bucket] = []
 
@@ -32,7 +35,11 @@ class Overlap:
         vectors = [bucket.vector for bucket in self.in_flight]
         cotangent, gradient, _ = lax.optimization_barrier((cotangent, gradient, vectors))
         buckets = pack_buckets(
-            divide(gradient, self.divisor), self.strategy, wire_dtype=self.wire_dtype, bucket_bytes=self.bucket_bytes
+            divide(gradient, self.divisor),
+            self.strategy,
+            wire_dtype=self.wire_dtype,
+            bucket_bytes=self.bucket_bytes,
+            sharded=self.sharded,
         )
         self.sent.append((gradient, buckets))
         self.in_flight = [bucket for bucket in self.in_flight + buckets if bucket.stages]
@@ -41,7 +48,7 @@ class Overlap:
         return cotangent
 
     def wait_all(self) -> dict:
-        """The sums over all devices of all enqueued gradients, in one tree."""
+        """The sums over all devices of all enqueued gradients, in one tree; this device's shards of them if `sharded`."""
         for bucket in self.in_flight:
             bucket.finish()
         return {name: value for tree, buckets in self.sent for name, value in unpack_buckets(tree, buckets).items()}

@@ -102,7 +102,7 @@ def compare_sums(bucket: allreduce.Bucket, reference: str, allowed: RoundingBoun
     vector = jnp.concatenate([contribution, jnp.abs(contribution)])
     for stage in REFERENCE_REDUCTIONS[reference]:
         vector = stage(vector)
-    first, second, magnitude = bucket.vector[:size].astype(jnp.float32), vector[:size], vector[size:]
+    first, second, magnitude = bucket.gathered()[:size].astype(jnp.float32), vector[:size], vector[size:]
     bound = magnitude * allowed.relative + allowed.absolute
 
     def compare(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:

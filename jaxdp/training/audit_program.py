@@ -20,8 +20,10 @@ from jaxdp.config import Config
 from jaxdp.errors import TrainingError
 from jaxdp.models import Network
 from jaxdp.parallel import allreduce
+from jaxdp.parallel.buckets import shard_size
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, rounding_bound
+from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, with_seed
 from jaxdp.training.step import Batch, PixelStats, compute_gradients
 
@@ -34,17 +36,23 @@ class AuditFailed(TrainingError):
 
 @dataclass(frozen=True)
 class BucketFacts:
-    """Contents of one bucket of a step. tensors: (name, number of values), in the order of the bucket."""
+    """Contents of one bucket of a step.
+
+    tensors: (name, number of values in a part), in the order of the bucket. parts: the bucket holds the first parts of all
+    tensors, then the second ones, and so on.
+    """
 
     tensors: tuple[tuple[str, int], ...]
     dtype: str
+    parts: int = 1
 
     @property
     def size(self) -> int:
-        return sum(size for _, size in self.tensors)
+        return self.parts * sum(size for _, size in self.tensors)
 
     def tensor_at(self, place: int) -> str:
         """The name of the tensor that holds the value at an index of the bucket."""
+        place %= self.size // self.parts
         for name, size in self.tensors:
             if place < size:
                 return name
@@ -78,6 +86,8 @@ def make_audit(
     """
     strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
     reference = reference_reduction(strategy, vertical, horizontal)
+    placement = make_placement(config, model, mesh)
+    gather_params, parts = placement.params_gatherer(), horizontal if placement.sharded else 1
     facts: list[BucketFacts] = []
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
@@ -87,7 +97,7 @@ def make_audit(
         compute_gradients(
             with_seed(config, hyperparameters["seed"]),
             model,
-            state.params,
+            gather_params(state.params),
             batch_stats=state.batch_stats,
             batch=batch,
             pixel_stats=pixel_stats,
@@ -97,7 +107,7 @@ def make_audit(
             reductions=reductions,
         )
         sent = [(tree, bucket) for tree, buckets in reductions for bucket in buckets if bucket.contribution.size]
-        facts[:] = [_facts(tree, bucket) for tree, bucket in sent]
+        facts[:] = [_facts(tree, bucket, parts if isinstance(bucket, allreduce.ShardedBucket) else 1) for tree, bucket in sent]
         findings = []
         for _, bucket in sent:
             bound = rounding_bound(strategy, bucket.contribution.dtype, vertical=vertical, horizontal=horizontal)
@@ -105,15 +115,16 @@ def make_audit(
         return {name: jnp.stack([finding[name] for finding in findings])[None] for name in findings[0]}
 
     sharded, replicated = PartitionSpec(AXES), PartitionSpec()
-    in_specs = (replicated, sharded, replicated) + (replicated,) * resident
+    in_specs = (placement.specs, sharded, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(strategy)
     return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
 
 
-def _facts(tree: Any, bucket: allreduce.Bucket) -> BucketFacts:
+def _facts(tree: Any, bucket: allreduce.Bucket, parts: int) -> BucketFacts:
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
     tensors = zip(bucket.indices, bucket.tensors, strict=True)
-    return BucketFacts(tuple((names[place], tensor.size) for place, tensor in tensors), str(bucket.contribution.dtype))
+    sizes = tuple((names[place], shard_size(tensor.shape, parts)) for place, tensor in tensors)
+    return BucketFacts(sizes, str(bucket.contribution.dtype), parts)
 
 
 def local_findings(results: dict[str, jax.Array]) -> dict[str, Any]:

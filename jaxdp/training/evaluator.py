@@ -1,5 +1,6 @@
 """Evaluations in the training loop: runs `jaxdp.training.evaluation`, then logs, shows and records the result."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxdp.distributed.preemption import SignalHandler
@@ -10,13 +11,12 @@ from jaxdp.planning import PlannedPhase
 from jaxdp.training import conv_layout
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.state import TrainState
 from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.training.step_timer import StepTimer
 
 
 class Evaluator:
-    """Evaluates a state on the devices of a phase; logs, shows and records the result."""
+    """Evaluates parameters on the devices of a phase; logs, shows and records the result."""
 
     def __init__(
         self,
@@ -31,8 +31,11 @@ class Evaluator:
         self.setup, self.compiler, self.timer, self.progress = setup, compiler, timer, timer.progress
         self.log, self.signals, self.group, self.screen = log, signals, signals.group, screen
 
-    def evaluate(self, state: TrainState, phase: PlannedPhase) -> dict[str, Any]:
-        """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
+    def evaluate(self, evaluated: Callable[[], tuple[dict, dict]], phase: PlannedPhase) -> dict[str, Any]:
+        """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop.
+
+        evaluated: returns (params, batch_stats), whole on every device.
+        """
         progress, source, mesh = self.progress, self.setup.datasets.evaluation, self.compiler.mesh(phase)
         self.screen.status("evaluating")
         self.group.set_activity("compile", progress.steps, "waiting for the evaluation's program")
@@ -41,11 +44,14 @@ class Evaluator:
         self.group.set_activity("evaluate")
         with self.timer.paused("evaluation"):
             barrier(self.group, "evaluation")
+            self.signals.pass_sync_point()  # before the collectives that gather the parameters
+            params, batch_stats = conv_layout.place(self.setup.config, evaluated(), mesh)
             examples = self.log.example_collector(len(source))
             record: dict[str, Any] = progress.position(self.setup.plan.examples)
             record |= evaluate(
                 program,
-                *conv_layout.place(self.setup.config, state.evaluated, mesh),
+                params,
+                batch_stats,
                 source=source,
                 batch=self.compiler.evaluation_rows(phase),
                 mesh=mesh,

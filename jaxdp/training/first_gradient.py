@@ -1,5 +1,6 @@
 """The gradient of a run's first step, to compare strategies with one another or a mesh with a single device."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ def first_gradient(config: Config) -> dict[str, Any]:
     setup = RunSetup.create(config)
     phase, datasets = setup.plan.phases[0], setup.datasets
     config = at_image_size(setup.config, phase.image_size)
+    config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
     mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
     state = create_state(config, model, mesh)
     host_batch: dict[str, np.ndarray] = train_batch(

@@ -84,10 +84,10 @@ class RunCheckpoints:
         epochs = interval_elapsed(config.every_epochs, unit=plan.examples, before=before, after=after)
         return agreed or epochs or interval_elapsed(config.every_samples, unit=1, before=before, after=after)
 
-    def save(self, state: TrainState, progress: Progress, *, sync_log: Callable[[], None]) -> None:
+    def save(self, state: TrainState, progress: Progress, *, placed: TrainState, sync_log: Callable[[], None]) -> None:
         """Start saving a state; all metrics up to it have been logged. Waits for the previous save.
 
-        sync_log: called on rank 0 before the checkpoint is complete.
+        placed: the same state as the step has it on the devices, whose replicas are compared. sync_log: called on rank 0 before the checkpoint is complete.
         """
         self.group.set_activity("save", progress.steps, "waiting for the previous save")
         self.last_save, self.saved_samples = time.monotonic(), progress.samples
@@ -102,7 +102,7 @@ class RunCheckpoints:
             "data": self.setup.data_fingerprint,
             "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in self.setup.plan.phases},
         }
-        self.manager.save(state, progress.samples, metadata, before_manifest=sync_log)
+        self.manager.save(state, progress.samples, metadata, placed=placed, before_manifest=sync_log)
 
     def wait(self) -> None:
         """Wait for the save in progress. Raises TrainingError if it rejected the state."""

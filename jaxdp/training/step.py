@@ -15,17 +15,20 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.optim import loss_scale
+from jaxdp.optim.squares import Squares, norm
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
 from jaxdp.training.conv_layout import formats, is_default
-from jaxdp.training.state import TrainState, abstract_state, make_optimizer, with_seed
+from jaxdp.training.placement import make_placement
+from jaxdp.training.state import TrainState, make_optimizer, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -136,6 +139,7 @@ def compute_gradients(
 ) -> tuple[dict, dict]:
     """Mean gradient and aux (see `local_gradient`) over all workers, equal on every device. Call inside `shard_map`.
 
+    With `reduce.update sharded` each device gets its shard of the gradient. params: whole on every device.
     The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
     training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
     (tree, buckets) of every reduction is appended, for an audit.
@@ -147,9 +151,9 @@ def compute_gradients(
     local_scale = scale if scaled else scale / lax.axis_size(AXES)
     divisor = lax.axis_size(AXES) if scaled else 1
     strategy, wire_dtype = config.reduce.strategy, allreduce.wire_dtype_of(config.reduce)
-    bucket_bytes, overlap = config.reduce.bucket_bytes, None
+    bucket_bytes, sharded, overlap = config.reduce.bucket_bytes, config.reduce.update == "sharded", None
     if config.reduce.overlap:
-        overlap = Overlap(strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, divisor=divisor)
+        overlap = Overlap(strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, divisor=divisor, sharded=sharded)
 
     def gradient_of(batch: Batch) -> tuple[dict, dict]:
         if images is not None:
@@ -176,7 +180,7 @@ def compute_gradients(
     else:
         gradient = allreduce.divide(gradient, divisor)
         gradient = allreduce.all_reduce_sum(
-            gradient, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sent=reductions
+            gradient, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded, sent=reductions
         )
     if scaled:
         gradient = jax.tree.map(lambda g: g / scale, gradient)
@@ -203,7 +207,8 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
 
 def without_reduction(config: Config) -> Config:
     """The config with a step that sends no gradients."""
-    reduction: dict[str, Any] = {"strategy": allreduce.no_reduce}  # a function, which no config file can name
+    # A function, which no config file can name.
+    reduction: dict[str, Any] = {"strategy": allreduce.no_reduce, "update": "replicated"}
     return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, overlap=False, **reduction))
 
 
@@ -218,6 +223,7 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """step(state, batch, hyperparameters) -> (state, metrics), jitted; the state is donated.
 
+    state: as `make_placement(config, model, mesh)` places it.
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
@@ -231,12 +237,14 @@ def make_train_step(
         config = without_reduction(config)
     scaled, skips = config.loss_scale.name != "none", skips_steps(config)
     trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
+    placement = make_placement(config, model, mesh)
+    gather_params = placement.params_gatherer()
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
-    def update(state: TrainState, gradient: dict, *, moments: dict, hyperparameters: dict) -> TrainState:
+    def update(state: TrainState, gradient: dict, *, squares: Squares, moments: dict, hyperparameters: dict) -> TrainState:
         optimizer = make_optimizer(config, model, **{name: hyperparameters[name] for name in HYPERPARAMETERS})
         params = trainable(state.params)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, params)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, params, squares=squares)
         params = optax.apply_updates(params, updates)
         statistics = update_statistics(trainable(state.batch_stats), moments, statistics_decay)
         average = state.average
@@ -251,7 +259,7 @@ def make_train_step(
         gradient, aux = compute_gradients(
             with_seed(config, hyperparameters["seed"]),
             model,
-            state.params,
+            gather_params(state.params),
             batch_stats=state.batch_stats,
             batch=batch,
             pixel_stats=pixel_stats,
@@ -260,12 +268,14 @@ def make_train_step(
             images=images,
         )
         with jax.named_scope("gradient_norm"):
-            norm = optax.tree.norm(gradient)
-        metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": norm}
+            weights = trainable(state.params) if OPTIMIZERS[config.optimizer.name].uses_weight_norms else ()
+            squares = Squares(*placement.sums_of_squares(gradient, weights), placement.sums_of_squares)
+            gradient_norm = norm(squares.gradient)
+        metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": gradient_norm}
         with jax.named_scope("optimizer"):
-            new_state = update(state, gradient, moments=aux["moments"], hyperparameters=hyperparameters)
+            new_state = update(state, gradient, squares=squares, moments=aux["moments"], hyperparameters=hyperparameters)
         if skips:
-            finite = jnp.isfinite(norm) & jnp.isfinite(aux["loss"])
+            finite = jnp.isfinite(gradient_norm) & jnp.isfinite(aux["loss"])
             new_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
             new_state = new_state._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
             metrics |= {"loss_scale": scale} if scaled else {}
@@ -275,11 +285,11 @@ def make_train_step(
             }
         return new_state, metrics
 
-    replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs = (replicated, sharded, replicated) + (replicated,) * resident
+    replicated, rows, state_specs = PartitionSpec(), PartitionSpec(AXES), placement.specs
+    in_specs = (state_specs, rows, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(config.reduce.strategy)
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated, check_vma=check_vma)
-    if is_default(config, mesh):
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, replicated), check_vma=check_vma)
+    if placement.sharded or is_default(config, mesh):
         return jax.jit(mapped, donate_argnums=0)
-    new_state = formats(config, abstract_state(config, model, mesh), mesh)
+    new_state = formats(config, placement.whole, mesh)
     return jax.jit(mapped, donate_argnums=0, out_shardings=(new_state, None))

@@ -28,6 +28,7 @@ from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import conv_layout
 from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.placement import Replicated, make_placement
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import abstract_state, from_host, replicated
 from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, without_reduction
@@ -66,7 +67,7 @@ def _abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
     """Shapes, dtypes and shardings of the arguments of a training step. config: with the image size of the phase."""
-    state = conv_layout.with_layout(config, abstract_state(config, model, mesh), mesh)
+    state = make_placement(config, model, mesh).abstract
     columns = {"labels": jnp.int32, "positions": jnp.uint32}
     size = config.data.stored_size or config.data.image_size
     batch = _abstract_batch(mesh, phase.global_batch, size=size, columns=columns)
@@ -158,6 +159,7 @@ class StepCompiler:
         self.strategies, self.images, self.devices = strategies or {}, images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
+        self.placements: dict[tuple[int, int], Replicated] = {}
         self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # transferred to a mesh once
         self.futures: dict[tuple, Future] = {}
         self.resident_images: dict[Mesh, jax.Array] = {}
@@ -183,6 +185,12 @@ class StepCompiler:
         if phase.shape not in self.meshes:
             self.meshes[phase.shape] = mesh_of(phase, self.devices)
         return self.meshes[phase.shape]
+
+    def placement(self, phase: PlannedPhase) -> Replicated:
+        """Where the state is on the devices during a phase; phases of the same shape share it."""
+        if phase.shape not in self.placements:
+            self.placements[phase.shape] = make_placement(self._config_of(phase), self.model, self.mesh(phase))
+        return self.placements[phase.shape]
 
     def strategy(self, phase: PlannedPhase) -> str:
         """The all-reduce strategy of a phase."""

@@ -23,16 +23,18 @@ from jaxdp.loggers.step_log import StepLog
 from jaxdp.loggers.writers import Writer, to_json
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import conv_layout, health
+from jaxdp.training import health
 from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import check_registered_strategy, chosen_strategies
 from jaxdp.training.evaluator import Evaluator
 from jaxdp.training.initialize import StartPoint, restore_or_initialize
+from jaxdp.training.placement import Replicated
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run_checkpoints import RunCheckpoints
 from jaxdp.training.run_log import open_profile, open_writers
 from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import TrainState
 from jaxdp.training.step_compiler import StepCompiler, mesh_of
 from jaxdp.training.step_metrics import StepMetrics
 
@@ -61,6 +63,7 @@ class Trainer:
         self.signals, self.group, self.screen = signals, signals.group, screen
         every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
         self.log = StepLog(every, started)
+        self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
 
     def fit(self) -> TrainResult:
         """Train to the end of the plan, from the newest checkpoint if there is one, and write result.json.
@@ -86,7 +89,7 @@ class Trainer:
                 for index, phase in enumerate(self.plan.phases):
                     with health.out_of_memory_as_config_error(phase):
                         if self.progress.evaluation_due and phase is self.plan.phase_before(self.progress.samples):
-                            self.evaluator.evaluate(self.state, phase)  # the previous session stopped before or during it
+                            self.evaluator.evaluate(self._evaluated, phase)  # the previous session stopped before or during it
                             self._save()
                         if self.progress.samples < phase.end:
                             self._train_phase(phase, self.plan.phases[index + 1 :])
@@ -155,7 +158,9 @@ class Trainer:
         compiled_step = self.compiler.prepare_train(phase)
         self.compiler.prepare_evaluation(phase)
         mesh = self.compiler.mesh(phase)
-        self.state = conv_layout.place(self.setup.config, self.state, mesh)
+        if (placement := self.compiler.placement(phase)) is not self.placement:
+            self.signals.pass_sync_point()  # before the collectives that gather the state
+            self.state, self.placement = placement.place(self._whole_state()), placement
         with self.timer.waiting_for_compiler():
             train_step = self.signals.wait_for(compiled_step)
         barrier(self.group, f"phase {phase.index}")
@@ -200,7 +205,7 @@ class Trainer:
             self.metrics.drain(keep=1)
             if progress.evaluation_due:
                 self.metrics.drain()
-                self.evaluator.evaluate(self.state, phase)
+                self.evaluator.evaluate(self._evaluated, phase)
             if self.checkpoints.is_due(phase, before=before, after=progress.samples):
                 self.metrics.drain()
                 self._save()
@@ -222,16 +227,24 @@ class Trainer:
         evaluation = progress.last_evaluation
         if evaluation is None or evaluation["samples"] != progress.samples:
             progress.request_evaluation()
-            evaluation = self.evaluator.evaluate(self.state, phase)
+            evaluation = self.evaluator.evaluate(self._evaluated, phase)
         health.check_evaluation(evaluation)
         if warning := health.chance_level_warning(evaluation, chance_loss(self.config)):
             self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()
 
+    def _whole_state(self) -> TrainState:
+        """The state, whole on every device of its mesh."""
+        return self.placement.gather_state(self.state) if self.placement else self.state
+
+    def _evaluated(self) -> tuple[dict, dict]:
+        """(params, batch_stats) of an evaluation, whole on every device of their mesh."""
+        return self.placement.evaluated(self.state) if self.placement else self.state.evaluated
+
     def _save(self) -> None:
         with self.timer.paused("saving"):
-            self.checkpoints.save(self.state, self._progress_now(), sync_log=self.log.sync)
+            self.checkpoints.save(self._whole_state(), self._progress_now(), placed=self.state, sync_log=self.log.sync)
 
     def _progress_now(self) -> Progress:
         wall_seconds, bad_images = self.log.wall_time["wall_seconds"], self.setup.datasets.bad_images

@@ -1,0 +1,36 @@
+"""Sums of squares of tensors, by which optimizers scale gradients and updates; of whole tensors, however they are stored."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+# Maps each of its trees to a tree with a float32 scalar, the sum of squares of the whole tensor, in place of each tensor.
+SumOfSquares = Callable[..., tuple]
+
+
+def local_sums_of_squares(*trees: Any) -> tuple:
+    """The sums of squares of tensors that a device holds whole."""
+    return jax.tree.map(lambda tensor: jnp.sum(jnp.square(tensor)), trees)
+
+
+class Squares(NamedTuple):
+    """Sums of squares of every tensor of a gradient and of the parameters, and the function that computed them.
+
+    params: () for an optimizer that does not use them.
+    """
+
+    gradient: Any
+    params: Any
+    of: SumOfSquares
+
+    def scale_gradient(self, factor: jax.Array) -> "Squares":
+        """Those of the gradient times a factor."""
+        return self._replace(gradient=jax.tree.map(lambda square: factor**2 * square, self.gradient))
+
+
+def norm(squares: Any) -> jax.Array:
+    """The norm of a tree of tensors from the sums of squares of each, or of one tensor."""
+    return jnp.sqrt(optax.tree.sum(squares))

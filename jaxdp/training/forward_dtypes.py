@@ -1,0 +1,88 @@
+"""The dtype in which a network uses each of its parameters, so that no more bits than needed are gathered."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+from jax.sharding import PartitionSpec
+
+from jaxdp.config import Config
+from jaxdp.models import Network
+from jaxdp.parallel.mesh import abstract_mesh
+
+# Operations that move values without computing with them, by their names in a jaxpr.
+MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice", "squeeze", "transpose", "expand_dims"}
+
+
+def forward_dtypes(config: Config, model: Network, params: Any, batch_stats: Any, *, images: int) -> Any:
+    """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
+
+    params, batch_stats: shapes and dtypes. images: in a worker's batch, on which the form of a network may depend. The network
+    is traced, not run.
+    """
+    wanted = jnp.dtype(config.model.dtype)
+    if wanted == jnp.float32:
+        return jax.tree.map(lambda _: wanted, params)
+    size = config.data.image_size
+
+    def gradient(params: Any, batch_stats: Any) -> Any:
+        key = jax.random.key(0)
+        keys = jax.random.split(key, images) if model.draws_for_each_image else key
+        x = jnp.zeros((images, size, size, 3))
+
+        def logits_of(params: Any) -> tuple[jax.Array, Any]:
+            return model.apply(params, batch_stats, x, train=True, key=keys)
+
+        logits, vjp_fn, _ = jax.vjp(logits_of, params, has_aux=True)
+        return vjp_fn(jnp.ones_like(logits))
+
+    everywhere = PartitionSpec()
+    mapped = jax.shard_map(
+        gradient, mesh=abstract_mesh(1, 1), in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch_stats))
+    jaxpr = jax.make_jaxpr(mapped)(*shapes).jaxpr
+    leaves, structure = jax.tree.flatten(params)
+    uses = _Uses()
+    used = [set(uses.dtypes(jaxpr, variable)) for variable in jaxpr.invars[: len(leaves)]]
+    return jax.tree.unflatten(structure, [wanted if dtypes <= {wanted} else jnp.dtype(jnp.float32) for dtypes in used])
+
+
+class _Uses:
+    """The uses of variables in a jaxpr and those it contains, each of which is indexed once."""
+
+    def __init__(self) -> None:
+        self.indices: dict[int, dict[Any, list[tuple[Any, int]]]] = {}
+
+    def dtypes(self, jaxpr: Any, variable: Any) -> Iterator[Any]:
+        """The dtype to which each use of a variable casts it; its own for a use that computes with it or returns it."""
+        if any(out is variable for out in jaxpr.outvars):
+            yield variable.aval.dtype
+        for equation, place in self._index(jaxpr).get(variable, ()):
+            inner = [value for value in map(_jaxpr_of, equation.params.values()) if value is not None]
+            if equation.primitive.name == "convert_element_type":
+                yield jnp.dtype(equation.params["new_dtype"])
+            elif equation.primitive.name in MOVES:
+                yield from (dtype for moved in equation.outvars for dtype in self.dtypes(jaxpr, moved))
+            elif inner and all(len(each.invars) == len(equation.invars) for each in inner):  # a call
+                yield from (dtype for each in inner for dtype in self.dtypes(each, each.invars[place]))
+            else:
+                yield variable.aval.dtype
+
+    def _index(self, jaxpr: Any) -> dict[Any, list[tuple[Any, int]]]:
+        if id(jaxpr) not in self.indices:
+            index: dict[Any, list[tuple[Any, int]]] = {}
+            for equation in jaxpr.eqns:
+                for place, operand in enumerate(equation.invars):
+                    if isinstance(operand, Var):
+                        index.setdefault(operand, []).append((equation, place))
+            self.indices[id(jaxpr)] = index
+        return self.indices[id(jaxpr)]
+
+
+def _jaxpr_of(value: Any) -> Any:
+    """The jaxpr of an equation's parameter, or None."""
+    jaxpr = getattr(value, "jaxpr", value)
+    return jaxpr if hasattr(jaxpr, "eqns") else None

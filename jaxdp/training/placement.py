@@ -1,0 +1,189 @@
+"""The state of training on the devices between two steps: whole on every device, or sharded along the rows of the mesh.
+
+With a sharded update (`reduce.update sharded`; Xu et al., arXiv 2004.13336; ZeRO stage 1, arXiv 1910.02054) each device holds,
+and updates, its shard of the trained parameters, of the optimizer's state and of the averaged parameters. A step begins with the
+all-gather of the parameters in the dtype in which the network uses them. Evaluations and checkpoints use the whole state, so
+that files do not depend on the placement.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxdp.config import Config
+from jaxdp.models import Network
+from jaxdp.optim.squares import SumOfSquares, local_sums_of_squares
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import HORIZONTAL
+from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
+from jaxdp.training import conv_layout
+from jaxdp.training.forward_dtypes import forward_dtypes
+from jaxdp.training.state import TrainState, abstract_state, make_optimizer, replicated
+
+
+class Replicated:
+    """Every device holds the whole state."""
+
+    sharded = False
+    sums_of_squares: SumOfSquares = staticmethod(local_sums_of_squares)
+
+    def __init__(self, config: Config, model: Network, mesh: Mesh | AbstractMesh) -> None:
+        self.config, self.model, self.mesh = config, model, mesh
+
+    @cached_property
+    def whole(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, whole on every device."""
+        return abstract_state(self.config, self.model, self.mesh)
+
+    @property
+    def abstract(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state between two steps."""
+        return conv_layout.with_layout(self.config, self.whole, self.mesh)
+
+    @property
+    def specs(self) -> Any:
+        """The state's `PartitionSpec`s for `shard_map`."""
+        return PartitionSpec()
+
+    def place(self, state: TrainState) -> TrainState:
+        """A whole state, which may be on another mesh, placed for the step."""
+        return conv_layout.place(self.config, state, self.mesh)
+
+    def gather_state(self, state: TrainState) -> TrainState:
+        """The whole state of a placed one, on every device."""
+        return state
+
+    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
+        """`TrainState.evaluated` of a placed state."""
+        return state.evaluated
+
+    def params_gatherer(self) -> Callable[[dict], dict]:
+        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`."""
+        return lambda params: params
+
+
+class Sharded(Replicated):
+    """Each device holds its shard of what an update changes; see `jaxdp.parallel.shards`.
+
+    What the network computes with, but an optimizer does not change, is whole on every device: frozen parameters, running
+    statistics, scalars.
+    """
+
+    sharded = True
+    sums_of_squares: SumOfSquares = staticmethod(sums_of_squares_along_rows)
+
+    @cached_property
+    def _is_shard(self) -> TrainState:
+        """True for the arrays of the state that are shards: parameters, and what the optimizer keeps for each of them."""
+        params = self._trainable(self.whole.params)
+        optimizer = make_optimizer(self.config, self.model, learning_rate=0.0, momentum=0.0)
+        # An array of the optimizer's state belongs to a parameter if its shape changes with that of the parameter.
+        other_shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*(1,) * (leaf.ndim - 1), leaf.size + 1), leaf.dtype), params
+        )
+        other_state = jax.eval_shape(optimizer.init, other_shapes)
+        nothing = jax.tree.map(lambda _: False, self.whole)
+        average = nothing.average
+        if average != ():
+            average = average._replace(params=jax.tree.map(lambda _: True, average.params))
+        return nothing._replace(
+            params=nothing.params | jax.tree.map(lambda _: True, params),
+            opt_state=jax.tree.map(lambda leaf, other: leaf.shape != other.shape, self.whole.opt_state, other_state),
+            average=average,
+        )
+
+    @cached_property
+    def abstract(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state between two steps."""
+        parts = dict(self.mesh.shape)[HORIZONTAL]
+
+        def placed(leaf: jax.ShapeDtypeStruct, is_shard: bool) -> jax.ShapeDtypeStruct:
+            if not is_shard:
+                return leaf
+            sharding = NamedSharding(self.mesh, partition_spec(leaf.shape))
+            return jax.ShapeDtypeStruct(shard_shape(leaf.shape, parts, parts), leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(placed, self.whole, self._is_shard)
+
+    @property
+    def specs(self) -> Any:
+        """The state's `PartitionSpec`s for `shard_map`."""
+        return jax.tree.map(lambda leaf: leaf.sharding.spec, self.abstract)
+
+    def place(self, state: TrainState) -> TrainState:
+        """A whole state, which may be on another mesh, placed for the step."""
+        return self._shard(super().place(state))
+
+    def gather_state(self, state: TrainState) -> TrainState:
+        """The whole state of a placed one, on every device."""
+        return self._gather(state)
+
+    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
+        """`TrainState.evaluated` of a placed state."""
+        return self._gather_evaluated(state._replace(opt_state=())).evaluated
+
+    def params_gatherer(self) -> Callable[[dict], dict]:
+        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`.
+
+        It sends one message for each bucket of each segment, in the dtype in which the network uses the parameters.
+        """
+        reduce, whole, (_, segments) = self.config.reduce, self.whole, self.model.split_frozen(self.config.finetune.frozen_stages)
+        if not reduce.overlap:
+            segments = (tuple(name for segment in segments for name in segment),)
+        phase = self.config.batch[0]
+        images = phase.per_worker_batch or max(1, phase.global_batch // self.mesh.size)
+        dtypes = forward_dtypes(self.config, self.model, whole.params, whole.batch_stats, images=images)
+        sent = jax.tree.map(lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), whole.params, dtypes)
+
+        def gather_params(params: dict) -> dict:
+            gathered = dict(params)
+            for segment in segments:
+                shards = {name: params[name] for name in segment if name in params}
+                tensors = {name: sent[name] for name in shards}
+                gathered |= allreduce.gather_tensors(shards, tensors, reduce.strategy, bucket_bytes=reduce.bucket_bytes)
+            return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), gathered, whole.params)
+
+        return gather_params
+
+    def _trainable(self, tree: dict) -> dict:
+        return self.model.trainable(tree, self.config.finetune.frozen_stages)
+
+    @cached_property
+    def _shard(self) -> Any:
+        is_shard, specs = self._is_shard, self.specs
+
+        def shard(state: TrainState) -> TrainState:
+            return jax.tree.map(lambda leaf, shards: own_shard(leaf) if shards else leaf, state, is_shard)
+
+        return jax.jit(jax.shard_map(shard, mesh=self.mesh, in_specs=PartitionSpec(), out_specs=specs))
+
+    def _gather_program(self, whole: TrainState, is_shard: TrainState, specs: TrainState) -> Any:
+        def gather(state: TrainState) -> TrainState:
+            def gather_leaf(leaf: jax.Array, shape: jax.ShapeDtypeStruct, shards: bool) -> jax.Array:
+                if not shards:
+                    return leaf
+                flat = lax.all_gather(leaf.ravel(), HORIZONTAL, tiled=True, to="invarying")
+                return from_parts(flat, shape.shape)
+
+            return jax.tree.map(gather_leaf, state, whole, is_shard)
+
+        mapped = jax.shard_map(gather, mesh=self.mesh, in_specs=(specs,), out_specs=PartitionSpec())
+        return jax.jit(mapped, out_shardings=replicated(self.mesh))
+
+    @cached_property
+    def _gather(self) -> Any:
+        return self._gather_program(self.whole, self._is_shard, self.specs)
+
+    @cached_property
+    def _gather_evaluated(self) -> Any:
+        return self._gather_program(*(tree._replace(opt_state=()) for tree in (self.whole, self._is_shard, self.specs)))
+
+
+def make_placement(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> Replicated:
+    """The placement of a config's state on a mesh. On one device there is nothing to shard."""
+    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else Replicated)(config, model, mesh)
