@@ -54,8 +54,8 @@ class Augmentation(Choice):
 class UpdateRule(Choice):
     """An optimizer.
 
-    accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms: its
-    updates depend on the norms of the parameters.
+    accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms:
+    its updates depend on the norms of the parameters.
     """
 
     accumulates: bool = True

@@ -41,8 +41,8 @@ class Strategy:
         devices. A string names a function of `jaxdp.parallel.allreduce`.
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
         point-to-point exchange, for which it cannot.
-    scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between, each
-        device has its shard of the row's sum. `reduce.update sharded` leaves out the last stage.
+    scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between,
+        each device has its shard of the row's sum. `reduce.update sharded` leaves out the last stage.
     sums_along_axes: on a mesh of Y rows of X devices, every contribution passes through at most X + Y - 2 additions, because
         rows and columns are summed one after the other; False for up to N - 1. Audits derive their bound from it.
     auto_candidate: measured for `reduce.strategy=auto`.

@@ -60,10 +60,10 @@ def _part(array: jax.Array, index: tuple[slice, ...]) -> int:
 
 
 class Parts(NamedTuple):
-    """The parts of sharded arrays that a process's devices hold: their numbers, of `count`; sharded: whether each array is."""
+    """The parts of sharded arrays that a process's devices hold: their numbers, of `total`; sharded: whether each array is."""
 
     numbers: tuple[int, ...]
-    count: int
+    total: int
     sharded: tuple[bool, ...]
 
 
@@ -84,7 +84,7 @@ def part_checksums(host_state: Any, parts: Parts) -> dict[str, str]:
     arrays = [leaf.reshape(-1) for leaf, sharded in zip(jax.tree.leaves(host_state), parts.sharded, strict=True) if sharded]
     checksums = {}
     for number in parts.numbers:
-        pieces = (array[number * size : (number + 1) * size] for array in arrays if (size := -(-array.size // parts.count)))
+        pieces = (array[number * size : (number + 1) * size] for array in arrays if (size := -(-array.size // parts.total)))
         checksums[str(number)] = hashlib.sha256("".join(map(array_checksum, pieces)).encode()).hexdigest()
     return checksums
 

@@ -59,7 +59,7 @@ class Rollback(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """diverged: this process's devices whose parameters differ from the majority of their replicas. parts: see `local_parts`."""
+    """diverged: this process's devices whose parameters differ from most of their replicas. parts: see `local_parts`."""
 
     diverged: list[jax.Device]
     parts: Parts

@@ -10,8 +10,8 @@ class StateReport:
     """One process's view of the state to save, exchanged as JSON.
 
     diverged: names of its devices whose parameters differ from the majority. finite: no parameter is NaN or infinite. checksum:
-    of all arrays; None if it could not be computed. part_checksums: of sharded arrays, by the part that its devices hold. error:
-    why this process cannot save. bad_images: name -> reason of images that this process skipped.
+    of all arrays; None if it could not be computed. part_checksums: of sharded arrays, by the part that its devices hold.
+    error: why this process cannot save. bad_images: name -> reason of images that this process skipped.
     """
 
     diverged: list[str]

@@ -43,7 +43,7 @@ def scale_by_lars_ratio(
         if params is None:
             raise ValueError("LARS requires the parameters: call update(gradients, state, params)")
         masks = mask(params) if callable(mask) else mask
-        squares = squares or Squares(*local_sums_of_squares(updates, params), local_sums_of_squares)
+        squares = squares or Squares.compute(updates, params)
         decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
         others = squares.gradient if denominator == "sum_of_norms" else squares.of(decayed)[0]
         ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, others)
@@ -63,13 +63,13 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
     ) -> tuple[Any, optax.EmptyState]:
         squares = squares or Squares((), local_sums_of_squares(params)[0], local_sums_of_squares)
 
-        def scale(u: jax.Array, masked: bool, weight_square: jax.Array, update_square: jax.Array) -> jax.Array:
+        def ratio(weight_square: jax.Array, update_square: jax.Array) -> jax.Array:
             usable = (weight_square > 0) & (update_square > 0)
-            ratio = jnp.where(usable, jnp.sqrt(weight_square) / jnp.sqrt(update_square), 1.0)
-            return ratio * u if masked else u
+            return jnp.where(usable, jnp.sqrt(weight_square) / jnp.sqrt(update_square), 1.0)
 
-        masks, (update_squares,) = is_matrix_or_larger(params), squares.of(updates)
-        return jax.tree.map(scale, updates, masks, squares.params, update_squares), state
+        ratios = jax.tree.map(ratio, squares.params, squares.of(updates)[0])
+        masks = is_matrix_or_larger(params)
+        return jax.tree.map(lambda u, t, masked: t * u if masked else u, updates, ratios, masks), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 

@@ -15,7 +15,7 @@ from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.optim.adam import scale_by_adam
 from jaxdp.optim.lars import is_matrix_or_larger, lars, scale_by_trust_ratio
-from jaxdp.optim.squares import Squares, local_sums_of_squares, norm
+from jaxdp.optim.squares import Squares, norm
 from jaxdp.registry import kind_of, own_optimizers
 
 Scalar: TypeAlias = "float | jax.Array"
@@ -36,7 +36,7 @@ def build_optimizer(
 
     def update(gradient: Any, state: Any, params: Any = None, *, squares: Squares | None = None) -> tuple[Any, Any]:
         if squares is None:
-            squares = Squares(*local_sums_of_squares(gradient, params), local_sums_of_squares)
+            squares = Squares.compute(gradient, params)
         if config.clip_norm is not None:
             factor = jnp.minimum(1.0, config.clip_norm / norm(squares.gradient))
             gradient, squares = jax.tree.map(lambda g: factor * g, gradient), squares.scale_gradient(factor)

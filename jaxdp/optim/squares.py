@@ -26,6 +26,12 @@ class Squares(NamedTuple):
     params: Any
     of: SumOfSquares
 
+    @classmethod
+    def compute(cls, gradient: Any, params: Any, of: SumOfSquares = local_sums_of_squares) -> "Squares":
+        """Those of two trees, in one call of `of`."""
+        of_gradient, of_params = of(gradient, params)
+        return cls(of_gradient, of_params, of)
+
     def scale_gradient(self, factor: jax.Array) -> "Squares":
         """Those of the gradient times a factor."""
         return self._replace(gradient=jax.tree.map(lambda square: factor**2 * square, self.gradient))

@@ -6,6 +6,7 @@ buckets and applies the stages to each bucket. `overlap.Overlap` does so for eac
 A shard is the piece of a vector that one device sums or owns.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -257,28 +258,34 @@ def unpack_buckets(tree: Any, buckets: list[Bucket]) -> Any:
 
 
 def gather_tensors(
-    shards: Any, tensors: Any, strategy: str | Stage, *, bucket_bytes: int | None = BUCKET_BYTES
+    shards: Any, tensors: Any, strategy: str | Stage, *, bucket_bytes: int | None = BUCKET_BYTES, in_one_copy: bool = False
 ) -> Any:
     """The tensors of a tree of which each device holds a shard. Call inside `shard_map` over both mesh axes.
 
-    shards: this device's, as `all_reduce_sum(..., sharded=True)` returns them. tensors: a tree of objects with the shape of each
-    tensor and the dtype in which it is sent and returned. strategy, bucket_bytes: as for `all_reduce_sum`; the strategy's last
-    stage is the one that gathers.
+    shards: this device's, as `all_reduce_sum(..., sharded=True)` returns them. tensors: a tree of objects with the shape of
+    each tensor and the dtype in which it is sent and returned. strategy, bucket_bytes: as for `all_reduce_sum`; the strategy's
+    last stage is the one that gathers. in_one_copy: join the parts of all tensors of a bucket in one kernel; it saves a kernel
+    for each small tensor, and would copy large ones once more.
     """
     leaves, structure = jax.tree.flatten(shards)
     whole, gather, parts = jax.tree.leaves(tensors), stages_of(strategy)[-1], lax.axis_size(HORIZONTAL)
     gathered: dict[int, jax.Array] = {}
     for indices in leaf_buckets(whole, bucket_bytes):
         flat = [leaves[index].ravel().astype(whole[index].dtype) for index in indices]
-        vector = flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        sizes = [shard.size for shard in flat]
         with jax.named_scope("all-gather"):
-            columns = gather(vector).reshape(parts, -1)
-        start = 0
-        for index in indices:
-            size = leaves[index].size
-            gathered[index] = from_parts(columns[:, start : start + size], whole[index].shape)
-            start += size
+            columns = gather(flat[0] if len(flat) == 1 else jnp.concatenate(flat)).reshape(parts, -1)
+            pieces = [piece.ravel() for piece in _split(columns, sizes, axis=1)]
+            if in_one_copy and len(pieces) > 1:
+                vector = lax.optimization_barrier(jnp.concatenate(pieces))  # without it XLA would make the single copies
+                pieces = _split(vector, [parts * size for size in sizes], axis=0)
+        gathered |= {index: from_parts(piece, whole[index].shape) for index, piece in zip(indices, pieces, strict=True)}
     return jax.tree.unflatten(structure, [gathered[index] for index in range(len(leaves))])
+
+
+def _split(array: jax.Array, sizes: Sequence[int], *, axis: int) -> list[jax.Array]:
+    """Consecutive slices of an array along an axis, of these sizes."""
+    return jnp.split(array, list(itertools.accumulate(sizes))[:-1], axis=axis)
 
 
 def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -56,7 +57,14 @@ def sums_of_squares_along_rows(*trees: Any) -> tuple:
     leaves, structure = jax.tree.flatten(trees)
     if not leaves:
         return trees
-    partial_sums = jnp.stack([jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in leaves])
+    leaves = [leaf.astype(jnp.float32) for leaf in leaves]
+    vectors = [index for index, leaf in enumerate(leaves) if leaf.ndim == 1]
+    others = [index for index, leaf in enumerate(leaves) if leaf.ndim > 1]
+    partial_sums = [jnp.stack([jnp.sum(jnp.square(leaves[index])) for index in others])] if others else []
+    if vectors:  # as rows of one matrix, so that one kernel sums all of them
+        longest = max(leaves[index].size for index in vectors)
+        rows = jnp.stack([jnp.pad(leaves[index], (0, longest - leaves[index].size)) for index in vectors])
+        partial_sums.append(jnp.sum(jnp.square(lax.optimization_barrier(rows)), axis=1))
     with jax.named_scope("all-reduce"):
-        sums = lax.psum(partial_sums, HORIZONTAL)
-    return jax.tree.unflatten(structure, list(sums))
+        sums = lax.psum(jnp.concatenate(partial_sums), HORIZONTAL)
+    return jax.tree.unflatten(structure, [sums[place] for place in np.argsort(others + vectors)])

@@ -16,7 +16,7 @@ from jaxdp.parallel.mesh import abstract_mesh
 MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice", "squeeze", "transpose", "expand_dims"}
 
 
-def forward_dtypes(config: Config, model: Network, params: Any, batch_stats: Any, *, images: int) -> Any:
+def forward_dtypes(config: Config, model: Network, *, params: Any, batch_stats: Any, images: int) -> Any:
     """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
 
     params, batch_stats: shapes and dtypes. images: in a worker's batch, on which the form of a network may depend. The network
@@ -39,9 +39,7 @@ def forward_dtypes(config: Config, model: Network, params: Any, batch_stats: Any
         return vjp_fn(jnp.ones_like(logits))
 
     everywhere = PartitionSpec()
-    mapped = jax.shard_map(
-        gradient, mesh=abstract_mesh(1, 1), in_specs=everywhere, out_specs=everywhere, check_vma=False
-    )
+    mapped = jax.shard_map(gradient, mesh=abstract_mesh(1, 1), in_specs=everywhere, out_specs=everywhere, check_vma=False)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (params, batch_stats))
     jaxpr = jax.make_jaxpr(mapped)(*shapes).jaxpr
     leaves, structure = jax.tree.flatten(params)

@@ -1,9 +1,9 @@
 """The state of training on the devices between two steps: whole on every device, or sharded along the rows of the mesh.
 
-With a sharded update (`reduce.update sharded`; Xu et al., arXiv 2004.13336; ZeRO stage 1, arXiv 1910.02054) each device holds,
-and updates, its shard of the trained parameters, of the optimizer's state and of the averaged parameters. A step begins with the
-all-gather of the parameters in the dtype in which the network uses them. Evaluations and checkpoints use the whole state, so
-that files do not depend on the placement.
+With a sharded update (`reduce.update sharded`; Xu et al., arXiv 2004.13336; ZeRO stage 1, arXiv 1910.02054) each device holds
+and updates its shard of the trained parameters, of the optimizer's state and of the averaged parameters. A step begins with
+the all-gather of the parameters, in the dtype in which the network uses them. Evaluations and checkpoints use the whole state,
+so that files do not depend on the placement.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -24,6 +23,8 @@ from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_s
 from jaxdp.training import conv_layout
 from jaxdp.training.forward_dtypes import forward_dtypes
 from jaxdp.training.state import TrainState, abstract_state, make_optimizer, replicated
+
+VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
 
 
 class Replicated:
@@ -52,6 +53,7 @@ class Replicated:
 
     def place(self, state: TrainState) -> TrainState:
         """A whole state, which may be on another mesh, placed for the step."""
+        assert isinstance(self.mesh, Mesh)
         return conv_layout.place(self.config, state, self.mesh)
 
     def gather_state(self, state: TrainState) -> TrainState:
@@ -130,23 +132,39 @@ class Sharded(Replicated):
     def params_gatherer(self) -> Callable[[dict], dict]:
         """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`.
 
-        It sends one message for each bucket of each segment, in the dtype in which the network uses the parameters.
+        It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
+        which the network uses the parameters.
         """
-        reduce, whole, (_, segments) = self.config.reduce, self.whole, self.model.split_frozen(self.config.finetune.frozen_stages)
-        if not reduce.overlap:
-            segments = (tuple(name for segment in segments for name in segment),)
-        phase = self.config.batch[0]
+        config, whole = self.config, self.whole
+        phase, reduce = config.batch[0], config.reduce
         images = phase.per_worker_batch or max(1, phase.global_batch // self.mesh.size)
-        dtypes = forward_dtypes(self.config, self.model, whole.params, whole.batch_stats, images=images)
-        sent = jax.tree.map(lambda leaf, dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), whole.params, dtypes)
+        dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, images=images)
+        trained = jax.tree.leaves_with_path(self._trainable(whole.params))
+        sent = [
+            jax.ShapeDtypeStruct(leaf.shape, dtype)
+            for (_, leaf), dtype in zip(trained, jax.tree.leaves(self._trainable(dtypes)), strict=True)
+        ]
+        _, segments = self.model.split_frozen(config.finetune.frozen_stages)
+        number = {name: index if reduce.overlap else 0 for index, segment in enumerate(segments) for name in segment}
+        groups: dict[int, list[int]] = {}
+        for index, (path, leaf) in enumerate(trained):
+            groups.setdefault(VECTORS if leaf.ndim <= 1 else number[path[0].key], []).append(index)
 
         def gather_params(params: dict) -> dict:
-            gathered = dict(params)
-            for segment in segments:
-                shards = {name: params[name] for name in segment if name in params}
-                tensors = {name: sent[name] for name in shards}
-                gathered |= allreduce.gather_tensors(shards, tensors, reduce.strategy, bucket_bytes=reduce.bucket_bytes)
-            return jax.tree.map(lambda leaf, shape: leaf.astype(shape.dtype), gathered, whole.params)
+            shards, structure = jax.tree.flatten(self._trainable(params))
+            gathered: dict[int, jax.Array] = {}
+            for group, indices in sorted(groups.items()):
+                tensors = allreduce.gather_tensors(
+                    [shards[index] for index in indices],
+                    [sent[index] for index in indices],
+                    reduce.strategy,
+                    bucket_bytes=None if group == VECTORS else reduce.bucket_bytes,
+                    in_one_copy=group == VECTORS,
+                )
+                gathered |= dict(zip(indices, tensors, strict=True))
+            # The network casts them again, which XLA drops; so its gradients have the dtype of the whole parameters.
+            leaves = [gathered[index].astype(leaf.dtype) for index, (_, leaf) in enumerate(trained)]
+            return params | jax.tree.unflatten(structure, leaves)
 
         return gather_params
 

@@ -87,7 +87,8 @@ class RunCheckpoints:
     def save(self, state: TrainState, progress: Progress, *, placed: TrainState, sync_log: Callable[[], None]) -> None:
         """Start saving a state; all metrics up to it have been logged. Waits for the previous save.
 
-        placed: the same state as the step has it on the devices, whose replicas are compared. sync_log: called on rank 0 before the checkpoint is complete.
+        placed: the same state as the step has it on the devices, whose replicas are compared.
+        sync_log: called on rank 0 before the checkpoint is complete.
         """
         self.group.set_activity("save", progress.steps, "waiting for the previous save")
         self.last_save, self.saved_samples = time.monotonic(), progress.samples

@@ -269,7 +269,7 @@ def make_train_step(
         )
         with jax.named_scope("gradient_norm"):
             weights = trainable(state.params) if OPTIMIZERS[config.optimizer.name].uses_weight_norms else ()
-            squares = Squares(*placement.sums_of_squares(gradient, weights), placement.sums_of_squares)
+            squares = Squares.compute(gradient, weights, placement.sums_of_squares)
             gradient_norm = norm(squares.gradient)
         metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": gradient_norm}
         with jax.named_scope("optimizer"):
