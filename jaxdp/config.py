@@ -454,9 +454,10 @@ class Reduce(_Strict):
     CPUs 65536 is faster"""
     overlap: bool = True
     """Overlap of all-reduces with the backward pass of later segments of the network; no effect with gradient accumulation"""
-    update: Literal["replicated", "sharded"] = "replicated"
-    """Where parameters are updated: all on every device, or on each device its part (sharded, for a strategy that begins with a
-    reduce-scatter and ends with an all-gather, such as torus)"""
+    update: Literal["replicated", "sharded", "auto"] = "replicated"
+    """Update of the parameters: all on every device (replicated), or on each device its part, which is then gathered (sharded;
+    for a strategy that begins with a reduce-scatter and ends with an all-gather, such as torus); auto: the faster, measured at
+    the start"""
 
 
 @dataclass(frozen=True)
@@ -580,6 +581,7 @@ RESUME_SAFE_FIELDS = (
     "reduce.strategy",
     "reduce.bucket_bytes",
     "reduce.overlap",
+    "reduce.update",
     "logging",
     "checkpoint",
     "guard",

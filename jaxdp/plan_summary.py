@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.choices import LOSSES, MIXES, OPTIMIZERS
@@ -29,7 +30,11 @@ START_ROWS = {"run", "model", "data", "devices", "all-reduce", "optimizer", "sch
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and of the batch statistics, loss and accuracy in float32."""
+    per step and message of the gradient and of the batch statistics, loss and accuracy in float32.
+
+    gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_bytes: of its message of
+    sums of squares.
+    """
     from jaxdp import models
 
     size = config.data.image_size
@@ -46,12 +51,52 @@ def model_summary(config: Config) -> dict[str, Any]:
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
     statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
+    gathered = _gathered_messages(config, counted["trainable_shapes"][0], segments)
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
         "gradient_bytes": trained * width,
         "statistics_bytes": statistics,
         "messages": [*messages, statistics],
+        "gathered_messages": gathered,
+        "norms_bytes": 4 * (1 + OPTIMIZERS[config.optimizer.name].uses_weight_norms) * _trained_tensors(counted),
     }
+
+
+def _trained_tensors(counted: dict[str, Any]) -> int:
+    return counted["decayed"]["tensors"] + counted["not_decayed"]["tensors"]
+
+
+def _gathered_messages(config: Config, params: dict[str, Any], segments: Sequence[Sequence[str]]) -> list[int]:
+    """Bytes of the messages of parameters that a sharded update gathers: all vectors, then the buckets of each segment."""
+    import jax
+
+    width = WIRE_BYTES[config.model.dtype]
+    leaves = {name: jax.tree.leaves(tree) for name, tree in params.items()}
+    vectors = sum(4 * math.prod(leaf.shape) for each in leaves.values() for leaf in each if leaf.ndim <= 1)
+    messages = [vectors] if vectors else []
+    for segment in segments if config.reduce.overlap else [list(leaves)]:
+        tensors = [(width * math.prod(leaf.shape), "") for name in sorted(segment) for leaf in leaves[name] if leaf.ndim > 1]
+        buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
+        messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
+    return messages
+
+
+def state_bytes(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
+    """Bytes on each device of what lasts for a step or longer, in the phase with the shortest rows if the update is sharded."""
+    whole = model_summary["state_bytes"]
+    parts = min((phase.horizontal for phase in plan.phases if phase.devices > 1), default=1)
+    if plan.config.reduce.update != "sharded" or max(phase.devices for phase in plan.phases) == 1:
+        return whole
+    trained, statistics = whole["gradients"], whole["batch_statistics"]  # gradients: as many bytes as what is trained
+    sharded = {
+        "parameters": whole["parameters"] - trained + trained // parts,
+        "gathered_parameters": sum(model_summary["gathered_messages"]),
+        "batch_statistics": statistics,
+        "gradients": trained,
+        "optimizer": whole["optimizer"] // parts,
+    }
+    averages = {"averages": trained // parts + whole["averages"] - trained} if "averages" in whole else {}
+    return sharded | averages
 
 
 def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes: tuple[Any, Any]) -> dict[str, int]:
@@ -92,12 +137,14 @@ def as_dict(plan: Plan, model_summary: dict[str, Any]) -> dict[str, Any]:
         "optimizer": dataclasses.asdict(config.optimizer),
         "config": dataclasses.asdict(config),
         "input_bytes": input_bytes(plan),
-        "state_bytes": model_summary["state_bytes"],
+        "state_bytes": state_bytes(plan, model_summary),
         "strategy": config.reduce.strategy,
+        "update": config.reduce.update,
         "wire_dtype": config.reduce.wire_dtype,
         "model": {name: model_summary[name] for name in ("parameters", "macs", "decayed", "not_decayed")},
         "gradient_bytes": model_summary["gradient_bytes"],
         "statistics_bytes": model_summary["statistics_bytes"],
+        "gathered_bytes": sum(model_summary["gathered_messages"]) if config.reduce.update == "sharded" else 0,
     }
 
 
@@ -138,7 +185,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
     shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
-    state, decayed, not_decayed = (model_summary[name] for name in ("state_bytes", "decayed", "not_decayed"))
+    state, decayed, not_decayed = state_bytes(plan, model_summary), model_summary["decayed"], model_summary["not_decayed"]
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     gradient = f"{model_summary['gradient_bytes']:,} bytes"
     warmup = plural(schedule.warmup_epochs, "epoch", ".3g")
@@ -161,6 +208,9 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} in float32"),
         ]
+        if config.reduce.update == "sharded":
+            gathered = f"{sum(model_summary['gathered_messages']):,} bytes of parameters, matrices in {config.model.dtype}"
+            rows.append(("", f"sharded update: gathers {gathered}, in place of gradients"))
     else:
         rows.append(("all-reduce", f"none on one device, {gradient} of gradients"))
     rows += [

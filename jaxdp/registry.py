@@ -12,6 +12,7 @@ from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 
 own_models: dict[str, Callable] = {}
 own_optimizers: dict[str, Callable] = {}
+elementwise_optimizers: set[str] = set()
 
 
 def register_model(name: str, build: Any) -> None:
@@ -39,13 +40,15 @@ def register_model(name: str, build: Any) -> None:
     own_models[name] = build
 
 
-def register_strategy(name: str, *stages: Stage) -> None:
+def register_strategy(name: str, *stages: Stage, scatters: bool = False) -> None:
     """Register an all-reduce strategy for `Reduce(strategy=name)` in this process.
 
     stages: functions from a vector to a vector, applied in order inside `shard_map` over the axes of
     `jaxdp.parallel.mesh.AXES`. Together they turn each device's vector [n] into the sum over all devices, in the first n
-    elements. Stages of `jaxdp.parallel.allreduce` can be reused. A repeated name replaces the stages.
-    Raises ConfigError for an invalid or reserved name.
+    elements. Stages of `jaxdp.parallel.allreduce` can be reused. A repeated name replaces the stages. scatters: after the first
+    stage each device has its shard of the row's sum, in the order of the devices of the row, and the last stage gathers the
+    shards of a row, so that `reduce.update sharded` may leave it out.
+    Raises ConfigError for an invalid or reserved name, and for `scatters` with fewer than two stages.
     """
     if not stages:
         raise ConfigError("register_strategy", name, reason="needs at least one stage")
@@ -54,17 +57,21 @@ def register_strategy(name: str, *stages: Stage) -> None:
     for stage in stages:
         if not callable(stage):
             raise ConfigError(name, stage, reason="must be a function")
-    STRATEGIES[name] = Strategy(name=name, stages=stages, builtin=False)
+    if scatters and len(stages) < 2:
+        reason = "a strategy that scatters has a first and a last stage"
+        raise ConfigError("register_strategy", name, reason=reason, hint="register its stages one by one")
+    STRATEGIES[name] = Strategy(name=name, stages=stages, scatters=scatters, builtin=False)
 
 
-def register_optimizer(name: str, build: Callable) -> None:
+def register_optimizer(name: str, build: Callable, *, elementwise: bool = False) -> None:
     """Register an optimizer for `Optimizer(name=name)` in this process.
 
     build: a function of (config.optimizer, learning_rate, momentum) that returns an `optax.GradientTransformation`. It may read
     any field of the config. learning_rate and momentum are traced scalars with the values of the step; the structure of the
     state must not depend on them. Updates are added to the parameters, and must be proportional to the learning rate. Clipping
     of gradients, averaging of weights and the classifier's multiplier apply as to the built-in optimizers. Resuming a run
-    requires the same registration. A repeated name replaces the optimizer.
+    requires the same registration. A repeated name replaces the optimizer. elementwise: the update of each value depends on
+    this value alone and its history (no norms of tensors), as `reduce.update sharded` requires.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
     _free(name, tuple(OPTIMIZERS))
@@ -72,6 +79,7 @@ def register_optimizer(name: str, build: Callable) -> None:
         hint = f"for example jaxdp.register_optimizer({name!r}, lambda config, rate, momentum: optax.lion(rate, momentum))"
         raise ConfigError("register_optimizer", name, reason=f"{kind_of(build)} cannot be called", hint=hint)
     own_optimizers[name] = build
+    (elementwise_optimizers.add if elementwise else elementwise_optimizers.discard)(name)
 
 
 def model_hint(name: str) -> str:
@@ -98,6 +106,21 @@ def check_names(config: Config) -> None:
     known = (*STRATEGIES, AUTO)
     if config.reduce.strategy not in known:
         raise _unknown("reduce.strategy", config.reduce.strategy, known=known, function="register_strategy")
+    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
+        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
+
+
+def replicated_reason(config: Config) -> str | None:
+    """Why the update of a config cannot be sharded, or None if it can."""
+    strategy, optimizer = config.reduce.strategy, config.optimizer.name
+    if strategy != AUTO and not STRATEGIES[strategy].scatters:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
+        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
+    if optimizer not in (*OPTIMIZERS, *elementwise_optimizers):
+        return f"optimizer.name={optimizer!r} is not registered as elementwise"
+    if config.compile.conv_layout != Config().compile.conv_layout:
+        return f"compile.conv_layout={config.compile.conv_layout!r} stores whole kernels"
+    return None
 
 
 def check_model(name: str) -> None:

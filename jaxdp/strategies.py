@@ -48,6 +48,7 @@ class Strategy:
     auto_candidate: measured for `reduce.strategy=auto`.
     max_devices: the largest number of devices; None for no limit.
     cost: (vertical, horizontal) -> costs of candidate algorithms; the model uses the fastest. None if the cost is unknown.
+    gather_cost: the part of `cost` that is the last stage, for a strategy that scatters.
     builtin: part of jaxdp; False for strategies added by `jaxdp.register_strategy`.
     """
 
@@ -59,6 +60,7 @@ class Strategy:
     auto_candidate: bool = False
     max_devices: int | None = None
     cost: Callable[[int, int], list[Cost]] | None = None
+    gather_cost: Callable[[int, int], Cost] | None = None
     builtin: bool = True
     help: str = ""
 
@@ -92,6 +94,10 @@ def _torus_cost(vertical: int, horizontal: int) -> list[Cost]:
     """Mikami et al., section 2.2, with the vertical rounds that the text omits; the vertical message is 1/X of the vector."""
     rows, columns = horizontal - 1, vertical - 1
     return [Cost(2 * rows + 2 * columns, 2 * rows / horizontal + 2 * columns / (vertical * horizontal))]
+
+
+def _gather_rows_cost(vertical: int, horizontal: int) -> Cost:
+    return Cost(horizontal - 1, (horizontal - 1) / horizontal)
 
 
 def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
@@ -132,6 +138,7 @@ STRATEGIES: dict[str, Strategy] = {
             sums_along_axes=True,
             auto_candidate=True,
             cost=_torus_cost,
+            gather_cost=_gather_rows_cost,
         ),
         Strategy(
             name="parameter_server",
@@ -144,9 +151,13 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def auto_candidates(devices: int) -> list[str]:
-    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices."""
-    return [one.name for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices)]
+def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:
+    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices.
+
+    scatters: only those with which an update can be sharded.
+    """
+    usable = (one for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices))
+    return [one.name for one in usable if one.scatters or not scatters]
 
 
 def plot_style(name: str) -> dict[str, str]:

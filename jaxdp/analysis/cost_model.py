@@ -41,6 +41,38 @@ def allreduce_seconds(
     return min(rounds * latency + volume * num_bytes / bandwidth for rounds, volume in costs)
 
 
+def sharded_update_seconds(
+    strategy: str,
+    vertical: int,
+    horizontal: int,
+    *,
+    gradient_bytes: float,
+    parameter_bytes: float,
+    latency: float,
+    bandwidth: float,
+) -> float:
+    """Seconds of a message of a step with a sharded update: the reduction without its last stage, and that of parameters.
+
+    gradient_bytes, parameter_bytes: of whole tensors, 0 for a message of the other kind only. Raises ConfigError for a strategy
+    without `gather_cost`.
+    """
+    able = [name for name, each in STRATEGIES.items() if each.gather_cost]
+    gather_cost = STRATEGIES[strategy].gather_cost if strategy in able else None
+    if gather_cost is None:
+        raise one_of("strategy", strategy, able)
+    if vertical * horizontal == 1:
+        return 0.0
+    gather = gather_cost(vertical, horizontal)
+    reduction = cost_terms(strategy, vertical, horizontal)[0]
+    seconds = 0.0
+    if gradient_bytes:
+        rounds, volume = reduction.rounds - gather.rounds, reduction.volume - gather.volume
+        seconds += rounds * latency + volume * gradient_bytes / bandwidth
+    if parameter_bytes:
+        seconds += gather.rounds * latency + gather.volume * parameter_bytes / bandwidth
+    return seconds
+
+
 def step_seconds(one_device_seconds: float, devices: int, communication_seconds: float) -> float:
     """T_N = T_1 / N + T_comm: evenly divided computation, then communication, without overlap."""
     return one_device_seconds / devices + communication_seconds

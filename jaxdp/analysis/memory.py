@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxdp.errors import one_of, plural
 from jaxdp.models.activations import activation_bytes
-from jaxdp.plan_summary import input_bytes
+from jaxdp.plan_summary import input_bytes, state_bytes
 from jaxdp.planning import Plan, PlannedPhase
 
 GIB = 2**30
@@ -50,7 +50,7 @@ def estimate(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
     The activations are those of one micro-batch. Temporaries of single operations are not included.
     """
     phase, per_image = _largest(plan)
-    state = model_summary["state_bytes"]
+    state = state_bytes(plan, model_summary)
     needed = sum(state.values())
     if any(phase.accumulation > 1 for phase in plan.phases):
         needed += state["gradients"]  # the sum over micro-batches

@@ -1,8 +1,8 @@
 """Prediction of step time and efficiency of a plan on a network of given latency and bandwidth, for every strategy."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jaxdp.analysis import cost_model
 from jaxdp.errors import plural
@@ -32,6 +32,21 @@ class Network(NamedTuple):
             cost_model.allreduce_seconds(strategy, *mesh, num_bytes=size, latency=self.latency, bandwidth=self.bandwidth)
             for size in messages
         )
+
+    def sharded_seconds(self, strategy: str, mesh: tuple[int, int], model_summary: dict) -> float:
+        """Seconds of all messages of a step with a sharded update, one after another."""
+        *gradients, statistics = model_summary["messages"]
+        link: dict[str, Any] = {"latency": self.latency, "bandwidth": self.bandwidth}
+        sizes = [(size, 0) for size in gradients] + [(0, size) for size in model_summary["gathered_messages"]]
+        seconds = [
+            cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, **link)
+            for gradient, parameters in sizes
+        ]
+        norms = cost_model.allreduce_seconds("ring", 1, mesh[1], num_bytes=model_summary["norms_bytes"], **link)
+        return sum(seconds) + norms + self.seconds(strategy, mesh, [statistics])
+
+
+SHARDED = ", sharded update"  # suffix of the strategy in a prediction
 
 
 def images_per_second(model_summary: dict) -> float:
@@ -66,21 +81,39 @@ def predict(
         computation = phase.per_worker_batch / rate
         normalization = network.seconds("psum", mesh, between_layers)
         strategies = {}
-        for name, strategy in STRATEGIES.items():
-            if not strategy.cost or strategy.unsupported_reason(phase.workers):
+        forms = [(name, False) for name, strategy in STRATEGIES.items() if strategy.cost]
+        if plan.config.reduce.update == "sharded":
+            forms += [(name, True) for name, strategy in STRATEGIES.items() if strategy.gather_cost]
+        for name, sharded in forms:
+            strategy = STRATEGIES[name]
+            if strategy.unsupported_reason(phase.workers):
                 continue
 
-            def communication(devices: int, *, name: str = name, phase: PlannedPhase = phase, mesh: tuple = mesh) -> float:
+            def all_messages(shape: tuple, *, name: str = name, sharded: bool = sharded) -> float:
+                if sharded:
+                    return network.sharded_seconds(name, shape, model_summary)
+                return network.seconds(name, shape, messages)
+
+            def communication(
+                devices: int, *, phase: PlannedPhase = phase, mesh: tuple = mesh, all_messages: Callable = all_messages
+            ) -> float:
                 shape = mesh if devices == phase.workers else default_shape(devices)
-                return network.seconds(name, shape, messages) + network.seconds("psum", shape, between_layers)
+                return all_messages(shape) + network.seconds("psum", shape, between_layers)
 
             seconds = communication(phase.workers)
             total = cost_model.step_seconds(computation * phase.workers, phase.workers, seconds)
             counts = [n for n in DEVICE_COUNTS if n <= phase.global_batch and not strategy.unsupported_reason(n)]
             diminishing, fastest = cost_model.turning_points(computation * phase.workers, communication, counts)
-            strategies[name] = {
+            combined = model_summary | {
+                "messages": [sum(messages[:-1]), messages[-1]],
+                "gathered_messages": [sum(model_summary["gathered_messages"])],
+            }
+            one_message = (
+                network.sharded_seconds(name, mesh, combined) if sharded else network.seconds(name, mesh, [sum(messages)])
+            )
+            strategies[name + SHARDED * sharded] = {
                 "communication_seconds": seconds,
-                "one_message_seconds": network.seconds(name, mesh, [sum(messages)]) + normalization,
+                "one_message_seconds": one_message + normalization,
                 "step_seconds": total,
                 "efficiency": computation / total,
                 "images_per_second": phase.global_batch / total,

@@ -92,7 +92,7 @@ def run(
     peak = config.schedule.learning_rate / field_for(config, 1.0)
     lowest, highest = (factor * peak if rate is None else rate for factor, rate in zip(RANGE, (lowest, highest), strict=True))
     _check(steps, lowest=lowest, highest=highest)
-    if config.reduce.strategy == AUTO:  # every strategy computes the same sums
+    if AUTO in (config.reduce.strategy, config.reduce.update):  # all compute the same sums
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum", update="replicated"))
     config, weights = finetune.read_weights(config)
     setup = RunSetup.create(config)

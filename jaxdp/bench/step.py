@@ -153,6 +153,7 @@ def run(
         "model": describe(config),
         "optimizer": config.optimizer.name,
         "strategy": config.reduce.strategy,
+        "update": config.reduce.update,
         "device": device.device_kind,
         "mesh": list(mesh.devices.shape),
         "batch": batch,

@@ -157,6 +157,9 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     if plan.config.reduce.strategy == "auto":
         reason = "not supported by --wire, because measurements choose the strategy"
         raise ConfigError("reduce.strategy", "auto", reason=reason, hint="use the name of a strategy")
+    if plan.config.reduce.update == "auto":
+        reason = "not supported by --wire, because measurements choose the form of the update"
+        raise ConfigError("reduce.update", "auto", reason=reason, hint="use replicated or sharded")
     traffic = plan_traffic(plan)
     return [collectives.as_dict(one) for one in traffic], [collectives.table(one) for one in traffic]
 

@@ -145,6 +145,17 @@ def time_reductions(reductions: dict[str, Reduction], repeats: int) -> tuple[dic
     return time_alternately(reductions, repeats, check), max_over_processes(inexact)
 
 
+def agreed_medians(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each list, by name, as the first process measured it. All processes must call it with the same names."""
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    if jax.process_count() == 1:
+        return medians
+    from jax.experimental import multihost_utils
+
+    agreed = multihost_utils.broadcast_one_to_all(np.array(list(medians.values()), np.float32))
+    return dict(zip(medians, map(float, agreed), strict=True))
+
+
 def fastest_strategy(
     mesh: Mesh,
     shapes: Any,
@@ -153,24 +164,19 @@ def fastest_strategy(
     bucket_bytes: int | None = allreduce.BUCKET_BYTES,
     repeats: int = 5,
     compile: Compile | None = None,
+    scatters: bool = False,
 ) -> tuple[str, dict[str, float]]:
     """(the strategy with the shortest median time for such a tree on this mesh, medians of the strategies with exact sums).
 
-    On one device nothing is measured. All processes use the medians of the first one, so that they agree. Raises ConfigError if
-    no strategy returns the exact sum.
+    scatters: only strategies with which an update can be sharded. On one device nothing is measured. All processes use the
+    medians of the first one, so that they agree. Raises ConfigError if no strategy returns the exact sum.
     """
-    candidates = auto_candidates(mesh.size)
+    candidates = auto_candidates(mesh.size, scatters=scatters)
     if mesh.size == 1:
         return candidates[0], {}
     make = partial(Reduction, mesh, shapes, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, compile=compile)
     seconds, inexact = time_reductions({strategy: make(strategy) for strategy in candidates}, repeats)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        agreed = multihost_utils.broadcast_one_to_all(np.array(list(medians.values()), np.float32))
-        medians = dict(zip(medians, map(float, agreed), strict=True))
-    medians = {name: median for name, median in medians.items() if not inexact[name]}
+    medians = {name: median for name, median in agreed_medians(seconds).items() if not inexact[name]}
     if not medians:
         raise ConfigError(
             "reduce.strategy",

@@ -37,17 +37,17 @@ def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[
     from jaxdp import models
     from jaxdp.bench.environment import provenance
     from jaxdp.loggers.console import Quiet
-    from jaxdp.training.autotune import chosen_strategies
+    from jaxdp.training.autotune import chosen_reductions
 
     plan, devices = _plan_on_same_devices(run)
-    strategies = chosen_strategies(plan, models.create(run.config.model), run.path, screen=Quiet())
+    reductions = chosen_reductions(plan, models.create(run.config.model), run.path, screen=Quiet())
     rows = []
     for phase in plan.phases:
         info(
             f"{run.label}, phase {phase.index}: the step on {phase.vertical}x{phase.horizontal} with and without reductions ..."
         )
-        strategy = strategies.get(phase.shape, run.config.reduce.strategy)
-        rows.append(_time_phase(run.config, phase, devices=devices, strategy=strategy, repeats=repeats))
+        config = replace(run.config, reduce=reductions.get(phase.shape, run.config.reduce))
+        rows.append(_time_phase(config, phase, devices=devices, repeats=repeats))
     record = {"provenance": provenance(), "repeats": repeats, "config": json.loads(to_json(run.config)), "phases": rows}
     path = run.path / COMMUNICATION
     write_atomically(path, json.dumps(record, indent=1) + "\n")
@@ -73,13 +73,14 @@ def _plan_on_same_devices(run: History) -> tuple["Plan", list["jax.Device"]]:
     return plan, devices
 
 
-def _time_phase(config: Config, phase: "PlannedPhase", *, devices: list["jax.Device"], strategy: str, repeats: int) -> dict:
+def _time_phase(config: Config, phase: "PlannedPhase", *, devices: list["jax.Device"], repeats: int) -> dict:
     from jaxdp.bench.step_runner import build_with_and_without
     from jaxdp.parallel import timing
     from jaxdp.training.step_compiler import mesh_of
 
     only = replace(config.batch[phase.index], global_batch=phase.global_batch, per_worker_batch=phase.per_worker_batch)
     config = at_image_size(replace(config, batch=(only,)), phase.image_size)
+    strategy = config.reduce.strategy
     calls = build_with_and_without(config, mesh_of(phase, devices), global_batch=phase.global_batch, strategy=strategy)
     seconds = {name: statistics.median(times) for name, times in timing.time_alternately(calls, repeats).items()}
     return {

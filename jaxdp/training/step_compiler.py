@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxdp import models
-from jaxdp.config import RESNET, Config, at_image_size
+from jaxdp.config import RESNET, Config, Reduce, at_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.prefetch import batch_sharding
@@ -149,14 +149,14 @@ class StepCompiler:
         *,
         pixel_stats: PixelStats,
         evaluation_examples: int,
-        strategies: dict[tuple[int, int], str] | None = None,
+        reductions: dict[tuple[int, int], Reduce] | None = None,
         images: np.ndarray | None = None,
         devices: list[jax.Device] | None = None,
     ) -> None:
-        """strategies: all-reduce strategy by mesh shape, if the config has "auto". images: all training images, uint8
+        """reductions: `Reduce` by mesh shape, if that of the config has "auto". images: all training images, uint8
         [N, H, W, 3], if they are resident on the devices. devices: all usable ones, ordered by process."""
         self.plan, self.model, self.pixel_stats = plan, model, pixel_stats
-        self.strategies, self.images, self.devices = strategies or {}, images, devices
+        self.reductions, self.images, self.devices = reductions or {}, images, devices
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.placements: dict[tuple[int, int], Replicated] = {}
@@ -167,15 +167,15 @@ class StepCompiler:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one: tracing holds the interpreter anyway
 
     @classmethod
-    def for_run(cls, setup: RunSetup, model: Network, strategies: dict[tuple[int, int], str]) -> "StepCompiler":
-        """The compiler of a run. strategies: see the constructor."""
+    def for_run(cls, setup: RunSetup, model: Network, reductions: dict[tuple[int, int], Reduce]) -> "StepCompiler":
+        """The compiler of a run. reductions: see the constructor."""
         datasets, train = setup.datasets, setup.datasets.train
         return cls(
             setup.plan,
             model,
             pixel_stats=(datasets.mean, datasets.std),
             evaluation_examples=len(datasets.evaluation),
-            strategies=strategies,
+            reductions=reductions,
             images=train.images if setup.images_on_device and isinstance(train, ArraySource) else None,
             devices=setup.devices,
         )
@@ -192,13 +192,14 @@ class StepCompiler:
             self.placements[phase.shape] = make_placement(self._config_of(phase), self.model, self.mesh(phase))
         return self.placements[phase.shape]
 
-    def strategy(self, phase: PlannedPhase) -> str:
-        """The all-reduce strategy of a phase."""
-        return self.strategies.get(phase.shape, self.plan.config.reduce.strategy)
+    def reduction(self, phase: PlannedPhase) -> Reduce:
+        """The reduction of a phase, without "auto"."""
+        return self.reductions.get(phase.shape, self.plan.config.reduce)
 
     def shown_strategy(self, phase: PlannedPhase) -> str:
-        """The all-reduce strategy of a phase; "none" on one device, which needs no all-reduce."""
-        return self.strategy(phase) if phase.devices > 1 else "none"
+        """The all-reduce strategy of a phase and whether the update is sharded; "none" on one device, without all-reduce."""
+        reduce = self.reduction(phase)
+        return reduce.strategy + ", sharded update" * (reduce.update == "sharded") if phase.devices > 1 else "none"
 
     def evaluation_rows(self, phase: PlannedPhase) -> tuple[int, int]:
         """(images that an evaluation step counts, rows of its batch: these rounded up to a multiple of the devices)."""
@@ -238,7 +239,7 @@ class StepCompiler:
     def _config_of(self, phase: PlannedPhase) -> Config:
         """The config with the strategy and the image size of a phase."""
         config = at_image_size(self.plan.config, phase.image_size)
-        return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy=self.strategy(phase)))
+        return dataclasses.replace(config, reduce=self.reduction(phase))
 
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
         config = self._config_of(phase)

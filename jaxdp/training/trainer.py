@@ -26,7 +26,7 @@ from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
 from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.auditor import Auditor
-from jaxdp.training.autotune import check_registered_strategy, chosen_strategies
+from jaxdp.training.autotune import check_registered_strategy, chosen_reductions
 from jaxdp.training.evaluator import Evaluator
 from jaxdp.training.initialize import StartPoint, restore_or_initialize
 from jaxdp.training.placement import Replicated
@@ -114,7 +114,7 @@ class Trainer:
         group, model, devices = self.group, models.create(self.config.model), self.setup.devices
         group.set_activity("compile", detail="choosing the all-reduce strategy")
         mesh_on_devices = partial(mesh_of, devices=devices)
-        strategies = chosen_strategies(
+        reductions = chosen_reductions(
             self.plan,
             model,
             self.workdir,
@@ -124,7 +124,7 @@ class Trainer:
             before_measuring=self.signals.pass_sync_point,
         )
         check_registered_strategy(self.plan, mesh_on_devices, self.signals.pass_sync_point)
-        self.compiler = StepCompiler.for_run(self.setup, model, strategies)
+        self.compiler = StepCompiler.for_run(self.setup, model, reductions)
         stack.callback(self.compiler.close)
         self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)
         stack.callback(self.checkpoints.manager.close)

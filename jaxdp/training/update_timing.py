@@ -1,0 +1,57 @@
+"""Timing of a step's reduction and update without the network: with a replicated and with a sharded update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxdp.config import Config
+from jaxdp.models import Network
+from jaxdp.optim.squares import Squares
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES
+from jaxdp.training.placement import make_placement
+from jaxdp.training.state import TrainState, create_state, make_optimizer
+from jaxdp.xla import options
+
+
+def make_update_call(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
+    """A compiled function of no arguments that reduces a gradient, updates the state, and gathers the parameters."""
+    placement = make_placement(config, model, mesh)
+    gather_params, reduce = placement.params_gatherer(), config.reduce
+
+    def trainable(tree: dict) -> dict:
+        return model.trainable(tree, config.finetune.frozen_stages)
+
+    def update(state: TrainState) -> tuple[Any, Any]:
+        params = gather_params(state.params)
+        # As in a step, the gradient follows from the gathered parameters and differs between devices.
+        device = lax.axis_index(AXES).astype(jnp.float32)
+        gradient = jax.tree.map(lambda p: p * (1e-3 + 1e-6 * device), lax.pcast(trainable(params), AXES, to="varying"))
+        gradient = allreduce.all_reduce_sum(
+            gradient,
+            reduce.strategy,
+            wire_dtype=allreduce.wire_dtype_of(reduce),
+            bucket_bytes=reduce.bucket_bytes,
+            sharded=placement.sharded,
+        )
+        shards = trainable(state.params)
+        squares = Squares.compute(gradient, shards, placement.sums_of_squares)
+        optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
+        return optax.apply_updates(shards, updates), opt_state
+
+    specs = placement.specs
+    if placement.sharded:
+        specs_out: Any = (trainable(specs.params), specs.opt_state)
+    else:
+        specs_out = PartitionSpec()
+    check_vma = allreduce.check_vma(reduce.strategy)
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=(specs,), out_specs=specs_out, check_vma=check_vma)
+    state = placement.place(create_state(config, model, mesh))
+    compiled = jax.jit(mapped).lower(state).compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+    return lambda: compiled(state)
