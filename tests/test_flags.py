@@ -86,7 +86,7 @@ def failing(capsys, *arguments) -> str:
         (
             "train --reduce psum",
             "--reduce: unknown flag; its fields are --reduce.strategy, --reduce.wire-dtype, --reduce.bucket-bytes, "
-            "--reduce.overlap, --reduce.no-overlap",
+            "--reduce.overlap, --reduce.no-overlap, --reduce.update",
         ),
         ("train --data pets", "did you mean --data.directory pets --data.source folder (folder: images in SPLIT/CLASS/)?"),
         ("train --no-resume", "--no-resume: unknown flag; use --resume never"),

@@ -12,7 +12,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel import timing
 from jaxdp.planning import make_plan
-from jaxdp.strategies import STRATEGIES
+from jaxdp.strategies import STRATEGIES, auto_candidates
 from jaxdp.training import autotune, step_compiler
 
 
@@ -46,18 +46,20 @@ def test_choice_applies_to_the_same_messages_only(tiny, tmp_path, monkeypatch, c
     for one, fastest in ((config, "ring"), (change(config), "torus"), (config, "psum")):
         monkeypatch.setattr(timing, "fastest_strategy", lambda *_, fastest=fastest, **__: (fastest, {fastest: 1.0}))
         plan = make_plan(one, examples=50, devices=4)
-        chosen.append(autotune.chosen_strategies(plan, step_compiler.models.create(one.model), tmp_path, screen=Quiet())[2, 2])
+        model = step_compiler.models.create(one.model)
+        chosen.append(autotune.chosen_reductions(plan, model, tmp_path, screen=Quiet())[2, 2].strategy)
     assert chosen == ["ring", "torus", "ring"]
 
 
 def test_programs_use_the_strategy_chosen_for_each_mesh(tiny):
     plan = make_plan(with_batch(tiny, 8), examples=50, devices=4)
+    ring, hierarchical = Reduce(strategy="ring"), Reduce(strategy="hierarchical")
     one = step_compiler.StepCompiler(
-        plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=9, strategies={(2, 2): "ring", (1, 2): "torus"}
+        plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=9, reductions={(2, 2): ring, (1, 2): hierarchical}
     )
-    assert one.strategy(plan.phases[0]) == "ring"
-    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1)) == "torus"
-    assert one.strategy(dataclasses.replace(plan.phases[0], vertical=1, horizontal=1)) == "torus"  # the config's own
+    assert one.reduction(plan.phases[0]) == ring
+    assert one.reduction(dataclasses.replace(plan.phases[0], vertical=1)) == hierarchical
+    assert one.reduction(dataclasses.replace(plan.phases[0], vertical=1, horizontal=1)) == tiny.reduce
     one.close()
 
 
@@ -67,8 +69,43 @@ def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("torus", {"torus": 1.0}))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), examples=50, devices=4)
     model = step_compiler.models.create(tiny.model)
-    chosen = autotune.chosen_strategies(plan, model, tmp_path, screen=Quiet())
-    assert chosen == {(2, 2): "torus"}
+    chosen = autotune.chosen_reductions(plan, model, tmp_path, screen=Quiet())
+    assert chosen == {(2, 2): Reduce(strategy="torus")}
+
+
+@pytest.mark.parametrize(("strategy", "fastest"), [("torus", "torus"), ("auto", "psum")])
+def test_auto_update_uses_the_fastest_form_and_keeps_it_on_resume(tiny, tmp_path, monkeypatch, strategy, fastest):
+    """With strategy auto, a sharded update by the torus is compared with the fastest strategy and a replicated update."""
+    config = dataclasses.replace(tiny, reduce=Reduce(strategy=strategy, update="auto"))
+    monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("psum", {"psum": 1.0}))
+    timed = []
+
+    def seconds(calls, repeats):
+        timed.append(list(calls))
+        for call in calls.values():
+            call()
+        return {name: [2.0 - name.endswith("sharded")] * repeats for name in calls}
+
+    monkeypatch.setattr(timing, "time_alternately", seconds)
+    assert train(config, tmp_path).strategy == "torus, sharded update"
+    assert timed == [["replicated", "torus, sharded"]]
+    row = json.loads((tmp_path / autotune.FILE).read_text())[-1]
+    assert (row["reduce"]["strategy"], row["update"]) == (fastest, "torus, sharded")
+    assert row["seconds"] == {"replicated": 2.0, "torus, sharded": 1.0}
+    (tmp_path / "result.json").unlink()
+    assert train(config, tmp_path).strategy == "torus, sharded update"
+    assert len(timed) == 1
+
+
+def test_auto_update_of_an_optimizer_that_cannot_be_sharded_is_replicated_without_measuring(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "time_alternately", lambda *_: pytest.fail("measured"))
+    plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="ring", update="auto")), examples=50, devices=4)
+    chosen = autotune.chosen_reductions(plan, step_compiler.models.create(tiny.model), tmp_path, screen=Quiet())
+    assert chosen == {(2, 2): Reduce(strategy="ring", update="replicated")}
+
+
+def test_sharded_update_with_strategy_auto_chooses_among_strategies_that_scatter():
+    assert auto_candidates(8, scatters=True) == ["torus"]
 
 
 def test_registered_strategy_that_does_not_sum_over_all_devices_is_refused_before_training(tiny, tmp_path, monkeypatch):

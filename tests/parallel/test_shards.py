@@ -1,0 +1,77 @@
+"""Shards of tensors along the rows of the mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows, to_parts
+
+TENSORS = [(), (1,), (5,), (8,), (0,), (2, 3), (3, 3, 4, 5), (4, 2, 1)]
+EVERYWHERE, ROWS = PartitionSpec(), PartitionSpec(AXES)
+
+
+def tensors():
+    random = np.random.default_rng(0)
+    return [jnp.asarray(random.normal(size=shape), jnp.float32) for shape in TENSORS]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 7])
+def test_parts_of_a_tensor_are_its_values_in_order_and_zeros(parts):
+    for tensor in tensors():
+        rows = to_parts(tensor, parts)
+        assert rows.shape == (parts, shard_shape(tensor.shape, parts)[-1])
+        flat = np.asarray(rows).ravel()
+        np.testing.assert_array_equal(flat[: tensor.size], np.asarray(tensor).ravel())
+        assert not flat[tensor.size :].any()
+        np.testing.assert_array_equal(from_parts(rows, tensor.shape), tensor)
+        assert len(shard_shape(tensor.shape, parts)) == max(1, tensor.ndim)
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("bucket_bytes", [None, 64])
+@pytest.mark.parametrize("in_one_copy", [False, True])
+def test_gathered_tensors_equal_the_tensors_that_were_sharded(mesh_shape, bucket_bytes, in_one_copy):
+    mesh, whole = make_mesh(*mesh_shape), tensors()
+
+    def there_and_back(whole):
+        shards = jax.tree.map(own_shard, whole)
+        return allreduce.gather_tensors(shards, whole, "torus", bucket_bytes=bucket_bytes, in_one_copy=in_one_copy)
+
+    mapped = jax.shard_map(there_and_back, mesh=mesh, in_specs=EVERYWHERE, out_specs=EVERYWHERE)
+    for ours, expected in zip(jax.jit(mapped)(whole), whole, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
+@pytest.mark.parametrize("bucket_bytes", [None, 64])
+def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
+    """Integers, so that the sum of NumPy is exact."""
+    mesh, random = make_mesh(*mesh_shape), np.random.default_rng(1)
+    each = [random.integers(-9, 9, (8, *shape)).astype(np.float32) for shape in TENSORS]
+
+    def reduced(each):
+        return allreduce.all_reduce_sum([x[0] for x in each], "torus", bucket_bytes=bucket_bytes, sharded=True)
+
+    specs = [partition_spec(shape) for shape in TENSORS]
+    shards = jax.jit(jax.shard_map(reduced, mesh=mesh, in_specs=ROWS, out_specs=specs))(each)
+    for ours, values, shape in zip(shards, each, TENSORS, strict=True):
+        assert ours.shape == shard_shape(shape, mesh_shape[1], mesh_shape[1])
+        np.testing.assert_array_equal(np.asarray(ours).ravel()[: values[0].size], values.sum(0).ravel())
+
+
+def test_sums_of_squares_along_rows_equal_float64():
+    mesh, whole = make_mesh(2, 4), [tensor for tensor in tensors() if tensor.size]
+
+    def squares(whole):
+        shards = jax.tree.map(own_shard, whole)
+        return sums_of_squares_along_rows(shards, {"again": shards[-1]}, ())
+
+    mapped = jax.shard_map(squares, mesh=mesh, in_specs=EVERYWHERE, out_specs=EVERYWHERE)
+    ours, again, empty = jax.jit(mapped)(whole)
+    for square, tensor in zip([*ours, again["again"]], [*whole, whole[-1]], strict=True):
+        assert float(square) == pytest.approx(float((np.asarray(tensor, np.float64) ** 2).sum()), rel=1e-6)
+    assert empty == ()
