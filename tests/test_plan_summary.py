@@ -12,7 +12,7 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Data, Finetune, Model, Optimizer
 from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.plan_summary import _describe_optimizer, _rows, as_dict, model_summary, start_table, summary_table
+from jaxdp.plan_summary import _describe_optimizer, _rows, as_dict, model_summary, start_table, state_bytes, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.training.state import create_state
@@ -87,6 +87,26 @@ def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     assert "memory" not in rows
     shown = summary_table(plan, "4", summary, device_memory="about 1 GB")
     assert dict(zip(*(column.cells for column in shown.columns), strict=True))["memory"] == "about 1 GB"
+
+
+def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_gathered():
+    """Four parts in the first phase, two in the second: the second has more on each device."""
+    flags = ["--model.depth", "18", "--model.dtype", "bfloat16", "--mesh.vertical", "1", "--optimizer.average-decay", "0.9"]
+    flags += ["--batch.0.per-worker-batch", "16", "--batch.1.per-worker-batch", "64"]
+    config = load_config("digits", [*flags, "--reduce.update", "sharded"])
+    plan, summary = make_plan(config, examples=1437, devices=4), model_summary(config)
+    assert [phase.horizontal for phase in plan.phases] == [4, 2]
+    whole, parts = summary["state_bytes"], state_bytes(plan, summary)
+    assert parts["optimizer"] == whole["optimizer"] // 2
+    assert parts["parameters"] == whole["parameters"] // 2
+    assert parts["averages"] == whole["parameters"] // 2 + whole["batch_statistics"] + 4
+    vectors = summary["not_decayed"]["parameters"]
+    assert parts["gathered_parameters"] == 2 * summary["decayed"]["parameters"] + 4 * vectors
+    document = as_dict(plan, summary)
+    assert document["state_bytes"] == parts
+    assert document["gathered_bytes"] == parts["gathered_parameters"]
+    shown = f"sharded update: gathers {parts['gathered_parameters']:,} bytes of parameters, matrices in bfloat16"
+    assert shown in table_text(config, summary, 4)
 
 
 def table_text(config, summary, devices):

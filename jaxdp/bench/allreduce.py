@@ -1,5 +1,6 @@
 """`jaxdp bench allreduce`: time of every strategy by message size and dtype on a mesh, and a recommendation."""
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.table import Table
 
+from jaxdp import models
 from jaxdp.analysis import cost_model
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
-from jaxdp.strategies import STRATEGIES, plot_style
+from jaxdp.strategies import STRATEGIES, auto_candidates, plot_style
+from jaxdp.training.update_timing import time_updates, update_candidates
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
@@ -76,6 +79,7 @@ def run(
     calls = {name: timing.Reduction(mesh, gradient, name, **message) for name in names}
     times, wrong_calls = timing.time_reductions(calls, repeats)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    updates = _time_updates(config, mesh, repeats)
     inexact = {name for name, count in wrong_calls.items() if count} | {row["strategy"] for row in rows if row["wrong_calls"]}
     return {
         "provenance": provenance(),
@@ -92,9 +96,25 @@ def run(
             "seconds": medians,
             "wrong_calls": wrong_calls,
         },
+        "updates": updates,
         "wrong_sums": sorted(inexact),
         "recommended": min((name for name in medians if name not in inexact), key=medians.__getitem__, default=None),
     }
+
+
+def _time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
+    """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
+    scattering = auto_candidates(mesh.size, scatters=True)
+    if not scattering:
+        return {}
+    reduce = dataclasses.replace(config.reduce, strategy=scattering[0])
+    config = dataclasses.replace(config, reduce=reduce)
+    vertical, horizontal = mesh.devices.shape
+    candidates = update_candidates(config, reduce, (vertical, horizontal))
+    if len(candidates) == 1:
+        return {}
+    seconds = time_updates(config, models.create(config.model), mesh, candidates=candidates, repeats=repeats)
+    return {f"{reduce.strategy}, {form.removeprefix(f'{reduce.strategy}, ')} update": each for form, each in seconds.items()}
 
 
 def _time_message(
@@ -184,6 +204,13 @@ def render(record: dict) -> Iterator[Table | str]:
     for name, seconds in sorted(record["gradient"]["seconds"].items(), key=lambda item: item[1]):
         table.add_row(name, f"{1e3 * seconds:.3f}")
     yield table
+    if updates := record["updates"]:
+        table = Table(box=None, padding=(0, 2, 0, 0), title="reduction and update of this recipe's parameters")
+        table.add_column("form")
+        table.add_column("milliseconds", justify="right")
+        for name, seconds in updates.items():
+            table.add_row(name, f"{1e3 * seconds:.3f}")
+        yield table
     if record["wrong_sums"]:
         yield wrong_sums(record)
     yield advice(record)

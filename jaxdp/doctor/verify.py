@@ -55,6 +55,7 @@ def run(
             len(devices),
             cpu_devices if on_cpu else None,
             optimizer=config.optimizer,
+            reduce=config.reduce,
             compile=compile,
             shared_dir=shared_dir,
             group=group,

@@ -22,6 +22,7 @@ from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES, unsupported_reason
+from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, create_state, from_host
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
@@ -42,7 +43,7 @@ def two_block_model(width: int, classes: int) -> Model:
     return Model(depth=TWO_BLOCKS, width=width, stem="small", classes=classes)  # type: ignore[arg-type]
 
 
-def small_config(devices: int, strategy: str, compile: Compile) -> Config:
+def small_config(devices: int, reduce: Reduce, compile: Compile) -> Config:
     """A network of two blocks whose sizes no mesh axis divides, and one worker of four images per device.
 
     SGD without weight decay: the velocity after the first step is the gradient.
@@ -52,7 +53,7 @@ def small_config(devices: int, strategy: str, compile: Compile) -> Config:
         model=two_block_model(width=5, classes=CLASSES),
         batch=(Phase(global_batch=PER_WORKER_BATCH * devices, per_worker_batch=PER_WORKER_BATCH),),
         optimizer=Optimizer(name="sgd", weight_decay=0.0, label_smoothing=LABEL_SMOOTHING),
-        reduce=Reduce(strategy=strategy),
+        reduce=reduce,
         compile=compile,
     )
 
@@ -117,8 +118,9 @@ class Step:
         host_state: TrainState,
         batch: dict[str, np.ndarray],
     ) -> None:
-        self.mesh, self.host_state = make_mesh(*mesh_shape, devices), host_state
-        step = make_train_step(config, models.create(config.model), self.mesh, pixel_stats=PIXEL_STATS, accumulation=1)
+        self.mesh, self.host_state, model = make_mesh(*mesh_shape, devices), host_state, models.create(config.model)
+        self.placement = make_placement(config, model, self.mesh)
+        step = make_train_step(config, model, self.mesh, pixel_stats=PIXEL_STATS, accumulation=1)
         local = prefetch.local_rows(self.mesh, len(batch["labels"]))
         self.batch = prefetch.to_global({name: rows[local] for name, rows in batch.items()}, self.mesh)
         self.hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)}
@@ -126,12 +128,12 @@ class Step:
         self.compiled = step.lower(self._initial_state(), self.batch, self.hyperparameters).compile(compiler_options)
 
     def _initial_state(self) -> TrainState:
-        return jax.tree.map(lambda leaf: from_host(leaf, self.mesh), self.host_state)
+        return self.placement.place(jax.tree.map(lambda leaf: from_host(leaf, self.mesh), self.host_state))
 
     def __call__(self) -> TrainState:
-        """The state after one step."""
+        """The state after one step, whole on every device."""
         state, _ = self.compiled(self._initial_state(), self.batch, self.hyperparameters)
-        return jax.block_until_ready(state)
+        return jax.block_until_ready(self.placement.gather_state(state))
 
 
 def replicas(state: TrainState) -> list[dict[str, np.ndarray]]:
@@ -146,19 +148,19 @@ def proofs(
 ) -> Iterator[Proof]:
     """For every strategy and mesh: compare the gradient with one device's, and two steps and all replicas with one another.
 
-    Includes registered strategies. Computes in float32 without TF32. Compiles the steps in parallel, one per core. devices:
-    those of all processes, all of which call this.
+    Strategies that scatter are also verified with a sharded update. Includes registered strategies. Computes in float32 without
+    TF32. Compiles the steps in parallel, one per core. devices: those of all processes, all of which call this.
     """
     count = len(devices)
     batch = random_batch(count)
     with jax.default_matmul_precision("highest"):
-        config = small_config(count, "psum", compile)
+        config = small_config(count, Reduce(strategy="psum"), compile)
         state = initial_state(config)
         expected = single_device_gradient(config, state, batch)
 
-    def build(strategy: str, shape: tuple[int, int]) -> Step:
+    def build(reduce: Reduce, shape: tuple[int, int]) -> Step:
         with jax.default_matmul_precision("highest"):  # a setting of the thread
-            return Step(small_config(count, strategy, compile), shape, devices, host_state=state, batch=batch)
+            return Step(small_config(count, reduce, compile), shape, devices, host_state=state, batch=batch)
 
     def gradient_difference(name: str, future: Future) -> float:
         step = build_on_all_ranks(group, name, future.result)
@@ -168,9 +170,12 @@ def proofs(
     info(f"gradients: the step with {', '.join(strategies)} on every mesh of {plural(count, 'device')} ...")
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        cases = [(strategy, shape) for strategy in strategies for shape in mesh_shapes(count)]
-        for (strategy, shape), future in [(case, pool.submit(build, *case)) for case in cases]:
-            name = f"{strategy} on {'x'.join(map(str, shape))}"
+        forms = {strategy: Reduce(strategy=strategy) for strategy in strategies}
+        scattering = [name for name in strategies if STRATEGIES[name].scatters]
+        forms |= {f"{name}, sharded update": Reduce(strategy=name, update="sharded") for name in scattering}
+        cases = [(form, shape) for form in forms for shape in mesh_shapes(count)]
+        for (form, shape), future in [((form, shape), pool.submit(build, forms[form], shape)) for form, shape in cases]:
+            name = f"{form} on {'x'.join(map(str, shape))}"
             gradient = prove(
                 f"gradient: {name}",
                 "against one device, worker after worker",

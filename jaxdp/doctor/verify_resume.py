@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jaxdp
 from jaxdp.checkpoint.manager import SAVING_THREAD
-from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.doctor.proof import Proof, largest_difference, prove
@@ -24,8 +24,11 @@ STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0
 
 
-def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, compile: Compile) -> Config:
-    """Two epochs of three steps on synthetic images, with every random part of a run, at the momentum of `optimizer`."""
+def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, reduce: Reduce, compile: Compile) -> Config:
+    """Two epochs of three steps on synthetic images, with every random part of a run, at the momentum of `optimizer`.
+
+    reduce: that of the run, of which the strategy and the form of the update are used.
+    """
     images = 4 * devices
     return Config(
         name="verify",
@@ -35,6 +38,7 @@ def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, co
         batch=(Phase(global_batch=images),),
         optimizer=dataclasses.replace(optimizer, momentum_rule="constant", momentum_batch=Optimizer.momentum_batch),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
+        reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else Reduce(),
         mesh=Mesh(cpu_devices=cpu_devices),
         evaluation=Evaluation(every_epochs=None),
         checkpoint=Checkpoint(every_epochs=None),
@@ -106,19 +110,22 @@ def proof(
     cpu_devices: int | None,
     *,
     optimizer: Optimizer,
+    reduce: Reduce | None = None,
     compile: Compile,
     shared_dir: Path | None = None,
     group: ProcessGroup | None = None,
 ) -> Proof:
     """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
 
-    optimizer: that of the run, apart from its momentum rule. shared_dir: a directory on a file system that all processes share.
+    optimizer: that of the run, apart from its momentum rule. reduce: that of the run (None: the default).
+    shared_dir: a directory on a file system that all processes share.
     """
     group = group or SingleProcess()
-    config = short_run(devices, cpu_devices, optimizer=optimizer, compile=compile)
+    config = short_run(devices, cpu_devices, optimizer=optimizer, reduce=reduce or Reduce(), compile=compile)
     return prove(
         "exact resume",
-        f"{STEPS} steps of {optimizer.name} against {STOP_AFTER} steps, stop and resume",
+        f"{STEPS} steps of {optimizer.name}{', sharded update,' * (config.reduce.update == 'sharded')} against {STOP_AFTER} "
+        "steps, stop and resume",
         tolerance=0.0,
         difference=lambda: _difference(config, shared_dir, group),
         group=group,

@@ -24,9 +24,8 @@ from jaxdp.parallel.allreduce import wire_dtype_of
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.parallel.shards import own_shard
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.registry import replicated_reason
-from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates
-from jaxdp.training.update_timing import make_update_call
+from jaxdp.strategies import AUTO, STRATEGIES
+from jaxdp.training.update_timing import time_updates, update_candidates
 
 FILE = "reduce.json"
 UPDATE_REPEATS = 5
@@ -130,12 +129,7 @@ def _chosen_update(
     """The faster of: reduction by the strategy of `reduce` with a replicated update; the same by a strategy that scatters, with
     a sharded one. If that was chosen automatically it may be another strategy."""
     config = plan.config
-    names = auto_candidates(phase.devices, scatters=True) if config.reduce.strategy == AUTO else [reduce.strategy]
-    candidates = {"replicated": dataclasses.replace(reduce, update="replicated")}
-    for name in names:
-        sharded = dataclasses.replace(reduce, strategy=name, update="sharded")
-        if phase.horizontal > 1 and replicated_reason(dataclasses.replace(config, reduce=sharded)) is None:
-            candidates[f"{name}, sharded"] = sharded
+    candidates = update_candidates(config, reduce, phase.shape)
     if len(candidates) == 1:
         return candidates["replicated"]
     path = workdir / FILE
@@ -146,11 +140,7 @@ def _chosen_update(
     shape = f"{phase.vertical}x{phase.horizontal}"
     if measured is None or measured.get("update") not in candidates:
         before_measuring()
-        calls: dict[str, Callable[[], Any]] = {
-            name: make_update_call(dataclasses.replace(config, reduce=each), model, mesh_of(phase))
-            for name, each in candidates.items()
-        }
-        seconds = timing.agreed_medians(timing.time_alternately(calls, UPDATE_REPEATS))
+        seconds = time_updates(config, model, mesh_of(phase), candidates=candidates, repeats=UPDATE_REPEATS)
         measured = key | {"strategy": reduce.strategy, "update": min(seconds, key=seconds.__getitem__), "seconds": seconds}
         if group.is_rank0:
             write_atomically(path, json.dumps([*rows, measured], indent=1) + "\n")

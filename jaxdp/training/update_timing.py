@@ -1,5 +1,6 @@
 """Timing of a step's reduction and update without the network: with a replicated and with a sharded update."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,17 +10,44 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxdp.config import Config
+from jaxdp.config import Config, Reduce
 from jaxdp.models import Network
 from jaxdp.optim.squares import Squares
-from jaxdp.parallel import allreduce
+from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
+from jaxdp.registry import replicated_reason
+from jaxdp.strategies import AUTO, auto_candidates
 from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, create_state, make_optimizer
 from jaxdp.xla import options
 
 
-def make_update_call(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
+def update_candidates(config: Config, reduce: Reduce, mesh_shape: tuple[int, int]) -> dict[str, Reduce]:
+    """The forms of the update that a mesh can have, by name: replicated with the strategy of `reduce`, and sharded.
+
+    The sharded form may have another strategy if that of the config is "auto".
+    """
+    vertical, horizontal = mesh_shape
+    found = {"replicated": dataclasses.replace(reduce, update="replicated")}
+    scattering = auto_candidates(vertical * horizontal, scatters=True)
+    for name in scattering if config.reduce.strategy == AUTO else [reduce.strategy]:
+        sharded = dataclasses.replace(reduce, strategy=name, update="sharded")
+        if horizontal > 1 and replicated_reason(dataclasses.replace(config, reduce=sharded)) is None:
+            found[f"{name}, sharded"] = sharded
+    return found
+
+
+def time_updates(
+    config: Config, model: Network, mesh: Mesh, *, candidates: dict[str, Reduce], repeats: int
+) -> dict[str, float]:
+    """Median seconds of reduction and update in each form, measured alternately; equal on all processes."""
+    calls: dict[str, Callable[[], Any]] = {
+        name: _compile_update(dataclasses.replace(config, reduce=reduce), model, mesh) for name, reduce in candidates.items()
+    }
+    return timing.agreed_medians(timing.time_alternately(calls, repeats))
+
+
+def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], Any]:
     """A compiled function of no arguments that reduces a gradient, updates the state, and gathers the parameters."""
     placement = make_placement(config, model, mesh)
     gather_params, reduce = placement.params_gatherer(), config.reduce

@@ -49,6 +49,24 @@ def test_allreduce_seconds_on_one_device_is_zero_and_one_row_costs_as_a_ring(str
         assert seconds(strategy, 8, 1) == pytest.approx(seconds("ring", 1, 8))
 
 
+@pytest.mark.parametrize(("vertical", "horizontal"), [(1, 8), (2, 4), (8, 1), (48, 72)])
+def test_sharded_update_with_parameters_as_large_as_gradients_costs_as_much_as_the_all_reduce(vertical, horizontal):
+    def sharded(gradient_bytes, parameter_bytes):
+        sizes = {"gradient_bytes": gradient_bytes, "parameter_bytes": parameter_bytes}
+        return cost_model.sharded_update_seconds("torus", vertical, horizontal, **sizes, **NETWORK)
+
+    whole = seconds("torus", vertical, horizontal)
+    assert sharded(MESSAGE, MESSAGE) == pytest.approx(whole)
+    saved = (horizontal - 1) / horizontal * MESSAGE / 2 / NETWORK["bandwidth"]  # half of the bytes of the last stage
+    assert sharded(MESSAGE, MESSAGE / 2) == pytest.approx(whole - saved)
+    assert sharded(MESSAGE, 0) + sharded(0, MESSAGE) == pytest.approx(whole)
+
+
+def test_sharded_update_of_a_strategy_that_does_not_scatter_is_an_error():
+    with pytest.raises(ConfigError, match=r"strategy='psum'.*torus"):
+        cost_model.sharded_update_seconds("psum", 2, 4, gradient_bytes=1, parameter_bytes=1, **NETWORK)
+
+
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (4, 2), (8, 1), (4, 6)])
 @pytest.mark.parametrize("strategy", [name for name, strategy in STRATEGIES.items() if strategy.cost])
 def test_cost_volume_is_the_bytes_that_the_busiest_device_sends(strategy, mesh_shape):

@@ -1,9 +1,11 @@
 """Predicted step times on a network, against a computation by hand."""
 
+import dataclasses
+
 import pytest
 
 from jaxdp.analysis.network_model import Network, draw, notes, predict, tables
-from jaxdp.config import Config, Data, Model, Phase
+from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.strategies import STRATEGIES
@@ -31,6 +33,25 @@ def test_predict_with_synchronized_normalization_adds_its_psum_to_every_strategy
         assert row["step_seconds"] == pytest.approx(phase["computation_seconds"] + row["communication_seconds"])
         assert row["efficiency"] < without[strategy]["efficiency"]
     assert any("cannot be hidden" in note for note in notes(prediction))
+
+
+def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
+    """On 2x4 devices: 3 + 2 rounds and 3/4 + 1/4 of the gradient, 3 rounds and 3/4 of the parameters, 6 rounds for the norms,
+    and 8 rounds for the statistics, a torus all-reduce."""
+    config = dataclasses.replace(CONFIG, reduce=Reduce(update="sharded", wire_dtype="bfloat16"))
+    plan, summary = make_plan(config, examples=4096, devices=8), model_summary(config)
+    rows = predict(plan, summary, Network(latency=1e-3, bandwidth=1e9))["phases"][0]["strategies"]
+    assert list(rows) == [*STRATEGIES, "torus, sharded update"]
+    *gradients, statistics = summary["messages"]
+    gathered = summary["gathered_messages"]
+    trained = sum(summary[kind]["parameters"] for kind in ("decayed", "not_decayed"))
+    assert (sum(gradients), sum(gathered)) == (2 * trained, 4 * trained)
+    rounds = 5 * len(gradients) + 3 * len(gathered) + 6 + 8
+    norms = 1.5 * summary["norms_bytes"]
+    volume = sum(gradients) + 0.75 * sum(gathered) + norms + 1.75 * statistics
+    seconds = rows["torus, sharded update"]["communication_seconds"]
+    assert seconds == pytest.approx(1e-3 * rounds + volume / 1e9)
+    assert rows["torus, sharded update"]["one_message_seconds"] == pytest.approx(1e-3 * (5 + 3 + 6 + 8) + volume / 1e9)
 
 
 def test_tables_and_draw_of_a_prediction_show_every_strategy(tmp_path):

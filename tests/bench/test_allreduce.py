@@ -84,6 +84,7 @@ def test_run_measures_every_strategy_and_message(tiny, tmp_path):
     assert set(record["gradient"]["seconds"]) == set(STRATEGIES)
     assert record["gradient"]["bytes"] == 80
     json.dumps(record)
-    assert len(list(bench_allreduce.render(record))) == 5
+    assert set(record["updates"]) == {"torus, replicated update", "torus, sharded update"}
+    assert len(list(bench_allreduce.render(record))) == 6
     bench_allreduce.draw(record, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000

@@ -15,7 +15,7 @@ from jaxdp.strategies import STRATEGIES, Strategy
 def set_stages(monkeypatch, name, *stages):
     """Give a strategy other stages, or add one with these stages."""
     strategy = STRATEGIES.get(name) or Strategy(name=name, stages=(), builtin=False)
-    monkeypatch.setitem(STRATEGIES, name, dataclasses.replace(strategy, stages=stages))
+    monkeypatch.setitem(STRATEGIES, name, dataclasses.replace(strategy, stages=stages, scatters=False))
 
 
 def keep_only(monkeypatch, *names):

@@ -285,7 +285,24 @@ def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed):
     assert first == second
 
 
-def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it(tiny, tmp_path, monkeypatch):
+def test_audits_of_a_sharded_run_pass_and_leave_it_unchanged(tiny, tmp_path):
+    config = dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, update="sharded"))
+    train(with_audits(config, None), tmp_path / "plain")
+    assert train(with_audits(config, 4), tmp_path / "audited").audits == 3
+    first, second = (latest_valid(tmp_path / name / "checkpoints").arrays for name in ("plain", "audited"))
+    assert first == second
+
+
+def test_facts_of_a_bucket_in_parts_name_the_tensor_of_a_value():
+    """Two parts: 150 values of the first tensor, 350 of the second, then the same again."""
+    facts = BucketFacts((("conv1/kernel", 150), ("bn1/scale", 350)), "float32", parts=2)
+    names = [facts.tensor_at(place) for place in (0, 149, 150, 499, 500, 649, 650, 999)]
+    assert names == ["conv1/kernel"] * 2 + ["bn1/scale"] * 2 + ["conv1/kernel"] * 2 + ["bn1/scale"] * 2
+    assert facts.size == 1000
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it(tiny, tmp_path, monkeypatch, update):
     """In audits of the second phase, one device contributes zeros to large buckets: the audit of step 12 fails."""
     breaking, compile_audit = threading.Event(), step_compiler.StepCompiler._compile_audit
 
@@ -300,7 +317,8 @@ def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compiled)
     set_stages(monkeypatch, "losing", losing, *allreduce.stages_of("torus"))
-    config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing"))
+    monkeypatch.setitem(STRATEGIES, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
+    config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing", update=update))
     with pytest.raises(TrainingError) as error:
         train(config, tmp_path / "run")
     message = str(error.value)
