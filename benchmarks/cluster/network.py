@@ -1,11 +1,12 @@
 """Measures link failures and the bytes that each all-reduce strategy sends, on four virtual hosts with two CPU devices each.
 
-    python benchmarks/cluster/network.py [--only cuts|bytes]
+    python benchmarks/cluster/network.py [--only cuts|bytes|updates]
 
 cuts: one host of a run loses its link while the run starts, compiles, steps or saves; records how long the others take to exit,
 and whether they name the host. bytes: all-reduces over links of 100 Mbit/s and 1 Gbit/s; compares the bytes at each host's
-interface with those of jaxdp.parallel.collectives, and the time with the cost model. Writes benchmarks/results/network.json and
-docs/network.png and prints tables. Needs root.
+interface with those of jaxdp.parallel.collectives, and the time with the cost model. updates: training steps with a replicated
+and a sharded update, whose rows span hosts; compares the bytes with the account of `jaxdp plan --wire`. Writes
+benchmarks/results/network.json and docs/network.png and prints tables. Needs root.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import random
 import re
+import secrets
 import socket
 import statistics
 import subprocess
@@ -44,6 +46,8 @@ RESNET_50 = 25_557_032  # parameters
 # (elements, dtype) -> number of consecutive all-reduces
 MESSAGES = {(1_024, "float32"): 20, (262_144, "float32"): 5, (RESNET_50, "float32"): 1, (RESNET_50, "bfloat16"): 1}
 REPEATS, LONG_SECONDS = 3, 2.0  # a message that takes longer on the link is sent once
+UPDATES = [((1, 8), "replicated"), ((1, 8), "sharded"), ((2, 4), "replicated"), ((2, 4), "sharded")]
+STEPS, STEP_IMAGES = 5, 64
 
 
 def place(rank: int) -> list[str]:
@@ -172,6 +176,49 @@ def expected_bytes(strategy: str, elements: int, dtype: str) -> tuple[list[float
     return sent, received
 
 
+def step_config(mesh_shape: tuple[int, int], update: str):
+    """A ResNet-18 of which every device trains eight images a step."""
+    from jaxdp.config import Config, Data, Mesh, Model, Phase, Reduce
+
+    return Config(
+        data=Data(source="synthetic", image_size=16),
+        model=Model(depth=18, width=32, stem="small", classes=10),
+        batch=(Phase(global_batch=STEP_IMAGES, per_worker_batch=STEP_IMAGES // HOSTS // DEVICES),),
+        mesh=Mesh(vertical=mesh_shape[0], horizontal=mesh_shape[1]),
+        reduce=Reduce(update=update),
+    )
+
+
+def expected_step_bytes(mesh_shape: tuple[int, int], update: str) -> tuple[list[float], list[float]]:
+    """Bytes that each host (sends, receives) over its link in a step, from the account of `jaxdp plan --wire`.
+
+    The devices of a row or column form a ring in their order; in an all-to-all each device sends to all others. The account
+    has a reduce-scatter where the step over gloo has an all-to-all, of the same bytes.
+    """
+    import numpy as np
+
+    from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL
+    from jaxdp.planning import make_plan
+    from jaxdp.training.step_compiler import step_traffic
+
+    config = step_config(mesh_shape, update)
+    plan = make_plan(config, examples=STEP_IMAGES, devices=HOSTS * DEVICES)
+    devices = np.arange(HOSTS * DEVICES).reshape(mesh_shape)
+    groups = {(HORIZONTAL,): devices, (VERTICAL,): devices.T}
+    sent, received = [0.0] * HOSTS, [0.0] * HOSTS
+    for one in step_traffic(config, plan.phases[0]).collectives:
+        for group in groups[one.axes].tolist():
+            if one.operation == "reduce-scatter":
+                pairs = [(a, b, one.sent_bytes / (one.group - 1)) for a in group for b in group if a != b]
+            else:
+                pairs = [(a, b, one.sent_bytes) for a, b in zip(group, [*group[1:], group[0]], strict=True)]
+            for source, target, size in pairs:
+                crosses = source // DEVICES != target // DEVICES
+                sent[source // DEVICES] += size * crosses
+                received[target // DEVICES] += size * crosses
+    return sent, received
+
+
 def process_of_host(rank: int) -> None:
     """Run as one process of the job: execute the requests on stdin, one JSON object a line, and answer each on stdout."""
     import jax
@@ -192,6 +239,14 @@ def process_of_host(rank: int) -> None:
                 warm_up = timing.Reduction(mesh, jax.ShapeDtypeStruct((1024,), dtype), strategy, bucket_bytes=None)
                 call = timing.Reduction(mesh, jax.ShapeDtypeStruct((elements,), dtype), strategy, bucket_bytes=None)
                 jax.block_until_ready(warm_up())
+                answer = None
+            case {"update": update, "mesh": shape}:
+                from jaxdp.bench.step_runner import build_step
+
+                config = step_config(tuple(shape), update)
+                devices = [mesh.devices.flat[number] for number in range(HOSTS * DEVICES)]
+                call = build_step(config, make_mesh(*shape, devices), global_batch=STEP_IMAGES, strategy="torus")
+                jax.block_until_ready(call())
                 answer = None
             case {"times": times}:
                 began = time.monotonic()
@@ -232,7 +287,8 @@ class Job:
     """A process on every host, all of which execute the same requests at the same time."""
 
     def __init__(self, hosts: Hosts):
-        piped = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        environment = os.environ | {"JAXDP_SECRET": secrets.token_hex(32)}
+        piped = {"cwd": ROOT, "env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [sys.executable, __file__, "--rank"]
         self.processes = [hosts.popen(rank, [*command, str(rank)], **piped) for rank in range(HOSTS)]
 
@@ -313,6 +369,40 @@ def measure_bytes() -> dict:
     return {"provenance": made, "mesh": [HOSTS, DEVICES], "latency_seconds": latencies, "rows": rows}
 
 
+def measure_updates() -> dict:
+    """Bytes over the links in a training step with a replicated and a sharded update."""
+    from jaxdp.bench.environment import provenance
+
+    rows = []
+    with Hosts(HOSTS) as hosts:
+        job = Job(hosts)
+        for mesh_shape, update in UPDATES:
+            job.request(update=update, mesh=mesh_shape)
+            before = [hosts.bytes(host) for host in range(HOSTS)]
+            job.request(times=STEPS)
+            after = [hosts.bytes(host) for host in range(HOSTS)]
+            received, sent = ([(b[i] - a[i]) / STEPS for a, b in zip(before, after, strict=True)] for i in (0, 1))
+            accounted_sent, accounted_received = expected_step_bytes(mesh_shape, update)
+            rows.append({"mesh": mesh_shape, "update": update, "sent": sent, "received": received})
+            rows[-1] |= {"accounted_sent": accounted_sent, "accounted_received": accounted_received}
+            print(json.dumps(rows[-1]), flush=True)
+        job.close()
+    return {"provenance": provenance(("jax", "numpy")), "steps": STEPS, "rows": rows}
+
+
+def updates_table(record: dict) -> str:
+    """By mesh and form: bytes that the busiest host sends in a step, counted and accounted."""
+    lines = ["| mesh | update | a host sends at most | accounted | ratio |", "|---|---|---|---|---|"]
+    for row in record["updates"]["rows"]:
+        counted, accounted = max(row["sent"]), max(row["accounted_sent"])
+        vertical, horizontal = row["mesh"]
+        lines.append(
+            f"| {vertical}x{horizontal} | {row['update']} | {counted / 1e6:.2f} MB | {accounted / 1e6:.2f} MB | "
+            f"{counted / accounted:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def bytes_table(record: dict) -> str:
     """By message and strategy: what the busiest host sends, in messages, and seconds.
 
@@ -386,20 +476,22 @@ def draw_picture(record: dict, path: Path) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("cuts", "bytes"))
+    parser.add_argument("--only", choices=("cuts", "bytes", "updates"))
     parser.add_argument("--times", type=int, default=1, help="trials of each cut")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank is not None:
         return process_of_host(arguments.rank)
     record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if arguments.only != "cuts":
+    if arguments.only in (None, "bytes"):
         record["bytes"] = measure_bytes()
         draw_picture(record, PICTURE)
-    if arguments.only != "bytes":
+    if arguments.only in (None, "updates"):
+        record["updates"] = measure_updates()
+    if arguments.only in (None, "cuts"):
         record["cuts"] = cuts(arguments.times)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
-    for part, table in (("cuts", cuts_table), ("bytes", bytes_table)):
+    for part, table in (("cuts", cuts_table), ("bytes", bytes_table), ("updates", updates_table)):
         if part in record:
             print(table(record) + "\n")
 
