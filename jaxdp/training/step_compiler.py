@@ -60,10 +60,10 @@ def trace_train_step(
     """
     resident, config = images is not None, at_image_size(config, phase.image_size)
     step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
-    return step.trace(*_abstract_arguments(config, model, phase, mesh=mesh, images=images))
+    return step.trace(*abstract_arguments(config, model, phase, mesh=mesh, images=images))
 
 
-def _abstract_arguments(
+def abstract_arguments(
     config: Config, model: Network, phase: PlannedPhase, *, mesh: Mesh | AbstractMesh, images: Any = None
 ) -> tuple:
     """Shapes, dtypes and shardings of the arguments of a training step. config: with the image size of the phase."""
@@ -262,7 +262,7 @@ class StepCompiler:
         audit, facts = make_audit(
             config, self.model, mesh, pixel_stats=self.pixel_stats, accumulation=phase.accumulation, resident=resident
         )
-        lowered = audit.lower(*_abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
+        lowered = audit.lower(*abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
         compiled = lowered.compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
         strategy = config.reduce.strategy
         return AuditProgram(
