@@ -38,7 +38,7 @@ FORMS = "replicated", "sharded"
 BUCKETS = {"one a segment": [], "64 KiB": ["--reduce.bucket-bytes", "65536"]}
 
 
-def plan_of(images: int, *flags: str) -> jaxdp.planning.Plan:
+def plan_of(images: int, *flags: str):
     batch = ["--batch.0.global-batch", str(DEVICES * images), "--batch.0.per-worker-batch", str(images)]
     config = jaxdp.load_config("imagenet_sony_exp1", [*COMMON, *batch, *flags])
     return make_plan(config, examples=1_281_167, devices=DEVICES, hosts=1, processes=1)

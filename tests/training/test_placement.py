@@ -82,7 +82,7 @@ UPDATES = {
     "small buckets": {"reduce": {"bucket_bytes": 400}},
     "without overlap": {"reduce": {"overlap": False}},
     "16 bits on the wire": {"reduce": {"wire_dtype": "bfloat16"}},
-    "frozen stem, another rate of the head": {"finetune": {"weights": "any", "frozen_stages": 1, "head_multiplier": 10.0}},
+    "frozen stem, another rate of the head": {"finetune": {"weights": "any", "frozen_stages": 1, "head_multiplier": 3.0}},
     "synchronized": {"model": {"norm": "synchronized"}},
     "folded, recomputed": {"model": {"batch_norm": "folded", "convolution": "direct", "remat": True}},
 }
