@@ -85,6 +85,7 @@ SourceName = Annotated[
 ImageSize = Annotated[int, Field(ge=8, le=4096)]
 Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
+EVAL_RESIZES = ("eval_resize", "eval_crop")  # two ways to state the resize for evaluation: either replaces both
 EvalResize = Annotated[
     Annotated[int, Field(ge=8, le=2**16)] | None,
     Doc(

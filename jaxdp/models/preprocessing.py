@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import Config, Data, Preprocessing, evaluation_side, evaluation_words
+from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_side, evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
@@ -93,8 +93,8 @@ def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
 def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
     """`first` with the values that `second` gives. Either of eval_resize and eval_crop replaces both."""
     given = as_dict(second)
-    if {"eval_resize", "eval_crop"} & given.keys():
-        first = dataclasses.replace(first, eval_resize=None, eval_crop=None)
+    if given.keys() & {*EVAL_RESIZES}:
+        first = dataclasses.replace(first, **dict.fromkeys(EVAL_RESIZES))
     return dataclasses.replace(first, **given)
 
 
