@@ -98,6 +98,7 @@ EvalCrop = Annotated[
     Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
 ]
 Interpolation = Literal["bilinear", "bicubic"]
+BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random"]
 EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
@@ -267,7 +268,7 @@ class Model(_Strict):
     classes"""
     squeeze_excitation: bool = False
     """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
-    blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] = "none"
+    blur_pool: BlurPool = "none"
     """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
     the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
     behind the maxima, as MosaicML Composer's"""

@@ -122,7 +122,9 @@ def test_every_recipe_can_be_rehearsed_on_other_images(name, source):
 def test_source_by_flag_resets_what_it_cannot_use_with_a_note(capsys):
     config = load_config("imagenet_rsb_a1", ["--data.source", "synthetic"])
     assert (config.augment.crop_interpolation, config.data.eval_crop) == ("unfiltered", None)
-    note = "the recipe's augment.crop_interpolation is reset: images of synthetic are cropped on the device, not while decoding\n"
+    note = (
+        "the recipe's augment.crop_interpolation is reset: images of synthetic are cropped on the device, not while decoding\n"
+    )
     assert capsys.readouterr().err == note
     with pytest.raises(ConfigError, match=r"^augment.crop_interpolation='bicubic': images of synthetic are cropped on the"):
         load_config("imagenet_rsb_a1", ["--data.source", "synthetic", "--augment.crop-interpolation", "bicubic"])

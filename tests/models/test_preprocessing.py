@@ -193,7 +193,9 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
         (None, ["--data.eval-crop", "0.5"], 448),
     ],
 )
-def test_flag_of_an_evaluation_replaces_either_form_of_the_files_resize(stated, flags, side, tensors, pictures, tmp_path, capsys):
+def test_flag_of_an_evaluation_replaces_either_form_of_the_files_resize(
+    stated, flags, side, tensors, pictures, tmp_path, capsys
+):
     metadata = {} if stated is None else {"pretrained_cfg": json.dumps(stated)}
     save_file(tensors, tmp_path / "w.safetensors", metadata)
     images = ["--data.source", "folder", "--data.directory", str(pictures)]
