@@ -6,7 +6,7 @@ tables in `choices.py`.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 from typing_extensions import Doc
@@ -85,7 +85,8 @@ SourceName = Annotated[
 ImageSize = Annotated[int, Field(ge=8, le=4096)]
 Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
-EVAL_RESIZES = ("eval_resize", "eval_crop")  # two ways to state the resize for evaluation: either replaces both
+# Two ways to state the resize for evaluation, with their defaults: either replaces both.
+EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 EvalResize = Annotated[
     Annotated[int, Field(ge=8, le=2**16)] | None,
     Doc(

@@ -451,14 +451,14 @@ def reset_for_flags(config: Config, flags: list[str]) -> Config:
         section = dataclasses.replace(section, **{field: getattr(getattr(defaults, section_name), field)})
         config = dataclasses.replace(config, **{section_name: section})
     if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **dict.fromkeys(EVAL_RESIZES)))
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
     return config
 
 
 def unusable_with_flags(config: Config, flags: list[str]) -> dict[str, str]:
     """`unusable_fields` for the source and the augmentation that `flags` choose; empty if they choose neither."""
-    chosen = {name: flag_value(flags, f"--data.{name}") for name in ("source", "augmentation")}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
+    given = {name: flag_value(flags, f"--data.{name}") for name in ("source", "augmentation")}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not chosen or chosen.get("augmentation", "none") not in AUGMENTATIONS:  # the parser reports it
         return {}
     return unusable_fields(dataclasses.replace(config, data=dataclasses.replace(config.data, **chosen)))

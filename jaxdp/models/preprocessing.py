@@ -93,8 +93,8 @@ def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
 def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
     """`first` with the values that `second` gives. Either of eval_resize and eval_crop replaces both."""
     given = as_dict(second)
-    if given.keys() & {*EVAL_RESIZES}:
-        first = dataclasses.replace(first, **dict.fromkeys(EVAL_RESIZES))
+    if given.keys() & EVAL_RESIZES.keys():
+        first = dataclasses.replace(first, **EVAL_RESIZES)
     return dataclasses.replace(first, **given)
 
 

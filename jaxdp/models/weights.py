@@ -113,10 +113,11 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     naming = _naming(stored)
     model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
     try:
-        stated: Any = filtered or stated_form(path, preprocessing.metadata_of(data))
+        stated = filtered or stated_form(path, preprocessing.metadata_of(data))
     except ValueError as error:
         raise _InvalidWeights(str(error)) from None
-    model = dataclasses.replace(model, blur_pool=stated or blur_pool)
+    form: Any = stated or blur_pool
+    model = dataclasses.replace(model, blur_pool=form)
     expected = named_tensors(*jax.eval_shape(lambda: models.create(model).init(jax.random.key(0), (32, 32, 3))))
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
     _check_names(stored, set(names.values()), model)
