@@ -193,6 +193,14 @@ class Preprocessing(_Strict):
 
 
 @dataclass(frozen=True)
+class GivenNetwork(_Strict):
+    """What a file of weights may not state about its network, in fields of `Model` (None: as the file states)."""
+
+    blur_pool: BlurPool | None = None
+    """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur50)"""
+
+
+@dataclass(frozen=True)
 class Augment(_Strict):
     """Ranges of the random transforms; the defaults are the public ImageNet values of the paper's first author."""
 
@@ -231,8 +239,8 @@ class Augment(_Strict):
     magnitude_std: Strength | None = None
     """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
     operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
-    """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each (None: random for
-    rand_augment_increasing, else nearest)"""
+    """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
+    torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
     fill: Shares = ()
     """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
     rand_augment_increasing, else black)"""
@@ -636,7 +644,8 @@ def crops_while_loading(config: Config) -> bool:
 def policy_words(config: Config) -> list[str]:
     """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
     data, ranges = config.data, config.augment
-    words = [f"crops resized with {ranges.crop_interpolation}"] * (ranges.crop_interpolation != "unfiltered")
+    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
+    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
     if data.auto_augment != "none":
         used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
         values = {name: getattr(ranges, name) for name in used}

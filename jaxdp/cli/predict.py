@@ -11,21 +11,13 @@ from typing import Annotated, Any
 import tyro
 
 from jaxdp.cli.options import Switch, weights_flag
-from jaxdp.config import BlurPool, Preprocessing
+from jaxdp.config import GivenNetwork, Preprocessing
 from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
 
 COLUMNS = ("image", "rank", "class", "name", "probability")
 LONGEST_PATH = 4096  # Linux's PATH_MAX
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """What a file of weights may not state about its network."""
-
-    blur_pool: BlurPool | None = None
-    """BlurPool of the network of --weights, for a file that does not state it (None: none; activations: timm's resnetblur50)"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +37,7 @@ class Predict:
     weights: str | None = None
     """Safetensors file of jaxdp, torchvision or timm to use in place of a run"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
-    model: Network = dataclasses.field(default_factory=Network)
+    model: GivenNetwork = dataclasses.field(default_factory=GivenNetwork)
     checkpoint: str = "newest"
     """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     top: int | None = None
