@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,23 @@ def _check_evaluation(config: Config) -> None:
             raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
 
 
+def check_targets(config: Config) -> None:
+    """Targets by `optimizer.target_threshold` depend on the label. Not checked while the number of classes is unknown."""
+    threshold, smoothing = config.optimizer.target_threshold, config.optimizer.label_smoothing
+    classes = config.model.classes or SOURCES[config.data.source].classes
+    if threshold is None or classes is None:
+        return
+    others = smoothing / classes
+    own = 1 - smoothing + others
+    error = partial(ConfigError, "optimizer.target_threshold", threshold)
+    if smoothing and threshold <= others:
+        reason = f"all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes ({others:.4g})"
+        raise error(reason=reason, hint="raise it, or lower optimizer.label_smoothing")
+    if threshold >= own:
+        reason = f"all targets are 0: it must be below that of the true class ({own:.4g})"
+        raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
+
+
 def _check_loss_scale(config: Config) -> None:
     """float16 has loss scaling, and a dynamic scale starts within its range."""
     scale = config.loss_scale
@@ -347,6 +364,7 @@ CHECKS = (
     _check_policies,
     _check_momentum_rule,
     _check_evaluation,
+    check_targets,
     _check_gradients,
     _check_blocks,
     _check_loss_scale,

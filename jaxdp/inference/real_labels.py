@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,30 +64,25 @@ class RealLabels:
 def _read(path: str | Path) -> list[frozenset[int]]:
     """The labels of each image. Raises ConfigError for anything but lists of ImageNet's labels for its validation set."""
     check_local(str(path), FLAG)
+    invalid = partial(ConfigError, FLAG, str(path), hint="give real.json of the authors")
     try:
         labels = json.loads(read_text(path))
-        if reason := _error(labels):
-            raise ValueError(reason)
     except FileNotFoundError:
         raise ConfigError(FLAG, str(path), reason="file not found") from None
     except OSError as error:
         raise ConfigError(FLAG, str(path), reason=error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
-        kind = "" if type(error) is ValueError else "invalid JSON: "
-        raise ConfigError(FLAG, str(path), reason=f"{kind}{first_line(error)}", hint="give real.json of the authors") from None
-    return [frozenset(fitting) for fitting in labels]
-
-
-def _error(labels: Any) -> str:
-    """Why a JSON document is not a list of labels for each image; "" if it is."""
+        raise invalid(reason=f"invalid JSON: {first_line(error)}") from None
     if not isinstance(labels, list):
-        return f"must be a list of lists of labels, not of type {type(labels).__name__}"
+        raise invalid(reason=f"must be a list of lists of labels, not of type {type(labels).__name__}")
     for index, entry in enumerate(labels):
         if not _are_labels(entry):
-            return f"entry {index} is {printable(json.dumps(entry), 60)}, not a list of labels from 0 to {CLASSES - 1}"
+            content = printable(json.dumps(entry), 60)
+            raise invalid(reason=f"entry {index} is {content}, not a list of labels from 0 to {CLASSES - 1}")
     if len(labels) != IMAGES:
-        return f"it has {plural(len(labels), 'list')}, not one for each of the {IMAGES:,} images of ImageNet's validation set"
-    return ""
+        reason = f"it has {plural(len(labels), 'list')}, not one for each of the {IMAGES:,} images of ImageNet's validation set"
+        raise invalid(reason=reason)
+    return [frozenset(fitting) for fitting in labels]
 
 
 def _are_labels(entry: Any) -> bool:

@@ -107,7 +107,7 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
 
 def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
-    for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}):
+    for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}, []):
         (tmp_path / "config.json").write_text(json.dumps(document))
         assert preprocessing.of_file(tmp_path / "model.safetensors") == Preprocessing()
 
@@ -118,7 +118,12 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
         ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear' or 'bicubic'"),
         ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
-        ({"input_size": 32}, ""),
+        ({"input_size": 32}, r"input_size is 32, not \[3, height, width\]"),
+        ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, height, width\]"),
+        ({"test_input_size": [3, 32, 40]}, "test_input_size is 32x40, not square"),
+        ({"input_size": None}, "input_size is null"),
+        ({"interpolation": None}, "interpolation is null"),
+        ({"crop_pct": None}, "crop_pct is null"),
         ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
         ({"crop_pct": "large"}, "data.eval_crop='large': must be a valid number"),
     ],
@@ -129,6 +134,18 @@ def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, t
     with pytest.raises(ConfigError, match=expected) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("stated", [[], None, "resnet50", 7])
+@pytest.mark.parametrize("place", ["metadata", "config.json"])
+def test_statement_that_is_no_object_is_refused_in_one_line(tensors, tmp_path, stated, place):
+    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(stated)} if place == "metadata" else {})
+    if place == "config.json":
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": stated}))
+    with pytest.raises(ConfigError) as raised:
+        preprocessing.of_file(tmp_path / "w.safetensors")
+    text = json.dumps(stated)
+    assert f" cannot be used: pretrained_cfg is {text}, not an object; correct or remove that statement" in str(raised.value)
 
 
 def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):
