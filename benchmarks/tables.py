@@ -416,11 +416,15 @@ def imagenet_hours() -> str:
     )
 
 
+MIRRORED = " (mean of an image and its mirror image, which jaxdp does not evaluate)"
 GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
-    "imagenet_ffcv_16": ("a first run, in minutes", None),
+    "imagenet_ffcv_16": ("a first run, in minutes", f"73.8 %{MIRRORED}"),
     "imagenet_mosaic_mild --epochs 28.8 --schedule.warmup-epochs 8": ("76 % in the fewest epochs", None),
     "imagenet_goyal_8k": ("the run that papers compare with, in large batches", "76.26 %"),
-    "imagenet_ffcv_16 --epochs 88 --batch.0.until-epoch 71 --schedule.warmup-epochs 2": ("78 % in the fewest hours", "78.4 %"),
+    "imagenet_ffcv_16 --epochs 88 --batch.0.until-epoch 71 --schedule.warmup-epochs 2": (
+        "78 % in the fewest hours",
+        f"78.4 %{MIRRORED}",
+    ),
     "imagenet_rsb_a3": ("78 % in 100 epochs of strong augmentation", None),
     "imagenet_rsb_a2": ("almost 80 %", None),
     "imagenet_rsb_a1": ("more than 80 %", None),
