@@ -22,6 +22,7 @@ import digits_seeds
 import failures
 import fashion_vs_pytorch
 import hangs
+import loader_augmentations as loader_benchmark
 import lr_range
 import memory
 import network
@@ -178,14 +179,23 @@ def loader_augmentations() -> str:
         rate = rates[f"jaxdp, {name} crops"]
         peer = f"{plain:,.0f} | {rate:,.0f} | {rate / plain:.1f} x" if name == "bilinear" else f"| {rate:,.0f} |"
         lines.append(f"| {name} antialiased crops | {peer} |")
-    versions = record["provenance"]["versions"]
+    timm, torchvision = record["timm"], record["provenance"]["versions"]["torchvision"]
+    version, load = timm["provenance"]["versions"]["timm"], timm["load_average"]
+    rates = timm["medians"]
+    lines += ["", "| crops with a random filter and flips, and | timm, images/s | jaxdp, images/s | |", "|---|---|---|---|"]
+    for name, rate in rates.items():
+        maker, _, what = name.partition(", random crops")
+        if maker == "timm":
+            host = rates["jaxdp, random crops" + what.replace(f", {loader_benchmark.POLICY}", "")]
+            lines.append(f"| {what.removeprefix(', ') or 'nothing else'} | {rate:,.0f} | {host:,.0f} | {host / rate:.1f} x |")
     return "\n".join(
         [
             *lines,
             "",
             f"Medians of {len(next(iter(record['rates'].values())))} alternating rounds with {record['workers']} workers, by "
-            f"`benchmarks/loader_augmentations.py` on {made_on(record)}, torchvision {versions['torchvision']} in PyTorch's "
-            "DataLoader; other programs used the cores, too.",
+            f"`benchmarks/loader_augmentations.py` on {made_on(record)}, torchvision {torchvision} in PyTorch's DataLoader; "
+            f"other programs used the cores, too. The second table, with timm {version}, is of another day, at a load average "
+            f"of {load:.0f}: compare rates within a table only.",
         ]
     )
 

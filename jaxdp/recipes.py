@@ -58,9 +58,9 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """The validated config of a recipe: a name in configs/, or the path of a .py file with `config()` or of a saved .json file.
 
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
-    optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults. Another
-    number of epochs scales the recipe's phase ends, warm-up and schedule boundaries, as one line on stderr says;
-    `--no-scale-schedule` keeps them.
+    optimizer, schedule, augmentation, source or the like, fields that it cannot use return to defaults; `data.eval_resize`
+    replaces `data.eval_crop`, and the reverse. Another number of epochs scales the recipe's phase ends, warm-up and schedule
+    boundaries, as one line on stderr says; `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
     if isinstance(overrides, str):
