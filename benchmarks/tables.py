@@ -194,7 +194,7 @@ def loader_augmentations() -> str:
             "",
             f"Medians of {len(next(iter(record['rates'].values())))} alternating rounds with {record['workers']} workers, by "
             f"`benchmarks/loader_augmentations.py` on {made_on(record)}, torchvision {torchvision} in PyTorch's DataLoader; "
-            f"other programs used the cores, too. The second table, with timm {version}, is of another day, at a load average "
+            f"other programs used the cores, too. The second table, with timm {version}, is of another run, at a load average "
             f"of {load:.0f}: compare rates within a table only.",
         ]
     )
