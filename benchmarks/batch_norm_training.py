@@ -12,6 +12,7 @@ import gzip
 import json
 import math
 import statistics
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,12 @@ TITLES = {
 
 @cache
 def fashion() -> tuple:
-    """((images, labels), (images, labels)): training and test images, uint8 [N, 32, 32, 3], padded with zeros."""
+    """((images, labels), (images, labels)): training and test images, uint8 [N, 32, 32, 3], padded with zeros.
+
+    Raises SystemExit without the data set.
+    """
+    if not FASHION.is_dir():
+        sys.exit(f"{FASHION} not found: install Debian's package dataset-fashion-mnist, then run this again")
 
     def read(name: str, header: int) -> np.ndarray:
         return np.frombuffer(gzip.decompress((FASHION / name).read_bytes()), np.uint8, offset=header)

@@ -1,13 +1,15 @@
 """Twenty training steps of ResNet-50 beside PyTorch's, from the same weights on the same images.
 
-    python benchmarks/training_vs_pytorch.py
+    python benchmarks/training_vs_pytorch.py [--only RUN]
 
-Optimizers and losses of PyTorch and timm, the network of torchvision; SGD also with folded batch normalization. Smoothed
-labels, float32, one device. PyTorch in float64 is the reference, in float32 the yardstick: rounding grows from step to step in
-every implementation. Needs the extra `peers`. Writes benchmarks/results/training_vs_pytorch.json and prints the tables of
+Optimizers and losses of PyTorch and timm, the network of torchvision; SGD also with folded batch normalization, and with
+mixup, whose ratio jaxdp draws and whose images and soft targets are timm's. Smoothed labels, float32, one device. PyTorch in
+float64 is the reference, in float32 the yardstick: rounding grows from step to step in every implementation. Needs the extra
+`peers`. Writes benchmarks/results/training_vs_pytorch.json, to which --only adds one run, and prints the tables of
 docs/folded_batch_norm.md and docs/recipes.md.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -25,6 +27,7 @@ from jaxdp import models
 from jaxdp.bench.environment import PACKAGES, provenance
 from jaxdp.config import Config, Data, Model, Optimizer, Phase
 from jaxdp.data import prefetch
+from jaxdp.data.augment import mix
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel.mesh import make_mesh
@@ -37,6 +40,7 @@ NETWORK = ((3, 4, 6, 3), True)
 STEPS, BATCH, SIZE, MEAN, STD = 20, 32, 64, 120.0, 58.0
 MOMENTUM, DECAY, SMOOTHING, THRESHOLD = 0.9, 0.01, 0.1, 0.2
 SHOWN = (1, 5, 10, 20)
+MIXED = "SGD, PyTorch, binary of mixup without threshold"
 FORMS_OF = "SGD, PyTorch, softmax"  # the run that compares forms of batch normalization
 
 
@@ -70,13 +74,15 @@ def start_weights(tensors: dict) -> dict:
 class Run(NamedTuple):
     """A training run: fields of jaxdp's optimizer and its learning rate, and the functions of PyTorch, torchvision or timm.
 
-    optimizer: (parameter groups, learning rate) -> optimizer. loss: (logits, labels) -> loss.
+    optimizer: (parameter groups, learning rate) -> optimizer. loss: (logits, labels) -> loss; with mix="mixup" the labels are
+    soft targets [B, classes].
     """
 
     ours: Optimizer
     rate: float
     optimizer: Callable[[list[dict], float], Any]
     loss: Callable[[Any, Any], Any]
+    mix: str = "none"
 
 
 def runs() -> dict[str, Run]:
@@ -111,13 +117,35 @@ def runs() -> dict[str, Run]:
             BinaryCrossEntropy(smoothing=SMOOTHING, target_threshold=THRESHOLD),
         ),
     }
-    return {
+    found = {
         f"{name}, {kind}": Run(
             Optimizer(momentum=MOMENTUM, weight_decay=DECAY, label_smoothing=SMOOTHING, **fields, **more), rate, optimizer, loss
         )
         for name, (fields, rate, optimizer) in optimizers.items()
         for kind, (more, loss) in losses.items()
     }
+    _, rate, sgd = optimizers["SGD, PyTorch"]
+    ours = Optimizer(name="sgd", momentum=MOMENTUM, weight_decay=DECAY, label_smoothing=SMOOTHING, loss="binary")
+    return found | {MIXED: Run(ours, rate, sgd, BinaryCrossEntropy(target_threshold=None), "mixup")}
+
+
+def data(run: Run) -> Data:
+    return Data(source="synthetic", image_size=SIZE, augmentation="none", mix=run.mix)
+
+
+def positions(step: int) -> np.ndarray:
+    """Those of the images of a step in the order of samples."""
+    return np.arange(step * BATCH, (step + 1) * BATCH, dtype=np.uint32)
+
+
+def mixed(run: Run, step: int, images: Any, labels: Any, classes: int) -> tuple[Any, Any]:
+    """(images, soft targets) of timm's mixup, with the ratio that jaxdp draws for the step. images: [B, 3, H, W]."""
+    from timm.data.mixup import mixup_target
+
+    *_, shares = mix(Config(data=data(run)), jax.numpy.zeros((BATCH, 1, 1, 3)), positions(step))
+    share = float(shares[0])
+    targets = mixup_target(labels, classes, lam=share, smoothing=SMOOTHING)
+    return share * images + (1 - share) * images.flip(0), targets.to(images.dtype)
 
 
 def by_torch(held: dict, run: Run, dtype: str) -> Iterator[Step]:
@@ -132,9 +160,12 @@ def by_torch(held: dict, run: Run, dtype: str) -> Iterator[Step]:
     for parameter in network.parameters():
         groups[parameter.ndim < 2]["params"].append(parameter)
     optimizer = run.optimizer(groups, run.rate)
-    for images, labels in batches():
+    for step, (images, labels) in enumerate(batches()):
         normalized = (torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float64)) - MEAN) / STD
-        loss = run.loss(network(normalized.to(getattr(torch, dtype))), torch.from_numpy(labels).long())
+        given, targets = normalized.to(getattr(torch, dtype)), torch.from_numpy(labels).long()
+        if run.mix != "none":
+            given, targets = mixed(run, step, given, targets, len(held["fc.bias"]))
+        loss = run.loss(network(given), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -149,7 +180,7 @@ def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Iterator[Step]:
         save_file(held, Path(folder) / "weights.safetensors")
         given = weights.read(Path(folder) / "weights.safetensors")
     config = Config(
-        data=Data(source="synthetic", image_size=SIZE, augmentation="none"),
+        data=data(run),
         model=Model(depth=50, classes=given.model.classes, batch_norm=form, convolution="direct"),
         batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),),
         optimizer=run.ours,
@@ -161,8 +192,7 @@ def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Iterator[Step]:
     state = state._replace(params=copy[0], batch_stats=copy[1])
     scalars = {"learning_rate": np.float32(run.rate), "momentum": np.float32(MOMENTUM), "seed": np.uint32(0)}
     for number, (images, labels) in enumerate(batches()):
-        positions = np.arange(number * BATCH, (number + 1) * BATCH, dtype=np.uint32)
-        batch = prefetch.to_global({"images": images, "labels": labels, "positions": positions}, mesh)
+        batch = prefetch.to_global({"images": images, "labels": labels, "positions": positions(number)}, mesh)
         state, metrics = step(state, batch, scalars)
         tensors = weights.named_tensors(*jax.device_get((state.params, state.batch_stats)))
         named = to_torch(tensors, steps=number + 1)
@@ -211,12 +241,21 @@ def optimizers_table(record: dict) -> str:
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=list(runs()))
+    only = parser.parse_args().only
     sys.path.insert(0, str(ROOT / "tests"))
     from helpers import torch_layout
 
     held = start_weights(torch_layout.random_tensors(0, *NETWORK))
-    record: dict[str, Any] = {"provenance": provenance((*PACKAGES, "torch", "torchvision", "timm")), "optimizers": {}}
+    made = provenance((*PACKAGES, "torch", "torchvision", "timm"))
+    record: dict[str, Any] = {"provenance": made, "optimizers": {}, "added": {}}
+    if only:
+        record = {"added": {}} | json.loads(RESULT.read_text())
+        record["added"][only] = made
     for name, run in runs().items():
+        if only not in (None, name):
+            continue
         others = {"jaxdp": by_jaxdp(held, run), "original": by_torch(held, run, "float32")}
         if name == FORMS_OF:
             others["folded"] = by_jaxdp(held, run, "folded")

@@ -7,7 +7,8 @@
 
 Source: Leclerc et al., "FFCV: Accelerating Training by Removing Data Bottlenecks", arXiv 2306.12517; libffcv/ffcv-imagenet,
 rn50_configs/rn50_16_epochs.yaml and train_imagenet.py.
-Published: 73.8 % top-1 after 16 epochs in 15 minutes, 78.4 % after 88 in 77 minutes, 8 A100 GPUs.
+Published: 73.8 % top-1 after 16 epochs in 15 minutes, 78.4 % after 88 in 77 minutes, 8 A100 GPUs, both averaged over an image
+and its mirror image.
 Our choices where the source is silent or not followed, and flags for alternatives:
 
     batch          512 images on each of 8 GPUs, as the source's loader divides the data
@@ -15,7 +16,8 @@ Our choices where the source is silent or not followed, and flags for alternativ
                    with a ramp from 65 to 76, that is epoch 71
     peak           at epoch 2 in any length, so the command for 88 epochs sets the warm-up
     weight decay   not on biases and normalization; the source decays the classifier's bias and the normalization of shortcuts
-    evaluation     of 256x256 images, without the source's average over the image and its mirror image
+    images         as ImageNet's files; the source resizes them to at most 500 pixels a side and compresses half of them anew
+    evaluation     of 256x256 images; the published accuracies average the image and its mirror image, which jaxdp does not
     initialization zero scale in the last batch normalization of each block; the source starts from 1; there is no flag for it
     precision      bfloat16 compute; the source has float16 with loss scaling: `--model.dtype float16 --loss-scale.name dynamic`
 """

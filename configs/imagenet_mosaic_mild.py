@@ -11,6 +11,7 @@ Our choices where the source is silent or not followed, and flags for alternativ
                    from the momentum 0.875: 5e-4 = 2.048 x 3.05e-5 / (1 - 0.875). Not on biases and normalization
     image size     steps of 16 pixels; the source's are of 4, which would need 23 programs. It resizes crops of 176x176; here
                    the crop itself has the size
+    images         as ImageNet's files; the source's results are of FFCV's format, which resizes and compresses them anew
     warm-up        8 epochs in any length, as in the source: `--epochs 28.8 --schedule.warmup-epochs 8`
     averaging      every step, with the source's half-life of 100 steps; it averages every 20: `--optimizer.average-decay 0.999`
     initialization the source draws scales of batch normalization from [0, 1); there is no flag for it

@@ -12,6 +12,9 @@ Our choices where the source is silent or not followed, and flags for alternativ
     averaging      every step; the source averages every 32 steps, with a decay of 1 - 1024 x 32 / 600 x 2e-5, whose 32nd root
                    is the decay here: `--optimizer.average-decay 0.9999`
     mixing         mixup with alpha 0.2 or CutMix with 1.0, for each worker's batch: `--data.cutmix-probability 0.5`
+    rate           changes every step; the source's changes every epoch
+    repetition     4 copies of an image in a batch, and every image in 4 epochs; the source shuffles anew for each epoch, which
+                   sees a random quarter of the images
     initialization zero scale in the last batch normalization of each block; the source starts from 1; there is no flag for it
     precision      bfloat16 compute; the source has mixed precision: `--model.dtype float32`
 """

@@ -6,7 +6,7 @@ tables in `choices.py`.
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
 from typing_extensions import Doc
@@ -85,6 +85,8 @@ SourceName = Annotated[
 ImageSize = Annotated[int, Field(ge=8, le=4096)]
 Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
+# Two ways to state the resize for evaluation, with their defaults: either replaces both.
+EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 EvalResize = Annotated[
     Annotated[int, Field(ge=8, le=2**16)] | None,
     Doc(
@@ -97,6 +99,7 @@ EvalCrop = Annotated[
     Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
 ]
 Interpolation = Literal["bilinear", "bicubic"]
+BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random"]
 EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
@@ -190,6 +193,14 @@ class Preprocessing(_Strict):
 
 
 @dataclass(frozen=True)
+class GivenNetwork(_Strict):
+    """What a file of weights may not state about its network, in fields of `Model` (None: as the file states)."""
+
+    blur_pool: BlurPool | None = None
+    """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur50)"""
+
+
+@dataclass(frozen=True)
 class Augment(_Strict):
     """Ranges of the random transforms; the defaults are the public ImageNet values of the paper's first author."""
 
@@ -228,8 +239,8 @@ class Augment(_Strict):
     magnitude_std: Strength | None = None
     """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
     operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
-    """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each (None: random for
-    rand_augment_increasing, else nearest)"""
+    """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
+    torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
     fill: Shares = ()
     """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
     rand_augment_increasing, else black)"""
@@ -266,7 +277,7 @@ class Model(_Strict):
     classes"""
     squeeze_excitation: bool = False
     """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
-    blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] = "none"
+    blur_pool: BlurPool = "none"
     """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
     the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
     behind the maxima, as MosaicML Composer's"""
@@ -635,7 +646,8 @@ def crops_while_loading(config: Config) -> bool:
 def policy_words(config: Config) -> list[str]:
     """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
     data, ranges = config.data, config.augment
-    words = [f"crops resized with {ranges.crop_interpolation}"] * (ranges.crop_interpolation != "unfiltered")
+    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
+    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
     if data.auto_augment != "none":
         used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
         values = {name: getattr(ranges, name) for name in used}

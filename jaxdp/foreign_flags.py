@@ -98,7 +98,7 @@ _ROWS = {
     "decay-milestones milestones": Counterpart("--schedule.boundaries", f"epochs; {_STEPS}"),
     "decay-rate lr-gamma gamma": Counterpart("--schedule.factor", _STEPS),
     "num-epochs": Counterpart("--epochs", "scales warm-up and boundaries in proportion"),
-    "opt optimizer": Counterpart("--optimizer.name", "jaxdp has sgd, lars, adamw and lamb", "sgd"),
+    "opt optimizer": Counterpart("--optimizer.name", "--help optimizer lists those of jaxdp", "sgd"),
     "wd": Counterpart("--optimizer.weight-decay", "not of biases and normalization"),
     "smoothing": Counterpart("--optimizer.label-smoothing", "timm's default is 0.1"),
     "criterion": Counterpart("--optimizer.loss", "softmax or binary", "softmax"),

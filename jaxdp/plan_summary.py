@@ -106,12 +106,13 @@ def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes
     """
     import jax
 
-    from jaxdp.optim import build_optimizer
+    from jaxdp.optim import build_optimizer, check_registered
 
     def size(tree: Any) -> int:
         return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
     (params, batch_stats), (trainable, _) = shapes, trainable_shapes
+    check_registered(optimizer, trainable)  # before a run begins, as every run prints this
     sizes = {
         "parameters": size(params),
         "batch_statistics": size(batch_stats),
@@ -319,7 +320,9 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     if data.sets_evaluation or data.mean or data.std:
         words.append(evaluation_words(config))
     if data.mix != "none":
-        used = [f"{name.replace('_', ' ')} {getattr(data, name):g}" for name in MIXES[data.mix].uses.split()]
+        own = "mixup alpha" if data.mix == "mixup_or_cutmix" else "alpha"
+        names = {name: own if name == "mix_alpha" else name.replace("_", " ") for name in MIXES[data.mix].uses.split()}
+        used = [f"{words} {getattr(data, name):g}" for name, words in names.items()]
         words.append(f"{data.mix.replace('_', ' ')} ({', '.join(used)})")
     if model.remat:
         words.append("activations recomputed in the backward pass")

@@ -8,6 +8,7 @@ from jaxdp.config import LARGEST, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.strategies import unsupported_reason
+from jaxdp.validation import check_targets
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     """
     if devices < 1:
         raise ConfigError("devices", devices, reason="must be at least 1")
+    check_targets(config)  # again, now that the number of classes is known
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
     spans = schedules.phase_steps(config.batch, config.epochs, examples)
     phases, errors = [], {}

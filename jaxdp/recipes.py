@@ -17,7 +17,7 @@ from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, read_text
 from jaxdp.flags import flag_value, parse
-from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, validate
+from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, unusable_with_flags, validate
 
 _shows_notes = ContextVar("shows_notes", default=True)
 
@@ -58,9 +58,9 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """The validated config of a recipe: a name in configs/, or the path of a .py file with `config()` or of a saved .json file.
 
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
-    optimizer, schedule, augmentation or the like, fields that only the recipe's choice uses return to their defaults. Another
-    number of epochs scales the recipe's phase ends, warm-up and schedule boundaries, as one line on stderr says;
-    `--no-scale-schedule` keeps them.
+    optimizer, schedule, augmentation, source or the like, fields that it cannot use return to defaults; `data.eval_resize`
+    replaces `data.eval_crop`, and the reverse. Another number of epochs scales the recipe's phase ends, warm-up and schedule
+    boundaries, as one line on stderr says; `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
     if isinstance(overrides, str):
@@ -86,7 +86,8 @@ DIGITS_WARNING = "warning: without --config, images become 32x32 and are augment
 class Recipe(NamedTuple):
     """A recipe adapted to flags that are yet to be applied.
 
-    note: what the number of epochs has scaled, after a warning of images that the default recipe does not fit; "" for nothing.
+    note: which fields the flags have reset or scaled, after a warning of images that the default recipe does not fit; "" for
+    nothing.
     """
 
     config: Config
@@ -110,6 +111,7 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
 
 def adapt(config: Config, flags: list[str]) -> Recipe:
     """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply."""
+    unusable = unusable_with_flags(config, flags)
     config = reset_ignored_fields(config, flags)
     scaled = scale_schedule(config, flags)
     before, after = config.schedule, scaled.schedule
@@ -118,11 +120,11 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
         "warm-up": after.warmup_epochs != before.warmup_epochs,
         "learning-rate steps": after.boundaries != before.boundaries,
     }
-    notes = []
+    notes = [f"the recipe's {field} is reset: {reason}" for field, reason in unusable.items()]
     optimizer = flag_value(flags, "--optimizer.name") or config.optimizer.name
     if optimizer != config.optimizer.name and flag_value(flags, "--schedule.learning-rate") is None:
         rate = f"the recipe's learning rate {before.learning_rate:g} is for {config.optimizer.name}"
-        notes = [f"{rate}; for {optimizer} set --schedule.learning-rate (`jaxdp bench lr` suggests one)"]
+        notes += [f"{rate}; for {optimizer} set --schedule.learning-rate (`jaxdp bench lr` suggests one)"]
     if not (changed := ", ".join(part for part, differs in parts.items() if differs)):
         return Recipe(scaled, "\n".join(notes))
     epochs = f"from {config.epochs:g} epochs to {float(flag_value(flags, '--epochs') or config.epochs):g}"

@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
 from jaxdp.config import (
     BELOW_ONE,
-    IN_MEMORY,
+    EVAL_RESIZES,
     LARGEST_LEVEL,
     RESNET,
     RESUME_SAFE_FIELDS,
@@ -208,24 +208,32 @@ def _check_augmentation(config: Config) -> None:
         reason = f"must not exceed augment.max_scale ({ranges.max_scale:g})"
         raise ConfigError("augment.min_scale", ranges.min_scale, reason=reason)
     name = data.augmentation
-    if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
-        reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
-        raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")
+    for field, reason in unusable_fields(config).items():
+        raise ConfigError(field, flatten(dataclasses.asdict(config))[field], reason=reason, hint="omit it")
     for index, phase in enumerate(config.batch):
         if phase.image_size is not None and data.stored_size is not None and not AUGMENTATIONS[name].resizes:
             reason = f"data.augmentation={name!r} does not resize images of data.stored_size ({data.stored_size})"
             raise ConfigError(f"batch.{index}.image_size", phase.image_size, reason=reason, hint="omit data.stored_size")
-    if data.source not in IN_MEMORY and name == "random_resized_crop" and data.stored_size is not None:
-        reason = f"not used: random_resized_crop crops images of {data.source} while decoding"
-        raise ConfigError("data.stored_size", data.stored_size, reason=reason, hint="omit it")
+
+
+def unusable_fields(config: Config) -> dict[str, str]:
+    """Fields that the source and the augmentation together cannot use, each with the reason."""
+    data, name = config.data, config.data.augmentation
+    unusable = {}
+    if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
+        reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
+        unusable["data.stored_size"] = reason
+    if data.stored_size is not None and crops_while_loading(config):
+        unusable["data.stored_size"] = f"random_resized_crop crops images of {data.source} while decoding"
+    crops_on_device = name == "random_resized_crop" and not crops_while_loading(config)
+    if config.augment.crop_interpolation != "unfiltered" and crops_on_device:
+        unusable["augment.crop_interpolation"] = f"images of {data.source} are cropped on the device, not while decoding"
+    return unusable
 
 
 def _check_policies(config: Config) -> None:
     """The random operations have magnitudes of their policy, colors of three channels, and fields that apply."""
     ranges, policy = config.augment, config.data.auto_augment
-    if ranges.crop_interpolation != "unfiltered" and not crops_while_loading(config):
-        reason = f"images of {config.data.source} are cropped on the device, not while decoding"
-        raise ConfigError("augment.crop_interpolation", ranges.crop_interpolation, reason=reason, hint="omit it")
     if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
         hint = f"use {round(ranges.magnitude)}"
         raise ConfigError("augment.magnitude", ranges.magnitude, reason="must be a whole number with rand_augment", hint=hint)
@@ -250,6 +258,23 @@ def _check_evaluation(config: Config) -> None:
         if len(values) not in (0, 3):
             hint = f"for example --data.{name} 0.5 0.5 0.5"
             raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
+
+
+def check_targets(config: Config) -> None:
+    """Targets by `optimizer.target_threshold` depend on the label. Not checked while the number of classes is unknown."""
+    threshold, smoothing = config.optimizer.target_threshold, config.optimizer.label_smoothing
+    classes = config.model.classes or SOURCES[config.data.source].classes
+    if threshold is None or classes is None:
+        return
+    others = smoothing / classes
+    own = 1 - smoothing + others
+    error = partial(ConfigError, "optimizer.target_threshold", threshold)
+    if smoothing and threshold <= others:
+        reason = f"all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes ({others:.4g})"
+        raise error(reason=reason, hint="raise it, or lower optimizer.label_smoothing")
+    if threshold >= own:
+        reason = f"all targets are 0: it must be below that of the true class ({own:.4g})"
+        raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
 
 
 def _check_loss_scale(config: Config) -> None:
@@ -342,6 +367,7 @@ CHECKS = (
     _check_policies,
     _check_momentum_rule,
     _check_evaluation,
+    check_targets,
     _check_gradients,
     _check_blocks,
     _check_loss_scale,
@@ -422,17 +448,41 @@ def reset_ignored_fields(config: Config, flags: list[str]) -> Config:
     This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
     still rejected by `validate`. If a flag chooses another source, a number of classes that is the recipe's source's is reset.
     """
-    defaults = Config()
     source, chosen = config.data.source, flag_value(flags, f"--{SOURCES.field}")
     if chosen not in (None, source) and config.model.classes == SOURCES[source].classes:
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=None))
+    return reset_for_flags(config, flags)
+
+
+def reset_for_flags(config: Config, flags: list[str]) -> Config:
+    """`reset_ignored_fields` for a network that exists, whose number of classes stays.
+
+    A flag for one of `EVAL_RESIZES` resets the other.
+    """
+    defaults = Config()
     for table in TABLES:
         name = flag_value(flags, f"--{table.field}")
         if name is not None and (name in table or table.other):
             unused = {field: getattr(getattr(defaults, table.section), field) for field in table.ignored_fields(name)}
             section = dataclasses.replace(getattr(config, table.section), **unused)
             config = dataclasses.replace(config, **{table.section: section})
+    for name in unusable_with_flags(config, flags):
+        section_name, _, field = name.partition(".")
+        section = getattr(config, section_name)
+        section = dataclasses.replace(section, **{field: getattr(getattr(defaults, section_name), field)})
+        config = dataclasses.replace(config, **{section_name: section})
+    if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
     return config
+
+
+def unusable_with_flags(config: Config, flags: list[str]) -> dict[str, str]:
+    """`unusable_fields` for the source and the augmentation that `flags` choose; empty if they choose neither."""
+    given = {name: flag_value(flags, f"--data.{name}") for name in ("source", "augmentation")}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not chosen or chosen.get("augmentation", "none") not in AUGMENTATIONS:  # the parser reports it
+        return {}
+    return unusable_fields(dataclasses.replace(config, data=dataclasses.replace(config.data, **chosen)))
 
 
 def scale_schedule(config: Config, flags: list[str]) -> Config:

@@ -69,13 +69,6 @@ def test_help_of_the_field_names_every_choice(table):
         assert name in doc
 
 
-def test_usage_and_changelog_name_every_optimizer():
-    (row,) = [line for line in (ROOT / "docs/usage.md").read_text().splitlines() if line.startswith("| Optimizer |")]
-    for name in OPTIMIZERS:
-        assert re.search(rf"\b{name}\b", row, re.IGNORECASE), name
-        assert re.search(rf"\b{name}\b", (ROOT / "CHANGELOG.md").read_text(), re.IGNORECASE), name
-
-
 @by_field
 def test_documentation_lists_every_choice(table):
     (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith(f"| `{table.field}` |")]

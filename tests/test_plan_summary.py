@@ -12,7 +12,16 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Data, Finetune, Model, Optimizer
 from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.plan_summary import _describe_optimizer, _rows, as_dict, model_summary, start_table, state_bytes, summary_table
+from jaxdp.plan_summary import (
+    _describe_optimizer,
+    _describe_settings,
+    _rows,
+    as_dict,
+    model_summary,
+    start_table,
+    state_bytes,
+    summary_table,
+)
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.training.state import create_state
@@ -155,3 +164,12 @@ def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
 def test_plan_names_a_loss_that_is_not_the_usual_one(tiny, loss, shown):
     config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, loss=loss))
     assert ("loss", shown) in _rows(make_plan(config, examples=50, devices=4), "", model_summary(config))
+
+
+def test_plan_names_the_parameters_of_each_mix():
+    both = load_config("imagenet_rsb_a1")
+    words = _describe_settings(both, has_batch_norm=True)
+    assert "mixup or cutmix (mixup alpha 0.2, cutmix alpha 1, cutmix probability 0.5)" in words
+    assert "crops antialiased (bilinear or bicubic, at random)" in words
+    one = dataclasses.replace(both, data=Data(mix="cutmix", mix_alpha=0.4))
+    assert "cutmix (alpha 0.4)" in _describe_settings(one, has_batch_norm=True)

@@ -8,7 +8,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
 from jaxdp.planning import make_plan
-from jaxdp.recipes import find_config, load_config, load_recipe, register_from
+from jaxdp.recipes import find_config, known_recipes, load_config, load_recipe, register_from
 from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent
@@ -111,6 +111,46 @@ def test_flag_for_another_choice_resets_fields_that_only_the_recipes_choice_uses
     assert load_config(recipe, ["--optimizer.name", "lars"]).optimizer.eps == 1e-9
     with pytest.raises(ConfigError, match=r"^optimizer.trust_coefficient=0.02: not used with optimizer.name='sgd'"):
         load_config(recipe, [*flags, "--optimizer.trust-coefficient", "0.02"])
+
+
+@pytest.mark.parametrize("source", [["synthetic"], ["digits"], ["folder", "--data.directory", "D"]])
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_recipe_can_be_rehearsed_on_other_images(name, source):
+    assert load_config(name, ["--data.source", *source]).data.source == source[0]
+
+
+def test_source_by_flag_resets_what_it_cannot_use_with_a_note(capsys):
+    config = load_config("imagenet_rsb_a1", ["--data.source", "synthetic"])
+    assert (config.augment.crop_interpolation, config.data.eval_crop) == ("unfiltered", None)
+    note = (
+        "the recipe's augment.crop_interpolation is reset: images of synthetic are cropped on the device, not while decoding\n"
+    )
+    assert capsys.readouterr().err == note
+    with pytest.raises(ConfigError, match=r"^augment.crop_interpolation='bicubic': images of synthetic are cropped on the"):
+        load_config("imagenet_rsb_a1", ["--data.source", "synthetic", "--augment.crop-interpolation", "bicubic"])
+
+
+@pytest.mark.parametrize(("augmentation", "stored"), [("random_resized_crop", None), ("none", None), ("paper", 320)])
+def test_augmentation_by_flag_resets_a_stored_size_that_it_cannot_use(augmentation, stored):
+    assert load_config("imagenet_lars_32k", ["--data.augmentation", augmentation]).data.stored_size == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("imagenet_rsb_a1", ["--data.eval-resize", "256"], (256, None)),
+        ("imagenet_torchvision_v2", ["--data.eval-crop=0.9"], (None, 0.9)),
+        ("imagenet_torchvision_v2", ["--data.eval-crop", "None"], (232, None)),
+    ],
+)
+def test_flag_for_one_form_of_the_evaluation_resize_replaces_the_other(name, flags, expected):
+    data = load_config(name, flags).data
+    assert (data.eval_resize, data.eval_crop) == expected
+
+
+def test_flags_for_both_forms_of_the_evaluation_resize_are_refused():
+    with pytest.raises(ConfigError, match=r"^data.eval_crop=0.9: not possible with data.eval_resize \(256\)"):
+        load_config("imagenet_rsb_a1", ["--data.eval-crop", "0.9", "--data.eval-resize", "256"])
 
 
 def test_load_config_with_other_epochs_scales_the_schedule_and_prints_one_line(capsys):

@@ -171,6 +171,43 @@ def test_registered_optimizer_that_builds_none_is_refused(build, message, tiny):
     assert "\n" not in str(refused.value)
 
 
+def transformation(update, init=lambda params: params):
+    return lambda config, learning_rate, momentum: optax.GradientTransformation(init, update)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            transformation(lambda g, state, params: g.nonsense),
+            "its update failed: AttributeError: 'dict' object has no attribute",
+        ),
+        (
+            transformation(lambda g, state, params: (jax.tree.map(lambda x: x[:1], g), state)),
+            r"its updates differ from the parameters: .* has shape \(1,.* and dtype float32, not ",
+        ),
+        (
+            transformation(lambda g, state, params: (jax.tree.map(lambda x: x.astype("float16"), g), state)),
+            "dtype float16, not .* and float32; return an update of each parameter",
+        ),
+        (transformation(lambda g, state, params: (dict(list(g.items())[1:]), state)), "from the parameters: another structure"),
+        (transformation(lambda g, state, params: (g, ())), "its new state differs from that of init: another structure"),
+        (lambda config, rate, momentum: optax.sgd(0.1 if rate > 0 else 0.2), "failed: TracerBoolConversionError: "),
+        (
+            transformation(lambda g, state, params: (g, state), init=lambda params: 1 / 0),
+            "its update failed: ZeroDivisionError",
+        ),
+    ],
+)
+def test_registered_optimizer_whose_update_does_not_fit_is_refused_before_the_run(build, message, tiny, tmp_path):
+    """jax.tree.map of optax.apply_updates would broadcast updates of shape [1] silently."""
+    jaxdp.register_optimizer("mine", build)
+    with pytest.raises(ConfigError, match=f"^optimizer.name='mine': .*({message})") as refused:
+        jaxdp.train(dataclasses.replace(tiny, optimizer=Optimizer(name="mine")), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
 def test_run_with_a_registered_model_resumes_only_while_the_model_is_registered(tiny, tmp_path):
     config = with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]))
     jaxdp.register_model("linear", Linear)

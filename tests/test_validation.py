@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdp.choices import TABLES
-from jaxdp.config import Config
+from jaxdp.config import Config, Data, Model, Optimizer
 from jaxdp.distributed.hang_rules import HangLimits
 from jaxdp.distributed.watchdog import watch
 from jaxdp.errors import ConfigError
@@ -107,3 +107,40 @@ def test_watchdog_with_the_largest_timeout_starts_and_stops():
 
 def test_default_config_is_valid():
     validate(Config())
+
+
+@pytest.mark.parametrize(
+    ("threshold", "smoothing", "classes", "reason"),
+    [
+        (
+            0.01,
+            0.2,
+            3,
+            "all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes (0.06667)",
+        ),
+        (0.0, 0.1, 1000, "all targets are 1: "),
+        (0.9, 0.2, 3, "all targets are 0: it must be below that of the true class (0.8667)"),
+        (0.2, 0.1, 1000, None),
+        (0.0, 0.0, 3, None),
+        (0.86, 0.2, 3, None),
+        (0.01, 0.2, None, None),
+    ],
+)
+def test_threshold_that_makes_all_targets_equal_is_refused(threshold, smoothing, classes, reason):
+    optimizer = Optimizer(loss="binary", target_threshold=threshold, label_smoothing=smoothing)
+    config = Config(optimizer=optimizer, model=Model(classes=classes), data=Data(source="synthetic"))
+    targets = (np.asarray([1 - smoothing, 0, 0]) + smoothing / (classes or 3)) > threshold
+    assert (reason is None) == (classes is None or targets.tolist() == [True, False, False])
+    if reason is None:
+        assert validate(config) == config
+        return
+    with pytest.raises(ConfigError) as error:
+        validate(config)
+    assert str(error.value).startswith(f"optimizer.target_threshold={threshold}: {reason}")
+
+
+def test_threshold_is_checked_again_when_the_data_state_the_classes():
+    optimizer = Optimizer(loss="binary", target_threshold=0.05, label_smoothing=0.2)
+    config = validate(Config(optimizer=optimizer, data=Data(source="synthetic")))
+    with pytest.raises(ConfigError, match=r"^optimizer.target_threshold=0.05: all targets are 1"):
+        make_plan(dataclasses.replace(config, model=Model(classes=3)), examples=1000, devices=1)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.config import Model, Preprocessing
+from jaxdp.config import BlurPool, Model, Preprocessing
 from jaxdp.errors import plural
 from jaxdp.flags import parse
 
@@ -32,7 +32,7 @@ class Import:
     """Expected number of classes (None: any)"""
     stem: Literal["imagenet", "small"] | None = None
     """Expected first layers (None: any)"""
-    blur_pool: Literal["none", "activations", "convolutions", "convolutions_and_pool"] | None = None
+    blur_pool: BlurPool | None = None
     """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur18 and
     resnetblur50)"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxdp.cli.options import Switch, weights_flag
-from jaxdp.config import Preprocessing
+from jaxdp.config import GivenNetwork, Preprocessing
 from jaxdp.errors import EXIT_FAILURE, ConfigError, plural, printable, printable_lines
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
@@ -37,6 +37,7 @@ class Predict:
     weights: str | None = None
     """Safetensors file of jaxdp, torchvision or timm to use in place of a run"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+    model: GivenNetwork = dataclasses.field(default_factory=GivenNetwork)
     checkpoint: str = "newest"
     """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
     top: int | None = None
@@ -54,9 +55,10 @@ class Predict:
 def run(arguments: list[str], program: str) -> None:
     weights = weights_flag(arguments)
     options = parse(Predict, arguments, program, default=None if weights is None else Predict((), ""))
-    if weights is None and options.data != Preprocessing():
-        name, value = next((name, value) for name, value in vars(options.data).items() if value not in (None, ()))
-        raise ConfigError(f"--data.{name.replace('_', '-')}", value, reason="not used without --weights", hint="omit it")
+    given = {f"{part}.{name}": value for part in ("data", "model") for name, value in vars(getattr(options, part)).items()}
+    for name, value in given.items():
+        if weights is None and value not in (None, ()):
+            raise ConfigError(f"--{name.replace('_', '-')}", value, reason="not used without --weights", hint="omit it")
     register_from(options.config)
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
@@ -72,7 +74,9 @@ def run(arguments: list[str], program: str) -> None:
     if weights is None:
         predicted = predict_source(options.workdir, Images(files), options.checkpoint, top=options.top)
     else:
-        predicted, words = predict_weights(weights, Images(files), given=options.data, top=options.top)
+        predicted, words = predict_weights(
+            weights, Images(files), given=options.data, blur_pool=options.model.blur_pool, top=options.top
+        )
         _log(words)
     predictions, bad, about = predicted
     bad = unreadable | bad

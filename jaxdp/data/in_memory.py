@@ -2,16 +2,31 @@
 
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from jaxdp.data.loader import ItemSource
 
 DIGITS, TEST, VALIDATION = 1797, 360, 288  # all, held out of all, and held out of the remaining training images
 
 
 class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `Loader`."""
+    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `Loader`.
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, bad_images: Mapping[str, str] | None = None) -> None:
+    source: the items, in the same order, of which the images were decoded.
+    """
+
+    def __init__(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        bad_images: Mapping[str, str] | None = None,
+        *,
+        source: "ItemSource | None" = None,
+    ) -> None:
+        self.source = source
         self.images = np.ascontiguousarray(images, np.uint8)
         self.labels = np.ascontiguousarray(labels, np.int32)
         self.bad_images = dict(bad_images or {})

@@ -351,7 +351,7 @@ def _loaded(
         return loader
     indices = np.arange(len(source))
     images, labels = loader.batch(indices, indices)
-    return ArraySource(images, labels, loader.bad_images)
+    return ArraySource(images, labels, loader.bad_images, source=source)
 
 
 def _stated_classes(source: ItemSource) -> int | None:

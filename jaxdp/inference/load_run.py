@@ -146,12 +146,13 @@ class LoadedWeights(NamedTuple):
     words: str
 
 
-def weights_config(path: str | Path, given: Preprocessing | None = None) -> Config:
+def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur_pool: str = "none") -> Config:
     """A config that evaluates a file of weights on given images, prepared as the file states, or else as usual.
 
-    given: preprocessing that replaces what the file states. Raises ConfigError for a file that cannot be used.
+    given: preprocessing that replaces what the file states. blur_pool: `model.blur_pool` of a file that states none. Raises
+    ConfigError for a file that cannot be used.
     """
-    model = replace(weights.read(path, WEIGHTS).model, convolution="auto")
+    model = replace(weights.read(path, WEIGHTS, blur_pool=blur_pool).model, convolution="auto")
     stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
     data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))
     return validate(Config(name="weights", data=data, model=model))

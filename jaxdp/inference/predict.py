@@ -125,15 +125,24 @@ def predict_source(
 
 
 def predict_weights(
-    path: str | Path, source: Any, *, given: Preprocessing | None = None, top: int | None = None
+    path: str | Path,
+    source: Any,
+    *,
+    given: Preprocessing | None = None,
+    blur_pool: str | None = None,
+    top: int | None = None,
 ) -> tuple[SourcePredictions, str]:
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
 
-    given: preprocessing that replaces what the file states. Classes have numbers for names. Other arguments are those of
-    `predict_source`. Returns (predictions, the file's content and preprocessing in one line). Raises ConfigError if the file
-    cannot be used, and as `predict` does.
+    given: preprocessing that replaces what the file states. blur_pool: `model.blur_pool` of the network, for a file that does
+    not state it. Classes have numbers for names. Other arguments are those of `predict_source`. Returns (predictions, the
+    file's content and preprocessing in one line). Raises ConfigError if the file cannot be used or states another BlurPool, and
+    as `predict` does.
     """
-    config = weights_config(path, given)
+    config = weights_config(path, given, blur_pool=blur_pool or "none")
+    if blur_pool not in (None, config.model.blur_pool):
+        reason = f"{str(path)!r} states BlurPool {config.model.blur_pool!r}"
+        raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
     names = [f"class {number}" for number in range(config.model.class_count)]
     top = _checked_top(source, names, top)
     loaded = load_weights(path, config)

@@ -3,22 +3,25 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, first_line, plural, printable
 from jaxdp.files import check_local, read_text
 
 FLAG = "--real-labels"
+IMAGES, CLASSES = 50_000, 1000  # of ImageNet's validation set
 
 
 class RealLabels:
     """Counts the predictions that are among the labels of their images; images without labels do not count.
 
-    An observer of `jaxdp.training.evaluation.evaluate`. path: real.json, a list of labels for each of the 50,000 images, in the
-    order of their numbers. source: the evaluated data set, whose files are named ILSVRC2012_val_00000001.JPEG and so on.
+    An observer of `jaxdp.training.evaluation.evaluate`. path: real.json, a list of labels from 0 to 999 for each of the 50,000
+    images, in the order of their numbers. source: the evaluated data set, whose files are named ILSVRC2012_val_00000001.JPEG
+    and so on.
     Raises ConfigError for another file or other images.
     """
 
@@ -51,7 +54,7 @@ class RealLabels:
         name = self.file_name(position) if self.file_name else ""
         match = re.match(r"ILSVRC2012_val_(\d{8})", name)
         number = int(match[1]) if match else 0
-        if not 1 <= number <= len(self.labels):
+        if not 1 <= number <= IMAGES:
             reason = f"the evaluated image {name or position!r} is not one of ImageNet's validation set"
             hint = "use --data.source imagenet2012, or a folder of files such as ILSVRC2012_val_00000001.JPEG"
             raise ConfigError(FLAG, self.path, reason=reason, hint=hint)
@@ -59,9 +62,29 @@ class RealLabels:
 
 
 def _read(path: str | Path) -> list[frozenset[int]]:
+    """The labels of each image. Raises ConfigError for anything but lists of ImageNet's labels for its validation set."""
     check_local(str(path), FLAG)
+    invalid = partial(ConfigError, FLAG, str(path), hint="give real.json of the authors")
     try:
-        return [frozenset(map(int, labels)) for labels in json.loads(read_text(Path(path)))]
-    except (OSError, ValueError, TypeError) as error:
-        reason = f"cannot be read as a list of lists of labels: {first_line(error)}"
-        raise ConfigError(FLAG, str(path), reason=reason, hint="give real.json of the authors") from None
+        labels = json.loads(read_text(path))
+    except FileNotFoundError:
+        raise ConfigError(FLAG, str(path), reason="file not found") from None
+    except OSError as error:
+        raise ConfigError(FLAG, str(path), reason=error.strerror or str(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise invalid(reason=f"invalid JSON: {first_line(error)}") from None
+    if not isinstance(labels, list):
+        raise invalid(reason=f"must be a list of lists of labels, not of type {type(labels).__name__}")
+    for index, entry in enumerate(labels):
+        if not _are_labels(entry):
+            content = printable(json.dumps(entry), 60)
+            raise invalid(reason=f"entry {index} is {content}, not a list of labels from 0 to {CLASSES - 1}")
+    if len(labels) != IMAGES:
+        reason = f"it has {plural(len(labels), 'list')}, not one for each of the {IMAGES:,} images of ImageNet's validation set"
+        raise invalid(reason=reason)
+    return [frozenset(fitting) for fitting in labels]
+
+
+def _are_labels(entry: Any) -> bool:
+    """Whether an entry is a list of ImageNet's labels; bool is a subclass of int."""
+    return isinstance(entry, list) and all(type(label) is int and 0 <= label < CLASSES for label in entry)

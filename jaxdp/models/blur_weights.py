@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from jaxdp.config import Model
 from jaxdp.files import read_regular
-from jaxdp.models.preprocessing import TIMM_FILE
+from jaxdp.models.preprocessing import TIMM, TIMM_FILE
 
 FORMS = get_args(get_type_hints(Model)["blur_pool"])
 ARCHITECTURE = re.compile(r"(?:se)?resnet(blur|aa)?\d+")
@@ -37,7 +37,7 @@ def without_filters(stored: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], st
 
 
 def stated_form(path: str, metadata: Mapping[str, str]) -> str | None:
-    """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's `config.json` beside it.
+    """The form of BlurPool that a file states: in jaxdp's metadata, or by the architecture in timm's metadata or `config.json`.
 
     None if it states none. Raises ValueError for another filter, which jaxdp does not have.
     """
@@ -47,12 +47,15 @@ def stated_form(path: str, metadata: Mapping[str, str]) -> str | None:
             raise ValueError(f"its metadata states the BlurPool {form!r}, which jaxdp lacks")
         return form
     beside = Path(path).parent / TIMM_FILE
-    try:
-        named = ARCHITECTURE.match(str(_entry(read_regular(beside), "architecture")))
-    except OSError:
-        return None
+    architecture, place = _entry(metadata.get(TIMM, ""), "architecture"), "its metadata"
+    if architecture is None and beside.exists():
+        try:
+            architecture, place = _entry(read_regular(beside), "architecture"), f"{TIMM_FILE} beside it"
+        except OSError:
+            return None
+    named = ARCHITECTURE.match(str(architecture))
     if named and named[1] == "aa":
-        raise ValueError(f"{TIMM_FILE} beside it names the architecture {named.string!r}, whose average pooling jaxdp lacks")
+        raise ValueError(f"{place} names the architecture {named.string!r}, whose average pooling jaxdp lacks")
     return None if named is None else "activations" if named[1] else "none"
 
 

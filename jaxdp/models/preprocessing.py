@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import Config, Data, Preprocessing, evaluation_side, evaluation_words
+from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_side, evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
@@ -38,8 +38,8 @@ def of_file(path: str | Path, field: str = "FILE") -> Preprocessing:
             return _of_timm(json.loads(metadata[TIMM]))
         if beside.exists():
             document = json.loads(read_regular(beside))
-            stated = document.get(TIMM, document if "architecture" in document else None)
-            return Preprocessing() if stated is None else _of_timm(stated)
+            if isinstance(document, dict) and (TIMM in document or "architecture" in document):
+                return _of_timm(document.get(TIMM, document))
     except (ValueError, TypeError, LookupError, AttributeError, OSError, RecursionError) as error:
         reason = f"the preprocessing that it or {TIMM_FILE} beside it states cannot be used: {first_line(error)}"
         raise ConfigError(field, str(path), reason=reason, hint="correct or remove that statement") from None
@@ -51,15 +51,27 @@ def metadata_of(data: bytes) -> dict[str, str]:
     return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
 
 
-def _of_timm(stated: dict[str, Any]) -> Preprocessing:
-    """The preprocessing of a `pretrained_cfg`, in which `test_` entries replace those of the training."""
+def _of_timm(stated: Any) -> Preprocessing:
+    """The preprocessing of a `pretrained_cfg`, in which `test_` entries replace those of the training.
+
+    An entry that is missing is not stated. Raises ValueError for one that is null, except `test_` entries, which timm may leave
+    empty, and for images that jaxdp does not prepare.
+    """
+    if not isinstance(stated, dict):
+        raise ValueError(f"{TIMM} is {json.dumps(stated)[:60]}, not an object")
+    for name in ("input_size", "interpolation", "crop_pct", "mean", "std"):
+        if name in stated and stated[name] is None:
+            raise ValueError(f"{name} is null")
     if stated.get("crop_mode") not in (None, "center"):
         raise ValueError(f"crop_mode is {stated['crop_mode']!r}, not 'center'")
 
     def side(name: str) -> int | None:
         if stated.get(name) is None:
             return None
-        _, height, width = stated[name]
+        size = stated[name]
+        if not (isinstance(size, list) and len(size) == 3 and size[0] == 3):
+            raise ValueError(f"{name} is {json.dumps(size)[:60]}, not [3, height, width]")
+        _, height, width = size
         if height != width:
             raise ValueError(f"{name} is {height}x{width}, not square")
         return height
@@ -93,8 +105,8 @@ def as_dict(preprocessing: Preprocessing) -> dict[str, Any]:
 def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
     """`first` with the values that `second` gives. Either of eval_resize and eval_crop replaces both."""
     given = as_dict(second)
-    if {"eval_resize", "eval_crop"} & given.keys():
-        first = dataclasses.replace(first, eval_resize=None, eval_crop=None)
+    if given.keys() & EVAL_RESIZES.keys():
+        first = dataclasses.replace(first, **EVAL_RESIZES)
     return dataclasses.replace(first, **given)
 
 

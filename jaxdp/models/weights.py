@@ -113,9 +113,10 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     naming = _naming(stored)
     model = _network({name: tensor.shape for name, tensor in stored.items()}, naming)
     try:
-        form: Any = filtered or stated_form(path, preprocessing.metadata_of(data)) or blur_pool
+        stated = filtered or stated_form(path, preprocessing.metadata_of(data))
     except ValueError as error:
         raise _InvalidWeights(str(error)) from None
+    form: Any = stated or blur_pool
     model = dataclasses.replace(model, blur_pool=form)
     expected = named_tensors(*jax.eval_shape(lambda: models.create(model).init(jax.random.key(0), (32, 32, 3))))
     names = {name: name if naming == "jaxdp" else torch_name(name) for name in expected}
@@ -125,6 +126,8 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     }
     if any(tensor.dtype == "F64" for tensor in stored.values()):
         notes += ("rounded from float64 to float32",)
+    if stated is None:
+        notes += (f"BlurPool not stated, taken as {blur_pool.replace('_', ' ')}",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
     return Weights(path, model, params, batch_stats, naming, _digest(tensors), notes)
 

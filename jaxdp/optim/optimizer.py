@@ -4,6 +4,7 @@ docs/extending.md lists the steps to add one.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -58,6 +59,48 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
         reason = f"the registered function returned {kind_of(built)}"
         raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint)
     return built
+
+
+def check_registered(config: Optimizer, params: Any) -> None:
+    """Trace the first update of a registered optimizer. params: arrays or shapes, float32.
+
+    Raises ConfigError if it fails, or if updates or the new state have other shapes or dtypes than parameters or state.
+    """
+    if config.name not in own_optimizers:
+        return
+
+    def first_update(params: Any, learning_rate: jax.Array, momentum: jax.Array) -> tuple[Any, Any, Any]:
+        rule = build_optimizer(config, learning_rate, momentum)
+        state = rule.init(params)
+        return state, *rule.update(params, state, params)
+
+    invalid = partial(ConfigError, "optimizer.name", config.name)
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        state, updates, new_state = jax.eval_shape(first_update, params, scalar, scalar)
+    except ConfigError:
+        raise
+    except Exception as error:
+        hint = "updates have the structure of the parameters; learning rate and momentum are traced values"
+        raise invalid(reason=f"its update failed: {type(error).__name__}: {first_line(error)}", hint=hint) from error
+    expected = jax.eval_shape(lambda tree: tree, params)
+    if different := _difference(expected, updates):
+        raise invalid(reason=f"its updates differ from the parameters: {different}", hint="return an update of each parameter")
+    if different := _difference(state, new_state):
+        raise invalid(reason=f"its new state differs from that of init: {different}", hint="keep shapes and dtypes")
+
+
+def _difference(expected: Any, found: Any) -> str:
+    """The first leaf in which two trees of shapes differ, in words; "" if there is none."""
+    structure: Any = jax.tree.structure(expected)
+    if structure != jax.tree.structure(found):
+        return "another structure"
+    pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True)
+    for (path, like), leaf in pairs:
+        if (like.shape, like.dtype) != (leaf.shape, leaf.dtype):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            return f"{name} has shape {leaf.shape} and dtype {leaf.dtype}, not {like.shape} and {like.dtype}"
+    return ""
 
 
 def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:

@@ -50,7 +50,16 @@ def read_weights(config: Config, saved_digest: str | None = None) -> tuple[Confi
                 reason=f"it has the {name} {in_file!r}, but model.{name} is {expected!r}",
                 hint=f"use {flag_of(name, in_file)}, or other weights",
             )
+    _check_classifier_bias(config, weights)
     return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=weights.digest)), weights
+
+
+def _check_classifier_bias(config: Config, weights: Weights) -> None:
+    """Raise ConfigError for an initial bias of a classifier that is the file's; once the number of classes is known."""
+    if config.model.classifier_bias != "zero" and keeps_head(config, weights):
+        reason = f"not used: the run starts with the classifier of {weights.path}"
+        hint = "omit it, or give --finetune.new-head"
+        raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint=hint)
 
 
 def is_missing(config: Config, weights: Weights | None) -> bool:
@@ -81,7 +90,11 @@ def keeps_head(config: Config, weights: Weights) -> bool:
 
 
 def load_weights(config: Config, weights: Weights, state: TrainState, *, mesh: Mesh) -> TrainState:
-    """A new run's state with the parameters and statistics of a file, without its classifier unless `keeps_head`."""
+    """A new run's state with the parameters and statistics of a file, without its classifier unless `keeps_head`.
+
+    Raises ConfigError for an initial bias of a classifier that is the file's.
+    """
+    _check_classifier_bias(config, weights)
     excluded = () if keeps_head(config, weights) else HEAD
     replicate = partial(jax.tree.map, partial(from_host, mesh=mesh))
     params = {name: replicate(tree) for name, tree in weights.params.items() if name not in excluded}

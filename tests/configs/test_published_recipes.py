@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 
 import pytest
 
@@ -10,6 +11,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config
+from jaxdp.schedules import learning_rate
 from jaxdp.validation import changes, from_json
 
 NAMES = sorted(path.stem for path in find_config("digits").parent.glob("*.py"))
@@ -284,6 +286,22 @@ def test_rsb_differs_between_its_procedures_as_in_table_2():
     assert [config.optimizer.label_smoothing for config in (a1, a2, a3)] == [0.1, 0.0, 0.0]
     assert [config.model.drop_path for config in (a1, a2, a3)] == [0.05, 0.05, 0.0]
     assert [config.augment.magnitude for config in (a1, a2, a3)] == [7, 7, 6]
+
+
+@pytest.mark.parametrize("name", ["imagenet_rsb_a1", "imagenet_rsb_a2", "imagenet_rsb_a3"])
+def test_rsb_says_how_far_its_rate_is_above_timms(name):
+    """timm's CosineLRScheduler without warmup_prefix counts from epoch 0."""
+    config, middle = load_config(name), 0.5
+    timms = config.schedule.end + (config.schedule.learning_rate - config.schedule.end) * 0.5 * (1 + math.cos(math.pi * middle))
+    ours = learning_rate(config.schedule, middle * config.epochs, epochs=config.epochs, global_batch=2048)
+    assert f"is {100 * (ours / timms - 1):.1f} % higher halfway" in ast.get_docstring(ast.parse(find_config(name).read_text()))
+
+
+def test_accuracies_of_ffcv_are_shown_with_the_mirror_image_that_they_average():
+    page = (find_config("digits").parent.parent / "docs/recipes.md").read_text()
+    rows = [line for line in page.splitlines() if "`imagenet_ffcv_16`" in line and " % " in line]
+    assert len(rows) == 3
+    assert all("mirror image" in row for row in rows)
 
 
 def test_averages_decay_as_in_the_sources():

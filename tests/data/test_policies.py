@@ -233,7 +233,7 @@ def test_plan_names_every_random_operation():
     ranges = {"jitter_hue": 0.1, "erase_probability": 0.25, "crop_interpolation": "random"}
     config = config_of("rand_augment_increasing", data={"repeats": 3}, magnitude=6.0, **ranges)
     assert policy_words(config) == [
-        "crops resized with random",
+        "crops antialiased (bilinear or bicubic, at random)",
         "rand augment increasing (operations 2, magnitude 6.0)",
         "color jitter (hue 0.1)",
         "erasing (constant, probability 0.25)",

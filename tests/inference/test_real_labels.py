@@ -16,10 +16,11 @@ from jaxdp.inference.real_labels import RealLabels
 from jaxdp.models import create
 
 CLASSES = 12
+EMPTY: list[list[int]] = [[]] * 50_000
 
 
-@pytest.fixture
-def run(tiny, tmp_path):
+@pytest.fixture(params=[66, 32], ids=["decoded for each batch", "decoded once"])
+def run(tiny, tmp_path, request):
     """(run directory, image files): a run with random weights, whose held-out images are in folders 0 to 11 beside no training
     images, two a class, as ImageNet-V2's."""
     files = []
@@ -29,11 +30,11 @@ def run(tiny, tmp_path):
         for _ in range(2):
             files.append(folder / f"ILSVRC2012_val_{len(files) + 1:08d}.JPEG")
             files[-1].write_bytes(encode(noise(70, 70 + len(files))))
-    data = Data(source="folder", directory=str(tmp_path / "images"), image_size=66)
+    data = Data(source="folder", directory=str(tmp_path / "images"), image_size=request.param)
     config = dataclasses.replace(
         tiny, data=data, model=Model(name="normalized_linear", classes=CLASSES), mesh=Mesh(cpu_devices=1)
     )
-    params, stats = create(config.model).init(jax.random.key(3), (66, 66, 3))
+    params, stats = create(config.model).init(jax.random.key(3), (request.param, request.param, 3))
     save_run(config, tmp_path / "run", params, stats)
     return tmp_path / "run", files
 
@@ -44,7 +45,7 @@ def test_real_accuracy_counts_predictions_among_the_labels_of_images_that_have_s
     assert len(set(predicted)) > 2
     right, wrong = (lambda p: [(p + 1) % CLASSES, p]), (lambda p: [(p + 1) % CLASSES, (p + 2) % CLASSES])
     labels = [([], right(p), right(p), wrong(p))[n % 4] for n, p in enumerate(predicted)]
-    (tmp_path / "real.json").write_text(json.dumps(labels))
+    (tmp_path / "real.json").write_text(json.dumps([*labels, *EMPTY[len(labels) :]]))
     result = evaluate(None, workdir, real_labels=tmp_path / "real.json")
     assert (result["real_accuracy"], result["real_examples"]) == (12 / 18, 18)
     main(["evaluate", "--workdir", str(workdir), "--real-labels", str(tmp_path / "real.json")])
@@ -62,10 +63,19 @@ def test_folders_named_by_numbers_have_these_labels(run):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "cannot be read as a list of lists of labels: "),
-        ("[3]", "cannot be read as a list of lists of labels: "),
-        ("[[1]]", "the evaluated image 'ILSVRC2012_val_00000002.JPEG' is not one of ImageNet's validation set"),
-        (json.dumps([[]] * 24), "no evaluated image has a label there"),
+        ("{", "invalid JSON: Expecting property name"),
+        ("[" * 100_000, "invalid JSON: "),
+        ('{"1": [3]}', "must be a list of lists of labels, not of type dict"),
+        ("7", "must be a list of lists of labels, not of type int"),
+        ("[3]", "entry 0 is 3, not a list of labels from 0 to 999; give real.json of the authors"),
+        ('[[1], ["2"]]', 'entry 1 is ["2"], not a list of labels from 0 to 999'),
+        ("[[1.0]]", "entry 0 is [1.0], not a list"),
+        ("[[true]]", "entry 0 is [true], not a list"),
+        ("[[-1]]", "entry 0 is [-1], not a list"),
+        ("[[1000]]", "entry 0 is [1000], not a list"),
+        ('["12"]', 'entry 0 is "12", not a list'),
+        ("[[1], [2]]", "it has 2 lists, not one for each of the 50,000 images of ImageNet's validation set"),
+        (json.dumps(EMPTY), "no evaluated image has a label there"),
     ],
 )
 def test_unusable_real_labels_are_refused_with_one_line(run, tmp_path, content, reason):
@@ -78,8 +88,8 @@ def test_unusable_real_labels_are_refused_with_one_line(run, tmp_path, content, 
 
 
 def test_real_labels_of_other_images_are_refused_before_the_evaluation(tmp_path):
-    (tmp_path / "real.json").write_text("[[1], [2]]")
+    (tmp_path / "real.json").write_text(json.dumps(EMPTY))
     with pytest.raises(ConfigError, match=r"the evaluated image 0 is not one of ImageNet's validation set; use "):
         RealLabels(tmp_path / "real.json", source=object())
-    with pytest.raises(ConfigError, match=r"real.json'.*No such file"):
+    with pytest.raises(ConfigError, match=r"^--real-labels='.*none/real.json': file not found$"):
         RealLabels(tmp_path / "none/real.json", source=object())

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import torch_layout
+from helpers.images import encode, noise
 from safetensors.numpy import load_file, save_file
 
 from jaxdp import ConfigError, models
@@ -148,6 +149,50 @@ def test_file_states_its_form_and_flags_state_it_for_others(two_blocks, tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnetaa50"}))
     with pytest.raises(ConfigError, match="the architecture 'resnetaa50', whose average pooling jaxdp lacks"):
         weights.read(theirs)
+
+
+def test_architecture_in_timms_metadata_states_the_form(two_blocks, tmp_path):
+    tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
+    for architecture, form in (("resnetblur18", "activations"), ("resnet18", "none")):
+        save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps({"architecture": architecture})})
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit"}))
+        assert weights.read(tmp_path / "w.safetensors", blur_pool="convolutions").model.blur_pool == form
+    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps({"architecture": "resnetaa50"})})
+    with pytest.raises(ConfigError, match="its metadata names the architecture 'resnetaa50'"):
+        weights.read(tmp_path / "w.safetensors")
+
+
+def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_take_another(two_blocks, tmp_path, capsys):
+    tensors = torch_layout.random_tensors(1, (1, 1), False, width=16, classes=6)
+    theirs, image = tmp_path / "w.safetensors", tmp_path / "val/0/image.png"
+    save_file(tensors, theirs)
+    main.main(["import", str(theirs), "--output", str(tmp_path / "ours.safetensors")])
+    assert "bytes, BlurPool not stated, taken as none\n" in capsys.readouterr().out
+    assert weights.read(tmp_path / "ours.safetensors").notes == ()
+    image.parent.mkdir(parents=True)
+    pixels = noise(48, 48)
+    image.write_bytes(encode(pixels, "PNG"))
+    size = ["--data.image-size", "48", "--data.eval-resize", "48"]
+    predict = ["predict", "--weights", str(theirs), *size, "--top", "6", "--json", str(image)]
+    evaluate = ["evaluate", "--weights", str(theirs), *size, "--data.source", "folder", "--data.directory", str(tmp_path)]
+    images = (pixels[None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    for flags, form in (([], "none"), (["--model.blur-pool", "activations"], "activations")):
+        logits = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), blur_pool=form)[0]
+        probabilities = np.exp(logits) / np.exp(logits).sum()
+        main.main([*predict, *flags])
+        out, err = capsys.readouterr()
+        assert f"BlurPool not stated, taken as {form}" in err
+        for entry in json.loads(out)["predictions"][0]["top"]:
+            assert entry["probability"] == pytest.approx(probabilities[entry["class"]], rel=1e-4)
+        main.main([*evaluate, *flags, "--json"])
+        assert json.loads(capsys.readouterr().out)["eval_loss"] == pytest.approx(-np.log(probabilities[0]), rel=1e-4)
+    for command, message in (
+        ([*predict[:2], str(tmp_path / "ours.safetensors"), *predict[3:]], "--model.blur-pool='activations': "),
+        (["predict", "--workdir", "runs/a", str(image)], "--model.blur-pool='activations': not used without --weights"),
+    ):
+        with pytest.raises(SystemExit):
+            main.main([*command, "--model.blur-pool", "activations"])
+        assert message in capsys.readouterr().err
 
 
 def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_resnet):

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Preprocessing
+from jaxdp.config import Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -107,7 +107,7 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
 
 def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
-    for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}):
+    for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}, []):
         (tmp_path / "config.json").write_text(json.dumps(document))
         assert preprocessing.of_file(tmp_path / "model.safetensors") == Preprocessing()
 
@@ -118,7 +118,12 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
         ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear' or 'bicubic'"),
         ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
-        ({"input_size": 32}, ""),
+        ({"input_size": 32}, r"input_size is 32, not \[3, height, width\]"),
+        ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, height, width\]"),
+        ({"test_input_size": [3, 32, 40]}, "test_input_size is 32x40, not square"),
+        ({"input_size": None}, "input_size is null"),
+        ({"interpolation": None}, "interpolation is null"),
+        ({"crop_pct": None}, "crop_pct is null"),
         ({"mean": [0.5]}, r"data.mean=\(0.5,\): must be three numbers"),
         ({"crop_pct": "large"}, "data.eval_crop='large': must be a valid number"),
     ],
@@ -129,6 +134,18 @@ def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, t
     with pytest.raises(ConfigError, match=expected) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("stated", [[], None, "resnet50", 7])
+@pytest.mark.parametrize("place", ["metadata", "config.json"])
+def test_statement_that_is_no_object_is_refused_in_one_line(tensors, tmp_path, stated, place):
+    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(stated)} if place == "metadata" else {})
+    if place == "config.json":
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": stated}))
+    with pytest.raises(ConfigError) as raised:
+        preprocessing.of_file(tmp_path / "w.safetensors")
+    text = json.dumps(stated)
+    assert f" cannot be used: pretrained_cfg is {text}, not an object; correct or remove that statement" in str(raised.value)
 
 
 def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):
@@ -183,6 +200,57 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
     assert result["eval_accuracy"] == (logits.argmax(-1) == np.arange(6)).mean()
     main.main(["evaluate", *flags, "--data.eval-crop", "1.0"])
     assert "evaluated at 40x40 from a short side of 40, bicubic" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stated", "flags", "side"),
+    [
+        (SMALL, ["--data.eval-resize", "44"], 44),
+        (None, ["--data.eval-resize", "232"], 232),
+        (None, ["--data.eval-crop", "0.5"], 448),
+    ],
+)
+def test_flag_of_an_evaluation_replaces_either_form_of_the_files_resize(
+    stated, flags, side, tensors, pictures, tmp_path, capsys
+):
+    metadata = {} if stated is None else {"pretrained_cfg": json.dumps(stated)}
+    save_file(tensors, tmp_path / "w.safetensors", metadata)
+    images = ["--data.source", "folder", "--data.directory", str(pictures)]
+    main.main(["evaluate", "--weights", str(tmp_path / "w.safetensors"), *images, *flags])
+    assert f" from a short side of {side}, " in capsys.readouterr().out
+
+
+def test_flag_of_an_evaluation_replaces_an_imported_resize(file, pictures, tmp_path, capsys):
+    ours = str(tmp_path / "ours.safetensors")
+    main.main(["import", str(file), "--output", ours, "--data.eval-resize", "44"])
+    flags = ["--data.source", "folder", "--data.directory", str(pictures), "--data.eval-crop", "0.5"]
+    main.main(["evaluate", "--weights", ours, *flags])
+    assert " from a short side of 80, " in capsys.readouterr().out
+
+
+def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):
+    data = Data(source="folder", directory=str(pictures), image_size=16, eval_crop=0.8, train_split="val")
+    config = dataclasses.replace(tiny_resnet, data=data, model=dataclasses.replace(tiny_resnet.model, classes=6))
+    model = models.create(config.model)
+    save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (16, 16, 3)))())
+    flags = ["evaluate", "--workdir", str(tmp_path / "run"), "--data.eval-resize", "48"]
+    main.main([*flags, "--json"])
+    resized = json.loads(capsys.readouterr().out)["eval_loss"]
+    cropped = jaxdp.evaluate(dataclasses.replace(config, data=dataclasses.replace(data, eval_crop=16 / 48)), tmp_path / "run")
+    assert resized == pytest.approx(cropped["eval_loss"], rel=1e-6)
+    with pytest.raises(SystemExit):
+        main.main([*flags, "--data.eval-crop", "0.9"])
+    assert "data.eval_crop=0.9: not possible with data.eval_resize (48)" in capsys.readouterr().err
+
+
+def test_evaluation_on_generated_images_blames_only_flags(tmp_path, capsys):
+    save_file(torch_layout.random_tensors(1, (1, 1), False, width=4, classes=10), tmp_path / "w.safetensors")
+    command = ["evaluate", "--weights", str(tmp_path / "w.safetensors"), "--data.source", "digits", "--data.image-size", "32"]
+    main.main(command)
+    assert "evaluated at 32x32 from a short side of 32, bilinear" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main.main([*command, "--data.eval-crop", "0.9"])
+    assert "data.eval_crop=0.9: not used with data.source='digits'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from jaxdp.parallel.mesh import make_mesh
 from jaxdp.plan_summary import model_summary, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.training import trainer
+from jaxdp.training.finetune import read_weights
 from jaxdp.training.run_dir import run_config
 from jaxdp.training.state import make_optimizer
 from jaxdp.training.step_compiler import step_traffic, trace_train_step
@@ -247,6 +248,11 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
         ({"weights": "missing"}, {}, "finetune.weights=.*missing': file not found"),
         ({"weights": "w"}, {"width": 8}, "it has the width 4, but model.width is 8; use --model.width 4, or other weights"),
         ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', but model.stem is 'imagenet'"),
+        (
+            {"weights": "w"},
+            {"classifier_bias": "class_frequency"},
+            "model.classifier_bias='class_frequency': not used: the run ",
+        ),
         ({"weights": "w"}, {"depth": 50}, "it has the depth 18, but model.depth is 50; use --model.depth 18"),
     ],
 )
@@ -259,6 +265,18 @@ def test_train_with_invalid_finetuning_raises_one_line(tiny_resnet, tmp_path, ch
         train(config, tmp_path / "run")
     assert len(str(error.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_classifier_bias_with_the_classifier_of_the_file_is_refused_where_the_data_state_the_classes(tiny_resnet, tmp_path):
+    file, _ = write_tiny_weights(tmp_path / "w.safetensors", 6)
+    model = dataclasses.replace(tiny_resnet.model, classes=None, classifier_bias="class_frequency")
+    config = dataclasses.replace(finetuned(tiny_resnet, weights=file), model=model)
+    pair = [(np.zeros((24, 16, 16, 3), np.uint8), np.arange(24) % 6)] * 2
+    message = rf"^model.classifier_bias='class_frequency': not used: the run starts with the classifier of {file}; omit it"
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "run", datasets=pair)
+    new_head = dataclasses.replace(finetuned(config, weights=file, new_head=True), model=dataclasses.replace(model, classes=6))
+    assert read_weights(new_head)[1] is not None
 
 
 def test_plan_without_the_weights_file_describes_finetuning(tiny_resnet):
