@@ -1,8 +1,9 @@
 """The step of a recipe, with one option changed at a time, timed alternately with the unchanged step.
 
-    python benchmarks/changes.py [--config digits] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
+    python benchmarks/changes.py [--config digits] [--base FLAGS] [--batch 128] [--rounds 9] [-- "--reduce.no-overlap" ...]
 
-A change is one or more flags of `jaxdp train`. Writes benchmarks/results/changes_CONFIG.json, or --output, and prints a table.
+A change is one or more flags of `jaxdp train`; --base: flags of every step. Writes benchmarks/results/changes_CONFIG.json, or
+--output, and prints a table.
 To measure the effect of overlap on several GPUs: `--config imagenet_goyal_8k --batch N -- --reduce.no-overlap`.
 """
 
@@ -65,6 +66,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("changes", nargs="*", default=CHANGES)
     parser.add_argument("--config", default="digits")
+    parser.add_argument("--base", default="", help="flags of every step")
     parser.add_argument("--batch", type=int, default=128, help="global batch")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="seconds per round of a contender")
@@ -72,9 +74,9 @@ def main():
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work is not None:
-        turns.serve(partial(step_of, args.config, args.work.split(), args.batch))
+        turns.serve(partial(step_of, args.config, [*args.base.split(), *args.work.split()], args.batch))
         return
-    line = [__file__, "--config", args.config, "--batch", str(args.batch)]
+    line = [__file__, "--config", args.config, f"--base={args.base}", "--batch", str(args.batch)]
     makers = {name: partial(turns.Contender, name, [*line, f"--work={name}"]) for name in args.changes}
     makers = {UNCHANGED: partial(turns.Contender, UNCHANGED, [*line, "--work="])} | makers
     rows, failed = turns.time_alternately(makers, args.batch, args.rounds, args.seconds)
@@ -83,7 +85,7 @@ def main():
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only reads the versions
     from jaxdp.bench.environment import provenance
 
-    record = {"provenance": provenance(), "config": args.config, "batch": args.batch, "rounds": args.rounds}
+    record = {"provenance": provenance(), "config": args.config, "base": args.base, "batch": args.batch, "rounds": args.rounds}
     record |= {"rows": rows, "failed": failed}
     out = args.output or turns.ROOT / f"benchmarks/results/changes_{Path(args.config).stem}.json"
     out.write_text(json.dumps(record, indent=1) + "\n")

@@ -30,6 +30,7 @@ import other_devices
 import saving
 import training_vs_pytorch
 import turns
+import velocity_dtype
 
 from jaxdp.choices import TABLES as TABLES_OF_CHOICES
 from jaxdp.config import BlurPool
@@ -148,6 +149,23 @@ def compiled() -> str:
     return "\n".join([*lines, "", f"ResNet-50 in bfloat16, 256 images per GPU, {source}"])
 
 
+def compiled_updates() -> str:
+    rows = json.loads((RESULTS / "compiled_updates.json").read_text())
+    lines = [
+        "| JAX | images per GPU | update | buckets | kernels | GB moved | update and communication | bytes covered | memory |",
+        "|---" * 9 + "|",
+    ]
+    for row in rows:
+        alone = row["gradient_alone"]
+        kernels, moved = row["kernels"] - alone["kernels"], row["kernel_bytes"] - alone["kernel_bytes"]
+        lines.append(
+            f"| {row['jax']} | {row['images']} | {row['update']} | {row['buckets']} | {row['kernels']:,} "
+            f"| {row['kernel_bytes'] / 1e9:.2f} | {kernels:,} kernels, {moved / 1e9:.2f} GB "
+            f"| {100 * row['covered_bytes'] / row['operand_bytes']:.0f} % | {row['memory_bytes'] / 1e9:.2f} GB |"
+        )
+    return "\n".join([*lines, "", "By `benchmarks/compiled_updates.py`; nothing was run."])
+
+
 def input_vs_peers() -> str:
     record = json.loads((RESULTS / "input_vs_peers.json").read_text())
     lines = ["| loader | images/s | per core | speed of jaxdp |", "|---|---|---|---|"]
@@ -259,6 +277,11 @@ def fashion() -> str:
     record = json.loads((RESULTS / "fashion_vs_pytorch.json").read_text())
     made = made_on(record["runs"][0])
     return f"{fashion_vs_pytorch.table(record)}\n\nBy `benchmarks/fashion_vs_pytorch.py` on {made}."
+
+
+def velocity() -> str:
+    record = json.loads((RESULTS / "velocity_dtype.json").read_text())
+    return f"{velocity_dtype.table(record)}\n\nBy `benchmarks/velocity_dtype.py` on {made_on(record['runs'][0])}."
 
 
 def folded_on_cpu() -> str:
@@ -498,6 +521,7 @@ TABLES = {
         "choices": choices,
         "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
         "fashion": fashion,
+        "velocity": velocity,
     },
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
@@ -516,6 +540,9 @@ TABLES = {
         "allreduce": allreduce,
         "scaling": scaling,
         "compiled": compiled,
+        "compiled_updates": compiled_updates,
+        "changes_update": of(changes.table, "changes.py", result="changes_update"),
+        "updates": of(network.updates_table, "cluster/network.py", "updates"),
         "network": of(network.bytes_table, "cluster/network.py", "bytes"),
         "exact": exact,
         "audit": of(audit.table, "audit.py"),

@@ -157,12 +157,13 @@ def _divisors(number: int) -> set[int]:
 
 
 def _check_deterministic(config: Config) -> None:
-    reduce = config.reduce
-    if config.compile.deterministic and "auto" in (reduce.strategy, reduce.update):
-        field = "strategy" if reduce.strategy == "auto" else "update"
-        reason = f"not possible with reduce.{field}='auto', whose measurement may choose another {field} in another run"
+    if config.compile.deterministic and config.reduce.update == "auto":
+        reason = "not possible with reduce.update='auto', whose measurement may choose another form in another run"
+        hint = "set reduce.update to replicated or sharded"
+        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
+    if config.compile.deterministic and config.reduce.strategy == "auto":
+        reason = "not possible with reduce.strategy='auto', whose measurement may choose another strategy in another run"
         hint = "set reduce.strategy to the one that `jaxdp bench allreduce` recommends"
-        hint = hint if field == "strategy" else "set reduce.update to replicated or sharded"
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 

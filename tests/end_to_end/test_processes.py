@@ -76,6 +76,29 @@ def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_pa
     assert 0 <= result["waiting_share"] <= 1
 
 
+@pytest.mark.parametrize(("processes", "sides"), [(2, (1, 8)), (4, (2, 4))])
+def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(
+    single, tmp_path, processes, sides
+):
+    """The log, accuracy and parameters of a replicated run of one process; a stop in the middle changes no bit."""
+    flags = ["--reduce.update", "sharded", "--mesh.vertical", str(sides[0]), "--mesh.horizontal", str(sides[1])]
+    wait_for_exit(launch(processes, tmp_path / "whole", *flags))
+    log, accuracy, *_ = outcome(tmp_path / "whole")
+    expected_log, expected_accuracy, *_ = outcome(single)
+    assert accuracy == expected_accuracy
+    for expected, record in zip(expected_log, log, strict=True):
+        for name in ("loss", "gradient_norm", "eval_loss"):
+            assert record.get(name) == pytest.approx(expected.get(name), rel=1e-4), name
+    first, second = parameters(single), parameters(tmp_path / "whole")
+    assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
+    process = launch(processes, tmp_path / "cut", *flags)
+    wait_for_lines(tmp_path / "cut", 9, process)
+    os.kill(pids_of(process, processes)[1], signal.SIGTERM)
+    wait_for_exit(process, 75)
+    wait_for_exit(launch(processes, tmp_path / "cut", *flags))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
 def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
     wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
     log, _, arrays, _ = outcome(tmp_path / "run")
