@@ -77,14 +77,14 @@ def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_pa
 
 
 @pytest.mark.parametrize(("processes", "vertical"), [(2, 1), (4, 2)])
-def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(
-    single, tmp_path, processes, vertical
-):
-    """The log, accuracy and parameters of a replicated run of one process; a stop in the middle changes no bit.
+def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(tmp_path, processes, vertical):
+    """The log, accuracy and parameters of a replicated run of one process on the same mesh; a stop in the middle changes no bit.
 
     Rows of four devices in the first phase and of eight in the second; with four processes, two rows of half as many.
     """
-    flags = ["--reduce.update", "sharded", "--mesh.vertical", str(vertical)]
+    flags, single = ["--mesh.vertical", str(vertical)], tmp_path / "single"
+    wait_for_exit(launch(1, single, *flags))
+    flags += ["--reduce.update", "sharded"]
     wait_for_exit(launch(processes, tmp_path / "whole", *flags))
     log, accuracy, *_ = outcome(tmp_path / "whole")
     expected_log, expected_accuracy, *_ = outcome(single)
