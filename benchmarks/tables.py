@@ -20,6 +20,7 @@ import collectives
 import digits_seeds
 import failures
 import fashion_vs_pytorch
+import folded_precision
 import hangs
 import lr_range
 import memory
@@ -464,6 +465,7 @@ TABLES = {
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
         "cpu": folded_on_cpu,
+        "precision": of(folded_precision.table, "folded_precision.py"),
         "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
         "training": training,
     },
