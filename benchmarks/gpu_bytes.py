@@ -4,7 +4,7 @@
 
 For every kernel of the compiled step: the bytes of its operands and results, and the FLOP of convolutions. No kernel is faster
 than its bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the
-step, with the published figures of the GPU. Replaces the rows of the given cases in benchmarks/results/gpu_bytes.json and prints
+step, with the published figures of the GPU. Replaces the rows of the given cases in benchmarks/results/gpu_bytes.json, prints
 a table per case.
 """
 

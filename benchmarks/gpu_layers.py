@@ -3,7 +3,7 @@
     python benchmarks/gpu_layers.py     (needs the extra cuda13, no GPU)
 
 ResNet-50 in bfloat16 with batch 256, compared with the step that folds nothing but keeps the folded form's barrier at the entry
-of a stage. See gpu_bytes.py for the counts. Writes benchmarks/results/gpu_layers.json, prints the table of docs/measurements.md.
+of a stage. See gpu_bytes.py for the counts. Writes benchmarks/results/gpu_layers.json, prints the table of docs.
 """
 
 import argparse

@@ -155,6 +155,7 @@ class Block(nn.Module):
         if self.bottleneck:
             width = 4 * self.features
             # At the entry of a stage two gradients of x meet. XLA would write one, padded, and add the other in a convolution.
+            # Compiled for an H200, the separate form with the barrier moves 2.8 MB an image more, in three kernels more.
             inner = x if self.stride == 1 or not self.folds else gradient_barrier(x)
             y = self.relu(self.norm(name="bn1")(self.conv(self.features, 1, name="conv1")(inner)))
             middle = self.norm(name="bn2")(self.conv(self.features, 3, stride, name="conv2")(y))

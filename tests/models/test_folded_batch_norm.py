@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Model
+from jaxdp.models import resnet
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments
 from jaxdp.models.bn_relu import centered_bn_relu, fused_bn_relu
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
@@ -305,6 +306,25 @@ def test_fewer_rows_than_channels_are_not_folded():
 
     assert folded_convolutions(128) == 20  # 16 last convolutions and 4 shortcuts
     assert folded_convolutions(1) < 16
+
+
+@pytest.mark.parametrize(("form", "expected"), [("folded", 3), ("separate", 0)])
+def test_folded_form_has_a_barrier_at_the_entry_of_every_stage_but_the_first(monkeypatch, form, expected):
+    """Without it, XLA's GPU compiler adds a padded gradient in a convolution."""
+    model = models.create(Model(depth=50, width=8, classes=5, convolution="direct", batch_norm=form))
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
+    images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
+
+    def barriers():
+        def loss(params, stats, images):
+            return model.apply(params, stats, images, train=True)[0].sum()
+
+        equations = jaxpr_equations(jax.make_jaxpr(jax.grad(loss))(params, stats, images).jaxpr)
+        return sum(eqn.primitive.name == "optimization_barrier" for eqn in equations)
+
+    whole = barriers()
+    monkeypatch.setattr(resnet, "gradient_barrier", lambda x: x)
+    assert whole - barriers() == expected
 
 
 @pytest.mark.parametrize("case", CASES)
