@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.models import bn_relu, convolution, folded_batch_norm, resnet
+from jaxdp.models import batch_norm, bn_relu, convolution, folded_batch_norm, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
 
@@ -150,12 +150,8 @@ def moments_in_one_product():
 
 def no_center():
     """The input of a block's last convolution is not centered."""
-
-    def centered(fusion, term):
-        return bn_relu.fused_bn_relu(fusion, (term,))
-
-    resnet.centered_bn_relu = centered
-    resnet.Projection = lambda h, kernel, center: folded_batch_norm.Projection(h, kernel)
+    resnet.centered_bn_relu = lambda fusion, term: bn_relu.fused_bn_relu(fusion, (term,))
+    batch_norm.Normalization.center_behind_relu = None
 
 
 def no_excess_precision():
