@@ -52,6 +52,8 @@ def table(record: dict) -> str:
             f"| {row['channels'][0]:,} to {row['channels'][1]:,} channels | {side}x{side} | {', '.join(kinds)} "
             f"| {saved:.1f} | {saved / layers:.1f} | {added} | {added / layers:.1f} |"
         )
+    step = f"{base['kernels']} kernels and {base['all_megabytes_an_image']:.1f} MB per image"
+    lines += ["", f"Compared with the separate form with the folded form's barrier at the entry of a stage: {step}."]
     return "\n".join(lines)
 
 
