@@ -4,7 +4,8 @@
 
 For every kernel of the compiled step: the bytes of its operands and results, and the FLOP of convolutions. No kernel is faster
 than its bytes at the memory bandwidth, nor than its FLOP at the peak rate; the sum of the larger times is a lower bound of the
-step, with the published figures of the GPU. Writes benchmarks/results/gpu_bytes.json and prints a table per case.
+step, with the published figures of the GPU. Replaces the rows of the given cases in benchmarks/results/gpu_bytes.json, prints
+a table per case.
 """
 
 import argparse
@@ -66,6 +67,18 @@ def measured(case: str, flags, batch: int, chip: str) -> dict:
     }
 
 
+def write(path: Path, results: list[dict], *, order: list[str]) -> None:
+    """Replace the rows of these cases in a file; every row keeps the commit that it was compiled at."""
+    made = provenance()
+    rows = {}
+    if path.exists():
+        old = json.loads(path.read_text())
+        rows = {row["case"]: {"commit": old["provenance"]["commit"]} | row for row in old["results"] if row["case"] in order}
+    rows |= {row["case"]: row | {"commit": made["commit"]} for row in results}
+    record = {"provenance": made, "results": [rows[case] for case in order if case in rows]}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def shown(result: dict):
     from rich.table import Table
 
@@ -95,8 +108,7 @@ def main():
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     args = parser.parse_args()
     results = [measured(case, CASES[case], args.batch, args.chip) for case in args.cases]
-    out = ROOT / "benchmarks/results/gpu_bytes.json"
-    out.write_text(json.dumps({"provenance": provenance(), "results": results}, indent=1) + "\n")
+    write(ROOT / "benchmarks/results/gpu_bytes.json", results, order=list(CASES))
     from rich.console import Console
 
     for result in results:

@@ -3,12 +3,11 @@
     python benchmarks/gpu_leads.py [--leads NAME ...]     (needs the extra cuda13, no GPU)
 
 Compilation gives the number of kernels and their bytes (see gpu_bytes.py). A form with the same number of both can only gain by
-faster kernels, which needs a GPU to measure. The forms are patches in this script, not part of jaxdp. Writes
-benchmarks/results/gpu_leads.json and prints a table.
+faster kernels, which needs a GPU to measure. The forms are patches in this script, not part of jaxdp. Replaces the rows of the
+given names in benchmarks/results/gpu_leads.json and prints them.
 """
 
 import argparse
-import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.bench.environment import provenance
-from jaxdp.models import bn_relu, convolution, resnet
+from jaxdp.models import batch_norm, bn_relu, convolution, folded_batch_norm, resnet
 
 RESULT = gpu_bytes.ROOT / "benchmarks/results/gpu_leads.json"
 
@@ -109,8 +107,9 @@ def input_gradient_kernel():
                 return super().__call__(x)
             y, x = SharedConv(self.features, name="conv1")(x)
             y = self.relu(self.norm(name="bn1")(y))
-            y = self.relu(self.norm(name="bn2")(self.conv(self.features, 3, name="conv2")(y)))
-            return self.relu(self.norm(zero_scale=True, name="bn3")(self.conv(width, 1, name="conv3")(y)), shortcut=x)
+            middle = self.norm(name="bn2")(self.conv(self.features, 3, name="conv2")(y))
+            y = self.conv(width, 1, name="conv3")(self.relu(middle, centered=True), middle.norm.center_behind_relu)
+            return self.relu(self.norm(zero_scale=True, name="bn3")(y), shortcut=x)
 
     plain = bn_relu._backward
 
@@ -124,6 +123,35 @@ def input_gradient_kernel():
 
     resnet.Block = Block
     bn_relu.fused_bn_relu.defvjp(bn_relu._forward, backward_of_sum)
+
+
+def float32_bias():
+    """The bias of folded convolutions in float32, added to their result in float32."""
+    plain = folded_batch_norm._convolve
+    folded_batch_norm._convolve = lambda *arguments: plain(*arguments).astype(jnp.float32)
+
+
+def matrix_products():
+    """The folded convolutions as matrix products with a float32 result and bias, as on a CPU; Triton may fuse what follows."""
+    plain = folded_batch_norm._convolve
+    folded_batch_norm._convolve = lambda h, matrix, fusion: plain(h, matrix, fusion._replace(convolution="product"))
+
+
+def moments_in_one_product():
+    """Mean and covariance of h stacked, times the kernel, in place of two products."""
+
+    def projected(self, kernel, axes=()):
+        stacked = folded_batch_norm._matmul(jnp.concatenate([self.covariance, self.mean[None]]), kernel)
+        mean, variance = stacked[-1], jnp.maximum((kernel * stacked[:-1]).sum(0), 0.0)
+        return folded_batch_norm.mean_over(axes, (mean, variance + mean * mean))
+
+    folded_batch_norm.InputMoments.projected = projected
+
+
+def no_center():
+    """The input of a block's last convolution is not centered."""
+    resnet.centered_bn_relu = lambda fusion, term: bn_relu.fused_bn_relu(fusion, (term,))
+    batch_norm.Normalization.center_behind_relu = None
 
 
 def no_excess_precision():
@@ -140,9 +168,14 @@ LEADS = {
     "stem space to depth": stem_space_to_depth,
     "no excess precision": no_excess_precision,
     "input gradient kernel": input_gradient_kernel,
+    "no center": no_center,
+    "float32 bias": float32_bias,
+    "matrix products with a float32 bias": matrix_products,
+    "moments in one product": moments_in_one_product,
 }
 FORMS = {"separate": [], "folded": ["--model.batch-norm", "folded"]}
-ONLY_FOLDED = {input_gradient_kernel}  # where a block before has separate terms, the kernel would have to read them
+# Where a block before has separate terms, the kernel of the input's gradient must read them. The others change folding.
+ONLY_FOLDED = {input_gradient_kernel, no_center, float32_bias, matrix_products, moments_in_one_product}
 
 
 def measured(case: str) -> dict:
@@ -161,8 +194,7 @@ def main():
     # A process for each: XLA reads its flags once, and a patch stays.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as one_by_one:
         results = list(one_by_one.map(measured, args.leads))
-    record = {"provenance": provenance(), "results": results}
-    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    gpu_bytes.write(RESULT, results, order=cases)
     for one in results:
         print(f"{one['case']:36} {one['kernels']:5} kernels {one['all_megabytes_an_image']:6.1f} MB an image")
 

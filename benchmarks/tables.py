@@ -21,6 +21,8 @@ import collectives
 import digits_seeds
 import failures
 import fashion_vs_pytorch
+import folded_precision
+import gpu_layers
 import hangs
 import loader_augmentations as loader_benchmark
 import lr_range
@@ -413,6 +415,12 @@ def leads() -> str:
     return "\n".join([*lines, "", f"By `benchmarks/gpu_leads.py`; compiled with JAX {made}, nothing was run."])
 
 
+def layers() -> str:
+    record = json.loads((RESULTS / "gpu_layers.json").read_text())
+    made = record["provenance"]["versions"]["jax"]
+    return f"{gpu_layers.table(record)}\n\nBy `benchmarks/gpu_layers.py`; compiled with JAX {made}, nothing was run."
+
+
 def variants() -> str:
     record = json.loads((RESULTS / "network_variants.json").read_text())
     times, cpu = record["cpu"]["results"]["median_relative_to_plain"], record["cpu"]["results"]
@@ -526,6 +534,7 @@ TABLES = {
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {
         "cpu": folded_on_cpu,
+        "precision": of(folded_precision.table, "folded_precision.py"),
         "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
         "training": training,
     },
@@ -535,6 +544,7 @@ TABLES = {
         "one_device": one_device,
         "changes": of(changes.table, "changes.py", result="changes_digits"),
         "leads": leads,
+        "layers": layers,
         "variants": variants,
         "start": start,
         "allreduce": allreduce,

@@ -318,6 +318,11 @@ class Model(_Strict):
         return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{blur}"
 
     @property
+    def resolved_batch_norm(self) -> str:
+        """`batch_norm` with auto replaced by the form that it selects."""
+        return "separate" if self.batch_norm == "auto" else self.batch_norm
+
+    @property
     def class_count(self) -> int:
         """The number of classes. Raises ConfigError while it is None, before the data set is opened."""
         if self.classes is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxdp.choices import LOSSES, MIXES, OPTIMIZERS
 from jaxdp.config import (
     HELD_OUT_LABELS,
+    RESNET,
     Config,
     Finetune,
     Optimizer,
@@ -218,7 +219,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("optimizer", _describe_optimizer(optimizer)),
         ("schedule", f"{schedule.name}, learning rate {schedule.learning_rate:g}, {warmup} of warm-up"),
         ("loss", "; ".join(filter(None, [LOSSES[optimizer.loss].title, training, f"held-out: {HELD_OUT_LABELS}"]))),
-        ("settings", _describe_settings(config, has_batch_norm=bool(model_summary["statistics"]))),
+        ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if config.finetune != Finetune():
         rows.append(("fine-tuning", _describe_finetuning(config)))
@@ -303,12 +304,14 @@ def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, (int, float)) else str(value).replace("_", " ")
 
 
-def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
+def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     """Batch normalization, loss scaling and augmentation."""
+    config = plan.config
     model, data, scale = config.model, config.data, config.loss_scale
     words = []
     if has_batch_norm:
         words.append(f"batch norm {model.norm.replace('_', ' ')}, evaluated with {model.statistics.replace('_', ' ')}")
+        words += _describe_folding(plan)
     if scale.name != "none":
         words.append(f"{scale.name} loss scale from {scale.initial:g}")
     if model.drop_path:
@@ -327,6 +330,26 @@ def _describe_settings(config: Config, *, has_batch_norm: bool) -> str:
     if model.remat:
         words.append("activations recomputed in the backward pass")
     return ", ".join(words)
+
+
+def _describe_folding(plan: Plan) -> list[str]:
+    """["batch norm folded into N convolutions"], or nothing with the separate form."""
+    from jaxdp import models
+
+    config = plan.config
+    if config.model.name != RESNET or config.model.resolved_batch_norm != "folded":
+        return []
+    counts = {
+        models.count_folded(
+            config.model,
+            (phase.image_size, phase.image_size, 3),
+            batch=phase.per_worker_batch,
+            frozen_stages=config.finetune.frozen_stages,
+        )
+        for phase in plan.phases
+    }
+    shown = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
+    return [f"batch norm folded into {shown} convolution{'s' * (counts != {1})}"]
 
 
 def _describe_finetuning(config: Config) -> str:

@@ -394,9 +394,12 @@ def profiled_steps(text: str | None) -> range | None:
 def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS) -> list[str]:
     """Fields in which two configs differ, each as `field: old -> new`. ignore: fields and sections to leave out.
 
-    Fields that `scale_schedule` scales with the number of epochs are not listed but mentioned with it.
+    Fields that `scale_schedule` scales with the number of epochs are not listed but mentioned with it. "auto" of
+    `model.batch_norm` equals the form that it selects.
     """
-    flat_old, flat_new = flatten(dataclasses.asdict(old)), flatten(dataclasses.asdict(new))
+    flat_old, flat_new = (
+        flatten(dataclasses.asdict(config)) | {"model.batch_norm": config.model.resolved_batch_norm} for config in (old, new)
+    )
     changed = {
         name: (flat_old.get(name), flat_new.get(name))
         for name in sorted(flat_old.keys() | flat_new.keys())

@@ -140,6 +140,26 @@ def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm()
     assert "bytes of loss and accuracy in float32" in text
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], None),
+        (["--model.batch-norm", "separate"], None),
+        # Maps of 8x8 to 1x1, 32 and 128 images: the rows are enough for all of two stages, then of three.
+        (["--model.batch-norm", "folded"], "batch norm folded into 9 to 16 convolutions"),
+        (["--model.batch-norm", "folded", "--model.depth", "18"], "batch norm folded into 2 convolutions"),  # shortcuts
+        (
+            ["--model.batch-norm", "folded", "--finetune.frozen-stages", "2", "--finetune.weights", "any"],
+            "batch norm folded into 5 to 12 convolutions",  # without three last ones and a shortcut
+        ),
+    ],
+)
+def test_summary_table_counts_folded_convolutions(flags, expected):
+    config = load_config("digits", ["--batch.0.per-worker-batch", "32", *flags])
+    text = table_text(config, model_summary(config), 1)
+    assert expected in text if expected else "folded" not in text
+
+
 def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
     config = load_config("digits")
     stream = io.StringIO()

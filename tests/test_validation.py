@@ -15,7 +15,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.plan_summary import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
-from jaxdp.validation import flatten, from_dict, validate
+from jaxdp.validation import changes, flatten, from_dict, validate
 
 EXTREMES = (0, -1, 1, 0.5, 5e-324, 1e-308, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**32, 2**63, 2**64 + 1, 10**30)
 EXTREMES += ("", "x" * 5000, "\x1b[2J\n", True, None, ())
@@ -144,3 +144,18 @@ def test_threshold_is_checked_again_when_the_data_state_the_classes():
     config = validate(Config(optimizer=optimizer, data=Data(source="synthetic")))
     with pytest.raises(ConfigError, match=r"^optimizer.target_threshold=0.05: all targets are 1"):
         make_plan(dataclasses.replace(config, model=Model(classes=3)), examples=1000, devices=1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("auto", "separate", []),
+        ("separate", "auto", []),
+        ("auto", "folded", ["model.batch_norm: 'separate' -> 'folded'"]),
+        ("folded", "auto", ["model.batch_norm: 'folded' -> 'separate'"]),
+    ],
+)
+def test_automatic_form_of_batch_norm_equals_the_form_that_it_selects(old, new, expected):
+    config = load_config("digits")
+    old, new = (dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm=form)) for form in (old, new))
+    assert changes(old, new) == expected

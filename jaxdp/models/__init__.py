@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
@@ -12,6 +14,7 @@ from jax.extend.core import Jaxpr
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
+from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel, build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import is_matrix_or_larger
@@ -127,7 +130,7 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             axes=AXES if config.norm == "synchronized" else (),
             remat=config.remat,
             custom_vjp=config.gradients == "custom_vjp",
-            folds=config.batch_norm == "folded",
+            folds=config.resolved_batch_norm == "folded",
             pool_maxima=config.pool_maxima,
             relu_bits=config.relu_bits,
             squeeze_excitation=config.squeeze_excitation,
@@ -184,6 +187,26 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
         "decayed": count(True),
         "not_decayed": count(False),
     }
+
+
+def count_folded(config: ModelConfig, image_shape: tuple[int, int, int], *, batch: int, frozen_stages: int = 0) -> int:
+    """The number of convolutions into which training folds batch normalization, with `batch` images of shape (H, W, 3)."""
+    if config.name != RESNET or config.resolved_batch_norm != "folded":
+        return 0
+    model, folded = create(config), set()
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
+
+    def record(method: Callable, arguments: tuple, keywords: dict, context: nn.module.InterceptorContext) -> Any:  # noqa: PLR0917
+        result = method(*arguments, **keywords)
+        if isinstance(result, Projection):
+            folded.add(context.module.path)
+        return result
+
+    images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
+    with nn.intercept_methods(record):
+        jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=True, key=jax.random.key(0))[0], params, stats, images)
+    frozen = {name for segment in model.split_frozen(frozen_stages)[0] for name in segment}
+    return sum(path[0] not in frozen for path in folded)
 
 
 def multiply_adds(jaxpr: Jaxpr) -> int:

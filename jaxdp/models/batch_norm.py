@@ -48,6 +48,14 @@ class Normalization(NamedTuple):
         """What x is multiplied by."""
         return self.scale * self.inverse_std
 
+    @property
+    def center_behind_relu(self) -> jax.Array:
+        """[C] float32 near the mean of the ReLU of the normalized tensor.
+
+        For a normal distribution that mean is 0 to 0.69 standard deviations of the ReLU above it.
+        """
+        return lax.stop_gradient(jnp.maximum(self.bias, 0.0))
+
     def gradient(
         self, total: jax.Array, product: jax.Array, *, count: int, axes: tuple[str, ...]
     ) -> tuple["Normalization", Coefficients]:

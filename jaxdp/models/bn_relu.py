@@ -121,6 +121,24 @@ def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
 fused_bn_relu.defvjp(_forward, _backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def centered_bn_relu(fusion: Fusion, term: BatchNormTerm) -> jax.Array:
+    """`fused_bn_relu` of one term minus its `center_behind_relu`, which has no gradient; rounded once."""
+    return _centered_forward(fusion, term)[0]
+
+
+def _centered_forward(_: Fusion, term: BatchNormTerm) -> tuple[jax.Array, tuple]:
+    y = bn_relu((term,), relu=lambda x: jnp.maximum(x, 0.0) - term.norm.center_behind_relu)
+    return y, ((term,), None, False)
+
+
+def _centered_backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> Term:
+    return _backward(fusion, residuals, cotangent)[0]
+
+
+centered_bn_relu.defvjp(_centered_forward, _centered_backward)
+
+
 @jax.custom_vjp
 def gradient_barrier(x: jax.Array) -> jax.Array:
     """x; XLA computes its gradient apart from what uses the gradient."""

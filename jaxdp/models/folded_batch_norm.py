@@ -16,10 +16,19 @@ from jaxdp.models.convolution import convolve
 
 
 class Projection(NamedTuple):
-    """A 1x1 convolution that is not computed yet: of h [B, H, W, K] with a kernel [K, C] float32."""
+    """A 1x1 convolution that is not computed yet: of h + center with a kernel [K, C] float32.
+
+    h: [B, H, W, K]; center: [K] float32, the same on all devices; None: 0. Batch normalization cancels what `center` adds to
+    the result, so only the reported mean contains it. The smaller the mean of h, the smaller is the effect of rounding.
+    """
 
     h: jax.Array
     kernel: jax.Array
+    center: jax.Array | None = None
+
+    def projected_center(self, kernel: jax.Array) -> jax.Array | float:
+        """What `center` adds to the result with a kernel [K, C]: [C] float32, or 0."""
+        return 0.0 if self.center is None else _matmul(self.center, kernel)
 
     @property
     def rounded_kernel(self) -> jax.Array:
@@ -68,9 +77,9 @@ class FoldedTerm(NamedTuple):
         bias = self.norm.bias - _matmul(self.moments.mean, folded.astype(jnp.float32))
         if fusion.axes:  # the mean of this device's batch is not that of all
             bias += self.norm.factor * (_matmul(self.moments.mean, kernel) - self.norm.mean)
-        # All in the dtype of h: XLA makes one cuDNN call of this form only.
-        result = convolve(h, folded[None, None], method=fusion.convolution) + bias.astype(h.dtype)
-        return result + jnp.asarray(total, h.dtype)
+        # All in the dtype of h: XLA makes one cuDNN call of this form only. On CPUs products give float32, and so the bias is.
+        result = _convolve(h, folded, fusion)
+        return result + bias.astype(result.dtype) + jnp.asarray(total, result.dtype)
 
     def sums(self, masked: jax.Array) -> tuple[()]:
         """None: the gradient needs products of channels, which read the written cotangent."""
@@ -88,15 +97,25 @@ class FoldedTerm(NamedTuple):
         sloped, center = kernel * slope, slope * mean + constant
         centered = _matmul(self.moments.covariance, sloped) + self.moments.mean[:, None] * center
 
-        def convolved(images: jax.Array, matrix: jax.Array) -> jax.Array:
-            return convolve(images, matrix.astype(h.dtype)[None, None], method=fusion.convolution)
-
         # As in the forward pass, the bias moves the mean back that the rounding of the matrix moves.
         square = _matmul(sloped, kernel.T).astype(h.dtype)
         bias = _matmul(kernel, center) - _matmul(self.moments.mean, square.astype(jnp.float32))
-        h_gradient = convolved(masked, (kernel * factor).T) + (convolved(h, square) + bias.astype(h.dtype))
+        sloped_part = _convolve(h, square, fusion)
+        masked_part = _convolve(masked, (kernel * factor).T.astype(h.dtype), fusion)
+        h_gradient = (masked_part + (sloped_part + bias.astype(sloped_part.dtype))).astype(h.dtype)
         zeros = jax.tree.map(jnp.zeros_like, self.moments)
-        return FoldedTerm(Projection(h_gradient, product * factor + count * centered), zeros, norm)
+        no_center = jax.tree.map(jnp.zeros_like, self.projection.center)
+        return FoldedTerm(Projection(h_gradient, product * factor + count * centered, no_center), zeros, norm)
+
+
+def _convolve(images: jax.Array, matrix: jax.Array, fusion: Fusion) -> jax.Array:
+    """The 1x1 convolution of [B, H, W, K] with [K, C], in the dtype of both; float32 if it is a product on a CPU."""
+    if fusion.convolution == "product":
+        rows = images.reshape(-1, images.shape[-1])
+        precision = lax.Precision.HIGHEST if images.dtype == jnp.float32 else None
+        product = jnp.matmul(rows, matrix, precision=precision, preferred_element_type=jnp.float32)
+        return product.reshape(*images.shape[:-1], -1)
+    return convolve(images, matrix[None, None])
 
 
 def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -78,7 +78,7 @@ def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_pa
 
 @pytest.mark.parametrize(("processes", "vertical"), [(2, 1), (4, 2)])
 def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(tmp_path, processes, vertical):
-    """The log, accuracy and parameters of a replicated run of one process on the same mesh; a stop in the middle changes no bit.
+    """Log, accuracy and parameters of a replicated run of one process on the same mesh; a stop in the middle changes no bit.
 
     Rows of four devices in the first phase and of eight in the second; with four processes, two rows of half as many.
     """

@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Model
+from jaxdp.models import resnet
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments
-from jaxdp.models.bn_relu import fused_bn_relu
+from jaxdp.models.bn_relu import centered_bn_relu, fused_bn_relu
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES, make_mesh
@@ -59,13 +60,14 @@ def separate(term, axes=()):
     return BatchNormTerm(x, Normalization(term["scale"], term["bias"], mean, jnp.maximum(square - mean * mean, 0.0)))
 
 
-def folded(term, axes=()):
+def folded(term, axes=(), center=None):
     if "kernel" not in term:
         return separate(term, axes)
-    inputs = InputMoments.of(lax.stop_gradient(term["tensor"]))
-    mean, square = inputs.projected(lax.stop_gradient(Projection(term["tensor"], term["kernel"]).rounded_kernel), axes)
+    projection = Projection(term["tensor"], term["kernel"], center)
+    inputs = InputMoments.of(lax.stop_gradient(projection.h))
+    mean, square = inputs.projected(lax.stop_gradient(projection.rounded_kernel), axes)
     norm = Normalization(term["scale"], term["bias"], mean, jnp.maximum(square - mean * mean, 0.0))
-    return FoldedTerm(Projection(term["tensor"], term["kernel"]), inputs, norm)
+    return FoldedTerm(projection, inputs, norm)
 
 
 def jaxdp_bn_relu(terms, shortcut, *, form=folded, axes=(), convolution="direct"):
@@ -142,8 +144,90 @@ def test_small_variance_beside_a_large_mean_costs_little_more_precision_than_sep
     assert found[folded] <= 4 * found[separate]
 
 
-def round_to_bfloat16(leaf):
-    return np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float64)
+def rounded_to(dtype, leaf):
+    return np.asarray(jnp.asarray(leaf, dtype), np.float64)
+
+
+def pair_case(mean, std, dtype):
+    """(a separate term, a folded term of its ReLU without the tensor, a cotangent); std 0: equal rows.
+
+    mean: of the ReLU, std: of it before the ReLU. The cotangent has no gradient near the kink of the second ReLU.
+    """
+    rng = np.random.default_rng(0)
+    batch, side, inputs, outputs = LARGE
+    x = rng.normal(size=(batch, side, side, inputs) if std else inputs)
+    x = np.broadcast_to(rounded_to(dtype, x), (batch, side, side, inputs))
+    first = {"tensor": x, "scale": (std or 1.0) * rng.uniform(0.5, 2, inputs), "bias": np.full(inputs, mean)}
+    bias = np.where(rng.random(outputs) < 0.5, 20.0, -20.0)
+    kernel = rounded_to(dtype, rng.normal(size=(inputs, outputs)))
+    second = {"scale": rng.uniform(0.5, 2, outputs), "bias": bias, "kernel": kernel}
+    return first, second, rounded_to(dtype, rng.normal(size=(batch, side, side, outputs)))
+
+
+def flax_pair(first, second):
+    return flax_bn_relu([second | {"tensor": flax_bn_relu([first], None)}], None)
+
+
+def jaxdp_pair(first, second, *, convolution):
+    """As in a bottleneck block: the ReLU is written around its center."""
+    fusion, term = Fusion((), convolution), separate(first)
+    h = centered_bn_relu(fusion, term)
+    return fused_bn_relu(fusion, (folded(second | {"tensor": h}, center=term.norm.center_behind_relu),))
+
+
+def pair_errors(mean, std, dtype, convolution):
+    """Relative errors of the value and the gradients."""
+    first, second, cotangent = pair_case(mean, std, dtype)
+    with jax.enable_x64():
+        expected, (wanted, wanted_second) = jax.tree.map(np.asarray, value_and_gradient(flax_pair, first, second, cotangent))
+    inputs = narrow(first) | {"tensor": jnp.asarray(first["tensor"], dtype)}
+    function = partial(jaxdp_pair, convolution=convolution)
+    found, (gradient, second_gradient) = value_and_gradient(function, inputs, narrow(second), jnp.asarray(cotangent, dtype))
+    pairs = {"value": (found, expected)}
+    if std:  # else the gradients are zero, or divide by a variance of zero
+        pairs |= {name: (second_gradient[name], wanted_second[name]) for name in ("kernel", "scale")}
+        pairs |= {f"first {name}": (gradient[name], wanted[name]) for name in ("tensor", "scale")}
+    return {name: errors([one], [other])[0] for name, (one, other) in pairs.items()}
+
+
+HARD = [(5.0, 0.0), (5.0, 1e-3), (5.0, 1e-2), (30.0, 1.0), (0.0, 1.0), (-2.0, 1.0)]
+
+
+@pytest.mark.parametrize("convolution", ["direct", "product"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("mean", "std"), HARD)
+def test_behind_a_relu_no_mean_costs_precision_in_16_bits(mean, std, dtype, convolution):
+    """The separate form has errors of 70 % with a mean of 5 and a standard deviation of 0.01."""
+    assert max(pair_errors(mean, std, dtype, convolution).values()) <= float(jnp.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "limit"), [(5.0, 1e-3, 1e-3), (5.0, 1e-2, 1e-4), (30.0, 1.0, 3e-6), (100.0, 1.0, 1e-5)]
+)
+def test_behind_a_relu_a_mean_costs_only_the_rounding_of_the_first_normalization_in_float32(mean, std, limit):
+    """float32 has an error of 6e-8 times mean / std before the convolution."""
+    assert max(pair_errors(mean, std, jnp.float32, "direct").values()) <= limit
+
+
+# Without float16 where the rounding of the covariance in float32 is larger.
+BIASED = [(jnp.bfloat16, std) for std in (0.0, 1e-3, 1e-2, 0.1, 1.0)] + [(jnp.float16, std) for std in (0.0, 0.1, 1.0)]
+
+
+@pytest.mark.parametrize(("dtype", "std"), BIASED)
+def test_bias_is_float32_where_convolutions_are_products(dtype, std):
+    """Without a center, as in a shortcut."""
+    rng = np.random.default_rng(0)
+    (term,), _, cotangent = random_case("F", False, 5.0, std, LARGE)
+    if not std:
+        term["tensor"] = np.broadcast_to(rng.normal(5.0, 1.0, LARGE[2]), term["tensor"].shape)
+    term = term | {name: rounded_to(dtype, term[name]) for name in ("tensor", "kernel")}
+    expected, _ = in_float64([term], None, cotangent)
+    inputs = narrow(term) | {"tensor": jnp.asarray(term["tensor"], dtype)}
+    found = jax.jit(partial(jaxdp_bn_relu, convolution="product"))([inputs], None)
+    assert errors([found], [expected])[0] <= float(jnp.finfo(dtype).eps)
+
+
+round_to_bfloat16 = partial(rounded_to, jnp.bfloat16)
 
 
 def orthogonal_case(mean, constant_channels=0):
@@ -158,6 +242,13 @@ def orthogonal_case(mean, constant_channels=0):
     return [term], None, cotangent + deviation
 
 
+def covariance_error(term):
+    """The relative error of the variance of a folded term's result, as docs/folded_batch_norm.md states it."""
+    size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
+    variance = (term["tensor"] @ term["kernel"]).var((0, 1, 2)) + 1e-5
+    return float(jnp.finfo(jnp.float32).eps) * float((size**2 / variance).max())
+
+
 @pytest.mark.parametrize(("mean", "constant_channels"), [(3.0, 0), (30.0, 0), (100.0, 0), (3.7, 16)])
 def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
     """The variance loses what |mean(h)| |W| exceeds the standard deviation of the result by, squared; docs state this."""
@@ -165,14 +256,11 @@ def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
     (term,) = terms
     expected, wanted = in_float64(terms, shortcut, cotangent)
     found, gradient = value_and_gradient(jaxdp_bn_relu, *narrow((terms, shortcut, cotangent)))
-    size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
-    deviation = (term["tensor"] @ term["kernel"]).std((0, 1, 2))
-    condition = float(((size / deviation) ** 2).max())
-    epsilon = float(jnp.finfo(jnp.float32).eps)
-    assert errors([found], [expected])[0] <= epsilon * condition
+    limit = covariance_error(term)
+    assert errors([found], [expected])[0] <= limit
     error = dict(zip(("bias", "kernel", "scale", "tensor"), errors(gradient, wanted), strict=True))
-    assert error.pop("kernel") <= 16 * epsilon * condition  # a difference of two large products with the mean
-    assert max(error.values()) <= epsilon * condition
+    assert error.pop("kernel") <= 16 * limit  # a difference of two large products with the mean
+    assert max(error.values()) <= limit
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -180,10 +268,7 @@ def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
 def test_input_gradient_in_16_bits_is_at_most_three_times_as_wrong_as_that_of_separate(mean, dtype):
     """The rounding of the small matrices would shift results and gradients by it."""
     terms, _, cotangent = orthogonal_case(mean)
-
-    def rounded(leaf):
-        return np.asarray(jnp.asarray(leaf, dtype), np.float64)
-
+    rounded = partial(rounded_to, dtype)
     terms, cotangent = [term | {"tensor": rounded(term["tensor"])} for term in terms], rounded(cotangent)
     terms = [term | {"kernel": rounded(term["kernel"])} for term in terms]
     _, wanted = in_float64(terms, None, cotangent)
@@ -221,6 +306,25 @@ def test_fewer_rows_than_channels_are_not_folded():
 
     assert folded_convolutions(128) == 20  # 16 last convolutions and 4 shortcuts
     assert folded_convolutions(1) < 16
+
+
+@pytest.mark.parametrize(("form", "expected"), [("folded", 3), ("separate", 0)])
+def test_folded_form_has_a_barrier_at_the_entry_of_every_stage_but_the_first(monkeypatch, form, expected):
+    """Without it, XLA's GPU compiler adds a padded gradient in a convolution."""
+    model = models.create(Model(depth=50, width=8, classes=5, convolution="direct", batch_norm=form))
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
+    images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
+
+    def barriers():
+        def loss(params, stats, images):
+            return model.apply(params, stats, images, train=True)[0].sum()
+
+        equations = jaxpr_equations(jax.make_jaxpr(jax.grad(loss))(params, stats, images).jaxpr)
+        return sum(eqn.primitive.name == "optimization_barrier" for eqn in equations)
+
+    whole = barriers()
+    monkeypatch.setattr(resnet, "gradient_barrier", lambda x: x)
+    assert whole - barriers() == expected
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,12 +1,14 @@
 """The step's gradient, statistics and update, against one device that sees the same micro-batches one after the other."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers.float64_resnet import mean_gradient
 from helpers.step import (
     BATCH,
     PER_WORKER,
@@ -26,6 +28,7 @@ from jaxdp.config import Optimizer
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
+from jaxdp.models import resnet
 from jaxdp.optim import build_optimizer
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
@@ -108,6 +111,50 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(n
     workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     gradient, report = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
     expected, loss, moments = reference(norm)
+    assert_close(gradient, expected, 1e-5)
+    assert_close(report["moments"], moments, 1e-5)
+    assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
+    assert_replicated((gradient, report))
+
+
+BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind another of it, folded and with too few rows
+
+
+def bottleneck_config(norm):
+    """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
+    config = step_config(norm)
+    changes = {"depth": 50, "width": 3, "batch_norm": "folded", "convolution": "direct"}
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
+
+
+_bottleneck_references = {}
+
+
+def bottleneck_reference(config):
+    """(gradient, loss, moments) in float64 on one device: worker after worker, or the whole batch at once."""
+    norm = config.model.norm
+    if norm not in _bottleneck_references:
+        batch, size = make_batch(), PER_WORKER if norm == "per_worker" else BATCH
+        images = normalize(jax.jit(partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
+        parts = [(images[i : i + size], batch["labels"][i : i + size]) for i in range(0, BATCH, size)]
+        _bottleneck_references[norm] = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
+    return _bottleneck_references[norm]
+
+
+@pytest.mark.parametrize(
+    ("norm", "mesh_shape"),
+    [
+        pytest.param(norm, shape, marks=[] if (norm, shape) == ("per_worker", (2, 4)) else pytest.mark.slow)
+        for norm in ("per_worker", "synchronized")
+        for shape in MESHES
+    ],
+)
+def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch, norm, mesh_shape):
+    monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
+    config = bottleneck_config(norm)
+    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1]) if norm == "per_worker" else 1
+    gradient, report = distributed_gradients(config, mesh_shape, accumulation)
+    expected, loss, moments = bottleneck_reference(config)
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)

@@ -1,0 +1,108 @@
+"""Error of one folded batch normalization against float64, by the mean of its input: output and gradients.
+
+    python benchmarks/folded_precision.py
+
+The input has a mean of 0 to 300 standard deviations, equal in all channels, and the kernel is orthogonal to it: the mean of the
+result is small, but the mean of the input enters the products. Three forms: separate; folded without a center, as in a
+downsampling shortcut; folded around a center, as behind the ReLU of a bottleneck block. Writes
+benchmarks/results/folded_precision.json and prints the table of docs/folded_batch_norm.md.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxdp.bench.environment import provenance
+from jaxdp.models.batch_norm import EPSILON, BatchNormTerm, Fusion, Normalization, moments
+from jaxdp.models.bn_relu import fused_bn_relu
+from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
+
+RESULT = Path(__file__).parent.parent / "benchmarks/results/folded_precision.json"
+BATCH, SIDE, INPUTS, OUTPUTS = 64, 8, 64, 256
+MEANS = 0.0, 3.0, 30.0, 300.0
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
+FORMS = "separate", "folded, no center", "folded, center"
+QUANTITIES = "output", "h", "kernel", "scale"
+
+
+def normalized(h, kernel, scale, bias):
+    """ReLU of the normalized product in the dtype of the arguments, differentiated by JAX."""
+    x = h @ kernel
+    deviation = x - x.mean((0, 1, 2))
+    return jnp.maximum(deviation / jnp.sqrt((deviation**2).mean((0, 1, 2)) + EPSILON) * scale + bias, 0)
+
+
+def jaxdps(h, kernel, scale, bias, *, form: str, center: float):
+    """The same by jaxdp; with a center, h lacks it."""
+    if form == "separate":
+        x = h @ kernel.astype(h.dtype)
+        mean, square = moments(lax.stop_gradient(x))
+        term = BatchNormTerm(x, Normalization(scale, bias, mean, jnp.maximum(square - mean * mean, 0.0)))
+    else:
+        centers = jnp.full(INPUTS, center) if form == "folded, center" else None
+        projection = Projection(h, kernel, centers)
+        inputs = InputMoments.of(lax.stop_gradient(h))
+        mean, square = inputs.projected(lax.stop_gradient(projection.rounded_kernel))
+        term = FoldedTerm(projection, inputs, Normalization(scale, bias, mean, jnp.maximum(square - mean * mean, 0.0)))
+    return fused_bn_relu(Fusion((), "direct"), (term,))
+
+
+@partial(jax.jit, static_argnums=0)
+def output_and_gradient(function, arguments, cotangent):
+    output, vjp_fn = jax.vjp(function, *arguments)
+    return output, vjp_fn(cotangent)
+
+
+def measured(form: str, dtype_name: str, mean: float) -> dict:
+    rng, dtype = np.random.default_rng(0), DTYPES[dtype_name]
+
+    def rounded(values):
+        return np.asarray(jnp.asarray(values, dtype), np.float64)
+
+    deviation = rng.normal(size=(BATCH, SIDE, SIDE, INPUTS))
+    h = rounded(deviation if form == "folded, center" else mean + deviation)
+    kernel = rng.normal(size=(INPUTS, OUTPUTS))
+    kernel = rounded(kernel - kernel.mean(0))
+    scale, sign = rng.uniform(0.5, 2, OUTPUTS), np.where(rng.random(OUTPUTS) < 0.5, 1.0, -1.0)
+    bias = 20.0 * sign  # far from the kink of the ReLU
+    x = h @ kernel
+    cotangent = rounded(rng.normal(size=x.shape) + (x - x.mean((0, 1, 2))) / x.std((0, 1, 2)))
+    with jax.enable_x64():
+        arguments = tuple(jnp.asarray(one, jnp.float64) for one in (h, kernel, scale, bias))
+        expected, wanted = jax.tree.map(np.asarray, output_and_gradient(normalized, arguments, jnp.asarray(cotangent)))
+    arguments = jnp.asarray(h, dtype), *(jnp.asarray(one, jnp.float32) for one in (kernel, scale, bias))
+    function = partial(jaxdps, form=form, center=mean)
+    found, gradient = output_and_gradient(function, arguments, jnp.asarray(cotangent, dtype))
+    pairs = dict(zip(QUANTITIES, [(found, expected), *zip(gradient, wanted, strict=True)], strict=False))
+
+    def error(one, other) -> float:
+        return float(np.linalg.norm(np.asarray(one, np.float64) - other) / np.linalg.norm(other))
+
+    return {"form": form, "dtype": dtype_name, "mean": mean} | {name: error(*pair) for name, pair in pairs.items()}
+
+
+def table(record: dict) -> str:
+    lines = ["| activations | mean | form | output | gradient of h | of the kernel | of the scale |", "|---" * 7 + "|"]
+    for row in record["results"]:
+        if row["dtype"] == "float16" or not row["mean"]:
+            continue
+        errors = " | ".join(f"{row[name]:.1e}" for name in QUANTITIES)
+        lines.append(f"| {row['dtype']} | {row['mean']:g} | {row['form']} | {errors} |")
+    return "\n".join(lines)
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    rows = [measured(form, dtype, mean) for dtype in DTYPES for mean in MEANS for form in FORMS]
+    RESULT.write_text(json.dumps({"provenance": provenance(), "results": rows}, indent=1) + "\n")
+    print(table(json.loads(RESULT.read_text())))
+
+
+if __name__ == "__main__":
+    main()
