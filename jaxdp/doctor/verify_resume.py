@@ -22,9 +22,12 @@ from jaxdp.loggers.writers import LOG, TIMING, read_log
 
 STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0
+DEFAULT_REDUCE = Reduce()
 
 
-def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, reduce: Reduce, compile: Compile) -> Config:
+def short_run(
+    devices: int, cpu_devices: int | None, *, optimizer: Optimizer, reduce: Reduce = DEFAULT_REDUCE, compile: Compile
+) -> Config:
     """Two epochs of three steps on synthetic images, with every random part of a run, at the momentum of `optimizer`.
 
     reduce: that of the run, of which the strategy and the form of the update are used.
@@ -38,7 +41,7 @@ def short_run(devices: int, cpu_devices: int | None, *, optimizer: Optimizer, re
         batch=(Phase(global_batch=images),),
         optimizer=dataclasses.replace(optimizer, momentum_rule="constant", momentum_batch=Optimizer.momentum_batch),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
-        reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else Reduce(),
+        reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else DEFAULT_REDUCE,
         mesh=Mesh(cpu_devices=cpu_devices),
         evaluation=Evaluation(every_epochs=None),
         checkpoint=Checkpoint(every_epochs=None),
@@ -110,18 +113,18 @@ def proof(
     cpu_devices: int | None,
     *,
     optimizer: Optimizer,
-    reduce: Reduce | None = None,
+    reduce: Reduce = DEFAULT_REDUCE,
     compile: Compile,
     shared_dir: Path | None = None,
     group: ProcessGroup | None = None,
 ) -> Proof:
     """Prove exact resume. devices: of all processes, all of which call this. cpu_devices: of one process; None: accelerators.
 
-    optimizer: that of the run, apart from its momentum rule. reduce: that of the run (None: the default).
+    optimizer: that of the run, apart from its momentum rule. reduce: that of the run.
     shared_dir: a directory on a file system that all processes share.
     """
     group = group or SingleProcess()
-    config = short_run(devices, cpu_devices, optimizer=optimizer, reduce=reduce or Reduce(), compile=compile)
+    config = short_run(devices, cpu_devices, optimizer=optimizer, reduce=reduce, compile=compile)
     return prove(
         "exact resume",
         f"{STEPS} steps of {optimizer.name}{', sharded update,' * (config.reduce.update == 'sharded')} against {STOP_AFTER} "
