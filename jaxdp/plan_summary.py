@@ -33,7 +33,7 @@ def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
     per step and message of the gradient and of the batch statistics, loss and accuracy in float32.
 
-    gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_bytes: of its message of
+    gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
     from jaxdp import models
@@ -52,34 +52,50 @@ def model_summary(config: Config) -> dict[str, Any]:
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
     statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
-    gathered = _gathered_messages(config, counted["trainable_shapes"][0], segments)
+    gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
         "gradient_bytes": trained * width,
         "statistics_bytes": statistics,
         "messages": [*messages, statistics],
         "gathered_messages": gathered,
-        "norms_bytes": 4 * (1 + OPTIMIZERS[config.optimizer.name].uses_weight_norms) * _trained_tensors(counted),
+        "norms_messages": _norms_messages(config.optimizer, counted["decayed"]["tensors"] + counted["not_decayed"]["tensors"]),
     }
 
 
-def _trained_tensors(counted: dict[str, Any]) -> int:
-    return counted["decayed"]["tensors"] + counted["not_decayed"]["tensors"]
+def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
+    """Bytes of the messages of sums of squares of a sharded update."""
+    rule = OPTIMIZERS[optimizer.name]
+    first = 4 * tensors * (1 + rule.uses_weight_norms)
+    own_norm = rule.uses_weight_norms and not (optimizer.name == "lars" and optimizer.denominator == "sum_of_norms")
+    return [first, 4 * tensors] if own_norm else [first]  # of the decayed gradient, or of Adam's update
 
 
-def _gathered_messages(config: Config, params: dict[str, Any], segments: Sequence[Sequence[str]]) -> list[int]:
-    """Bytes of the messages of parameters that a sharded update gathers: all vectors, then the buckets of each segment."""
+def _gathered_messages(
+    config: Config, shapes: tuple[dict[str, Any], dict[str, Any]], segments: Sequence[Sequence[str]]
+) -> list[int]:
+    """Bytes of the messages of parameters that a sharded update gathers: all vectors, then the buckets of each segment.
+
+    shapes: (params, batch_stats). segments: the trainable ones.
+    """
     import jax
 
-    width = WIRE_BYTES[config.model.dtype]
-    leaves = {name: jax.tree.leaves(tree) for name, tree in params.items()}
-    vectors = sum(4 * math.prod(leaf.shape) for each in leaves.values() for leaf in each if leaf.ndim <= 1)
-    messages = [vectors] if vectors else []
-    for segment in segments if config.reduce.overlap else [list(leaves)]:
-        tensors = [(width * math.prod(leaf.shape), "") for name in sorted(segment) for leaf in leaves[name] if leaf.ndim > 1]
-        buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
-        messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    return messages
+    from jaxdp import models
+    from jaxdp.models.forward_dtypes import forward_dtypes
+
+    params, batch_stats = shapes
+    model = models.create(config.model, platform="any")
+    dtypes = forward_dtypes(config, model, params=params, batch_stats=batch_stats, devices=1)
+
+    def sizes(names: Sequence[str], *, vectors: bool) -> list[tuple[int, str]]:
+        pairs = zip(*(jax.tree.leaves([tree[name] for name in sorted(names)]) for tree in (params, dtypes)), strict=True)
+        return [(math.prod(p.shape) * d.itemsize, str(d)) for p, d in pairs if (p.ndim <= 1) == vectors]
+
+    everything, limit = [name for segment in segments for name in segment], config.reduce.bucket_bytes
+    groups = [(sizes(everything, vectors=True), assign_buckets(sizes(everything, vectors=True), None))]
+    for segment in segments if config.reduce.overlap else [everything]:
+        groups.append((sizes(segment, vectors=False), assign_buckets(sizes(segment, vectors=False), limit)))
+    return [sum(tensors[index][0] for index in indices) for tensors, buckets in groups for indices in buckets]
 
 
 def state_bytes(plan: Plan, model_summary: dict[str, Any]) -> dict[str, int]:
@@ -211,8 +227,10 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
             ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} in float32"),
         ]
         if config.reduce.update == "sharded":
-            gathered = f"{sum(model_summary['gathered_messages']):,} bytes of parameters, matrices in {config.model.dtype}"
-            rows.append(("", f"sharded update: gathers {gathered}, in place of gradients"))
+            gathered = f"{sum(model_summary['gathered_messages']):,} bytes of parameters"
+            rows.append(("", f"sharded update: gathers {gathered} in the dtypes of the network, in place of gradients"))
+        elif config.reduce.update == "auto":
+            rows.append(("", "replicated or sharded update: measured at the start"))
     else:
         rows.append(("all-reduce", f"none on one device, {gradient} of gradients"))
     rows += [

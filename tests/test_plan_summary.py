@@ -114,7 +114,7 @@ def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_g
     document = as_dict(plan, summary)
     assert document["state_bytes"] == parts
     assert document["gathered_bytes"] == parts["gathered_parameters"]
-    shown = f"sharded update: gathers {parts['gathered_parameters']:,} bytes of parameters, matrices in bfloat16"
+    shown = f"sharded update: gathers {parts['gathered_parameters']:,} bytes of parameters in the dtypes of the network"
     assert shown in table_text(config, summary, 4)
 
 

@@ -42,8 +42,10 @@ class Network(NamedTuple):
             cost_model.sharded_update_seconds(strategy, *mesh, gradient_bytes=gradient, parameter_bytes=parameters, **link)
             for gradient, parameters in sizes
         ]
-        norms = cost_model.allreduce_seconds("ring", 1, mesh[1], num_bytes=model_summary["norms_bytes"], **link)
-        return sum(seconds) + norms + self.seconds(strategy, mesh, [statistics])
+        norms = [
+            cost_model.allreduce_seconds("ring", 1, mesh[1], num_bytes=size, **link) for size in model_summary["norms_messages"]
+        ]
+        return sum(seconds) + sum(norms) + self.seconds(strategy, mesh, [statistics])
 
 
 SHARDED = ", sharded update"  # suffix of the strategy in a prediction

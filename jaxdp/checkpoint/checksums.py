@@ -53,7 +53,7 @@ WHOLE = -1  # the part of an array that is whole on every device
 
 def _part(array: jax.Array, index: tuple[slice, ...]) -> int:
     """The number of a device's part of an array that is sharded along its last axis, or `WHOLE`. index: of its elements."""
-    if array.sharding.is_fully_replicated:
+    if array.sharding.is_fully_replicated or array.size == 0:
         return WHOLE
     side = index[-1]
     return (side.start or 0) // ((side.stop or array.shape[-1]) - (side.start or 0))

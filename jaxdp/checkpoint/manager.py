@@ -110,7 +110,10 @@ class CheckpointManager:
         """
         self.wait()
         placed = state if placed is None else placed
-        replicas = Replicas(diverged_devices(getattr(placed, "params", placed)), local_parts(placed))
+        parts = local_parts(placed)
+        # Shards are few bytes: all are compared. Of a state that is whole on every device, the parameters.
+        compared = placed if parts.numbers else getattr(placed, "params", placed)
+        replicas = Replicas(diverged_devices(compared), parts)
         self._host_state = copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(
             self._save, self._host_state, samples, metadata, replicas=replicas, before_manifest=before_manifest

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr
+from jax.sharding import PartitionSpec
 
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
@@ -18,7 +19,7 @@ from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel, build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
 from jaxdp.optim.lars import is_matrix_or_larger
-from jaxdp.parallel.mesh import AXES
+from jaxdp.parallel.mesh import AXES, abstract_mesh
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,15 @@ def count_folded(config: ModelConfig, image_shape: tuple[int, int, int], *, batc
 
     images = jax.ShapeDtypeStruct((batch, *image_shape), jnp.float32)
     with nn.intercept_methods(record):
-        jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=True, key=jax.random.key(0))[0], params, stats, images)
+        everywhere = PartitionSpec()
+        mapped = jax.shard_map(  # for the axes of synchronized statistics
+            lambda p, s, x: model.apply(p, s, x, train=True, key=jax.random.key(0))[0],
+            mesh=abstract_mesh(1, 1),
+            in_specs=everywhere,
+            out_specs=everywhere,
+            check_vma=False,
+        )
+        jax.eval_shape(mapped, params, stats, images)
     frozen = {name for segment in model.split_frozen(frozen_stages)[0] for name in segment}
     return sum(path[0] not in frozen for path in folded)
 

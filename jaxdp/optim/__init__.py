@@ -1,6 +1,6 @@
 """Parameter updates as optax transformations: optimizers and loss scaling. Learning rates are in `jaxdp/schedules.py`."""
 
 from jaxdp.optim.lars import lars
-from jaxdp.optim.optimizer import build_optimizer, check_registered
+from jaxdp.optim.optimizer import build_optimizer, check_elementwise, check_registered
 
-__all__ = ["build_optimizer", "check_registered", "lars"]
+__all__ = ["build_optimizer", "check_elementwise", "check_registered", "lars"]

@@ -228,7 +228,8 @@ class ShardedBucket(Bucket):
         start, parts = 0, lax.axis_size(HORIZONTAL)
         for index, tensor in zip(self.indices, self.tensors, strict=True):
             shape = shard_shape(tensor.shape, parts)
-            yield index, self.vector[start : start + shape[-1]].astype(tensor.dtype).reshape(shape)
+            shard = self.vector[start : start + shape[-1]].astype(tensor.dtype).reshape(shape)
+            yield index, shard if tensor.size else jnp.zeros(shape, tensor.dtype)  # JAX knows that these are equal
             start += shape[-1]
 
     def gathered(self) -> jax.Array:

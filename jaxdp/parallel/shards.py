@@ -24,7 +24,9 @@ def shard_shape(shape: Sequence[int], parts: int, shard_parts: int = 1) -> tuple
 
 
 def partition_spec(shape: Sequence[int]) -> PartitionSpec:
-    """The sharding of a tensor whose shards are along the rows of the mesh."""
+    """The sharding of a tensor whose shards are along the rows of the mesh; one without elements is whole everywhere."""
+    if 0 in shape:
+        return PartitionSpec()
     return PartitionSpec(*(None,) * (len(shape) - 1), HORIZONTAL)
 
 
@@ -44,6 +46,8 @@ def from_parts(shards: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 def own_shard(tensor: jax.Array) -> jax.Array:
     """This device's shard of a tensor that all devices hold. Call inside `shard_map`."""
+    if tensor.size == 0:
+        return tensor.reshape(shard_shape(tensor.shape, 1))
     parts = lax.axis_size(HORIZONTAL)
     shard = lax.dynamic_index_in_dim(to_parts(tensor, parts), lax.axis_index(HORIZONTAL), keepdims=False)
     return shard.reshape(shard_shape(tensor.shape, parts))

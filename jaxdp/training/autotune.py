@@ -134,7 +134,8 @@ def _chosen_update(
         return candidates["replicated"]
     path = workdir / FILE
     key: dict[str, Any] = {"mesh": list(phase.shape), "reduce": dataclasses.asdict(reduce)}
-    key |= {"optimizer": config.optimizer.name, "model": dataclasses.asdict(config.model)}
+    key |= {"optimizer": dataclasses.asdict(config.optimizer), "model": dataclasses.asdict(config.model)}
+    key |= {"frozen_stages": config.finetune.frozen_stages, "compile": dataclasses.asdict(config.compile)}
     rows = group.broadcast_object("updates known", _read(path))
     measured = next((row for row in rows if all(row.get(name) == value for name, value in key.items())), None)
     shape = f"{phase.vertical}x{phase.horizontal}"

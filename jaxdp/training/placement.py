@@ -11,17 +11,19 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 from jaxdp.models import Network
+from jaxdp.models.forward_dtypes import forward_dtypes
 from jaxdp.optim.squares import SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
 from jaxdp.training import conv_layout
-from jaxdp.training.forward_dtypes import forward_dtypes
 from jaxdp.training.state import TrainState, abstract_state, make_optimizer, replicated
 
 VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
@@ -89,6 +91,12 @@ class Sharded(Replicated):
             lambda leaf: jax.ShapeDtypeStruct((*(1,) * (leaf.ndim - 1), leaf.size + 1), leaf.dtype), params
         )
         other_state = jax.eval_shape(optimizer.init, other_shapes)
+        shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
+        for leaf, other in zip(jax.tree.leaves(self.whole.opt_state), jax.tree.leaves(other_state), strict=True):
+            if leaf.shape != other.shape and leaf.shape not in shapes:
+                name = self.config.optimizer.name
+                reason = f"optimizer.name={name!r} keeps an array of shape {leaf.shape}, which no parameter has"
+                raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
         nothing = jax.tree.map(lambda _: False, self.whole)
         average = nothing.average
         if average != ():
@@ -136,9 +144,8 @@ class Sharded(Replicated):
         which the network uses the parameters.
         """
         config, whole = self.config, self.whole
-        phase, reduce = config.batch[0], config.reduce
-        images = phase.per_worker_batch or max(1, phase.global_batch // self.mesh.size)
-        dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, images=images)
+        reduce, devices = config.reduce, self.mesh.size
+        dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, devices=devices)
         trained = jax.tree.leaves_with_path(self._trainable(whole.params))
         sent = [
             jax.ShapeDtypeStruct(leaf.shape, dtype)
@@ -185,6 +192,8 @@ class Sharded(Replicated):
             def gather_leaf(leaf: jax.Array, shape: jax.ShapeDtypeStruct, shards: bool) -> jax.Array:
                 if not shards:
                     return leaf
+                if leaf.size == 0:  # which XLA cannot gather
+                    return jnp.zeros(shape.shape, shape.dtype)
                 flat = lax.all_gather(leaf.ravel(), HORIZONTAL, tiled=True, to="invarying")
                 return from_parts(flat, shape.shape)
 

@@ -21,6 +21,7 @@ from jaxdp.files import write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.step_log import StepLog
 from jaxdp.loggers.writers import Writer, to_json
+from jaxdp.optim import check_elementwise
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import health
@@ -124,6 +125,8 @@ class Trainer:
             before_measuring=self.signals.pass_sync_point,
         )
         check_registered_strategy(self.plan, mesh_on_devices, self.signals.pass_sync_point)
+        if any(reduce.update == "sharded" for reduce in (self.config.reduce, *reductions.values())):
+            check_elementwise(self.config.optimizer)
         self.compiler = StepCompiler.for_run(self.setup, model, reductions)
         stack.callback(self.compiler.close)
         self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)

@@ -10,9 +10,10 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Reduce
 from jaxdp.models import Network
-from jaxdp.optim.squares import Squares
+from jaxdp.optim.squares import Squares, norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
 from jaxdp.registry import replicated_reason
@@ -55,7 +56,7 @@ def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], 
     def trainable(tree: dict) -> dict:
         return model.trainable(tree, config.finetune.frozen_stages)
 
-    def update(state: TrainState) -> tuple[Any, Any]:
+    def update(state: TrainState) -> tuple[Any, Any, jax.Array]:
         params = gather_params(state.params)
         # As in a step, the gradient follows from the gathered parameters and differs between devices.
         device = lax.axis_index(AXES).astype(jnp.float32)
@@ -68,14 +69,15 @@ def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], 
             sharded=placement.sharded,
         )
         shards = trainable(state.params)
-        squares = Squares.compute(gradient, shards, placement.sums_of_squares)
+        weights = shards if OPTIMIZERS[config.optimizer.name].uses_weight_norms else ()
+        squares = Squares.compute(gradient, weights, placement.sums_of_squares)
         optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
         updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
-        return optax.apply_updates(shards, updates), opt_state
+        return optax.apply_updates(shards, updates), opt_state, norm(squares.gradient)  # the step logs the norm
 
     specs = placement.specs
     if placement.sharded:
-        specs_out: Any = (trainable(specs.params), specs.opt_state)
+        specs_out: Any = (trainable(specs.params), specs.opt_state, PartitionSpec())
     else:
         specs_out = PartitionSpec()
     check_vma = allreduce.check_vma(reduce.strategy)

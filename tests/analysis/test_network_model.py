@@ -47,7 +47,7 @@ def test_predict_with_a_sharded_update_adds_it_for_strategies_that_scatter():
     trained = sum(summary[kind]["parameters"] for kind in ("decayed", "not_decayed"))
     assert (sum(gradients), sum(gathered)) == (2 * trained, 4 * trained)
     rounds = 5 * len(gradients) + 3 * len(gathered) + 6 + 8
-    norms = 1.5 * summary["norms_bytes"]
+    (norms,) = [1.5 * size for size in summary["norms_messages"]]
     volume = sum(gradients) + 0.75 * sum(gathered) + norms + 1.75 * statistics
     seconds = rows["torus, sharded update"]["communication_seconds"]
     assert seconds == pytest.approx(1e-3 * rounds + volume / 1e9)

@@ -48,8 +48,8 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--outpu
     assert record["failed"] == []
     kinds = [proof["name"].split(":")[0] for proof in record["proofs"]]
     assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "gradient": 4,
-        "same bits": 4,
+        "gradient": 6,
+        "same bits": 6,
         "exact sums": 2,
         "exact resume": 1,
         "scaling": 1,
@@ -133,7 +133,8 @@ def test_verify_passes_on_this_machine_and_writes_its_record(tiny, capsys, tmp_p
     assert record["failed"] == []
     names = [proof["name"] for proof in record["proofs"]]
     assert {name.split(":")[0] for name in names} == {"gradient", "same bits", "exact sums", "exact resume", "scaling"}
-    assert sum(name.startswith("gradient") for name in names) == 2 * len(STRATEGIES)
+    forms = len(STRATEGIES) + sum(strategy.scatters for strategy in STRATEGIES.values())  # also with a sharded update
+    assert sum(name.startswith("gradient") for name in names) == 2 * forms
     assert record["provenance"]["versions"]["jax"]
 
 

@@ -19,7 +19,7 @@ from jaxdp.config import Compile, Phase
 from jaxdp.data import prefetch
 from jaxdp.inference.load_run import load_run
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
-from jaxdp.training import conv_layout, trainer
+from jaxdp.training import conv_layout
 from jaxdp.training.state import abstract_state, create_state
 
 
@@ -65,7 +65,7 @@ def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_
         placed.append((mesh.size, {order_of(leaf) for leaf in kernels_of(state)}))
         return state
 
-    monkeypatch.setattr(trainer.conv_layout, "place", recorded)
+    monkeypatch.setattr(conv_layout, "place", recorded)
     config = dataclasses.replace(
         tiny_resnet,
         optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),

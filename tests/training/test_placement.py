@@ -342,11 +342,12 @@ def test_resume_in_the_other_form_and_on_another_mesh_continues_the_run(run, tmp
 
 
 def test_phase_on_a_smaller_mesh_continues_with_the_state_of_the_shards(run, tmp_path):
-    """Four devices (1x4) for 8 images in workers of 2, then two (1x2) for 4 images."""
-    batch = (Phase(global_batch=8, until_epoch=1.5, per_worker_batch=2), Phase(global_batch=4, per_worker_batch=2))
-    config = dataclasses.replace(run, batch=batch, mesh=Mesh(cpu_devices=4, vertical=1))
-    result = train(config, tmp_path / "sharded")
-    assert result.mesh == [1, 2] or tuple(result.mesh) == (1, 2)
+    """Eight devices (2x4) for 16 images in workers of 2, then four (1x4) for 8 images."""
+    batch = (Phase(global_batch=16, until_epoch=1.5, per_worker_batch=2), Phase(global_batch=8, per_worker_batch=2))
+    config = dataclasses.replace(run, batch=batch, mesh=Mesh(cpu_devices=8, horizontal=4))
+    plan = make_plan(config, examples=50, devices=8)
+    assert [phase.shape for phase in plan.phases] == [(2, 4), (1, 4)]
+    assert tuple(train(config, tmp_path / "sharded").mesh) == (1, 4)
     train(dataclasses.replace(config, reduce=Reduce()), tmp_path / "whole")
     assert relative_difference(last_params(tmp_path / "sharded"), last_params(tmp_path / "whole")) < 1e-6
 
@@ -410,6 +411,55 @@ def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, monkeyp
     expected, _ = ten_steps(config, (2, 4), 2)
     state, _ = ten_steps(sharded(config), (2, 4), 2)
     assert relative_difference(state.params, expected.params) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (
+            lambda config, rate, momentum: optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(rate, momentum)),
+            "optimizer.name='mine': not elementwise: the update of a part of a tensor differs from that part of its update",
+        ),
+        (
+            lambda config, rate, momentum: optax.chain(optax.flatten(optax.trace(momentum)), optax.scale(-rate)),
+            "optimizer.name='mine' keeps an array of shape",
+        ),
+    ],
+)
+def test_optimizer_that_is_falsely_registered_as_elementwise_is_refused(run, tmp_path, monkeypatch, build, reason):
+    monkeypatch.setitem(registry.own_optimizers, "mine", None)
+    jaxdp.register_optimizer("mine", build, elementwise=True)
+    with pytest.raises(ConfigError) as error:
+        train(changed(run, optimizer={"name": "mine"}), tmp_path / "run")
+    assert reason in str(error.value)
+
+
+class WithScalar(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.classes)(x.reshape(len(x), -1)) * self.param("scale", nn.initializers.ones, ())
+
+
+def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(registry.own_models, "scaled", WithScalar)
+    config = dataclasses.replace(run, model=Model(name="scaled", classes=6), optimizer=Optimizer(name="sgd"))
+    config = changed(config, schedule={"learning_rate": 0.01})
+    train(config, tmp_path / "sharded")
+    train(dataclasses.replace(config, reduce=Reduce()), tmp_path / "whole")
+    assert relative_difference(last_params(tmp_path / "sharded"), last_params(tmp_path / "whole")) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "changes"), [("bfloat16", {}), ("float32", {"bucket_bytes": 400, "overlap": False})])
+def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
+    """Each all-gather of parameters, apart from padding."""
+    config = sharded(changed(step_config(), model={"dtype": dtype, "width": 8, "classes": 8}, reduce=changes))
+    planned = sorted(model_summary(config)["gathered_messages"])
+    statistics = model_summary(config)["statistics_bytes"]
+    found = [4 * one.operand_bytes for one in traffic(config) if one.operation == "all-gather" for _ in range(one.count)]
+    found.remove(next(size for size in found if 0 <= size - statistics < 16))
+    assert [size for size in sorted(found)] == pytest.approx(planned, abs=32)
 
 
 def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 from helpers.step import step_config
 
 from jaxdp import models, registry
-from jaxdp.config import Model
-from jaxdp.training.forward_dtypes import forward_dtypes
+from jaxdp.config import Model, Phase
+from jaxdp.models.forward_dtypes import forward_dtypes
 
 BFLOAT16, FLOAT32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
 
@@ -18,12 +18,12 @@ BFLOAT16, FLOAT32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
 def dtypes_of(config):
     model = models.create(config.model)
     params, batch_stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (12, 12, 3)))
-    return params, forward_dtypes(config, model, params=params, batch_stats=batch_stats, images=4)
+    return params, forward_dtypes(config, model, params=params, batch_stats=batch_stats, devices=4)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"convolution": "direct"}, {"remat": True}, {"norm": "synchronized"}, {"drop_path": 0.1}],
+    [{}, {"batch_norm": "folded", "convolution": "direct"}, {"remat": True}, {"norm": "synchronized"}, {"drop_path": 0.1}],
 )
 def test_resnet_in_bfloat16_uses_its_matrices_in_bfloat16_and_batch_normalization_in_float32(changes):
     config = step_config()
@@ -60,3 +60,21 @@ def test_parameters_that_a_registered_network_uses_in_float32_are_gathered_in_fl
     expected = {"table": FLOAT32, "both": FLOAT32, "head/kernel": BFLOAT16, "head/bias": BFLOAT16}
     assert {name: found[next(full for full in found if full.endswith(name))] for name in expected} == expected
     assert len(found) == len(expected)
+
+
+class FloatForLargeBatches(Mixed):
+    """Uses its kernel in float32 if the batch has more than two images."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        kernel = self.param("kernel", nn.initializers.normal(), (x.shape[-1], self.classes))
+        return x @ kernel if len(x) > 2 else (x.astype(jnp.bfloat16) @ kernel.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize(("batches", "expected"), [((2, 1), BFLOAT16), ((2, 4), FLOAT32), ((4, 2), FLOAT32)])
+def test_dtype_covers_the_batches_of_all_phases(monkeypatch, batches, expected):
+    monkeypatch.setitem(registry.own_models, "mixed", FloatForLargeBatches)
+    phases = tuple(Phase(global_batch=8, per_worker_batch=batch) for batch in batches)
+    config = dataclasses.replace(step_config(), model=Model(name="mixed", classes=7, dtype="bfloat16"), batch=phases)
+    assert jax.tree.leaves(dtypes_of(config)[1]) == [expected]

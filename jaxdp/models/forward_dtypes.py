@@ -8,24 +8,35 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
-from jaxdp.config import Config
-from jaxdp.models import Network
+from jaxdp.config import Config, phase_image_size
 from jaxdp.parallel.mesh import abstract_mesh
 
 # Operations that move values without computing with them, by their names in a jaxpr.
 MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice", "squeeze", "transpose", "expand_dims"}
 
 
-def forward_dtypes(config: Config, model: Network, *, params: Any, batch_stats: Any, images: int) -> Any:
+def forward_dtypes(config: Config, model: Any, *, params: Any, batch_stats: Any, devices: int) -> Any:
     """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
 
-    params, batch_stats: shapes and dtypes. images: in a worker's batch, on which the form of a network may depend. The network
-    is traced, not run.
+    model: a `jaxdp.models.Network`, which is traced, not run. params, batch_stats: shapes and dtypes. devices: over which a
+    global batch is divided that has no per-worker batch. The uses are those of all phases, on whose batch and image size the
+    form of a network may depend.
     """
+    forms = {
+        (phase.per_worker_batch or max(1, phase.global_batch // devices), phase_image_size(config, index))
+        for index, phase in enumerate(config.batch)
+    }
+    found = [
+        _dtypes_of_phase(config, model, params=params, batch_stats=batch_stats, images=images, size=size)
+        for images, size in sorted(forms)
+    ]
+    return jax.tree.map(lambda *dtypes: max(dtypes, key=lambda dtype: dtype.itemsize), *found)
+
+
+def _dtypes_of_phase(config: Config, model: Any, *, params: Any, batch_stats: Any, images: int, size: int) -> Any:
     wanted = jnp.dtype(config.model.dtype)
     if wanted == jnp.float32:
         return jax.tree.map(lambda _: wanted, params)
-    size = config.data.image_size
 
     def gradient(params: Any, batch_stats: Any) -> Any:
         key = jax.random.key(0)
@@ -62,6 +73,8 @@ class _Uses:
             inner = [value for value in map(_jaxpr_of, equation.params.values()) if value is not None]
             if equation.primitive.name == "convert_element_type":
                 yield jnp.dtype(equation.params["new_dtype"])
+            elif equation.primitive.name == "reduce_precision":  # rounds to the values of a dtype
+                yield _rounded_to(**equation.params)
             elif equation.primitive.name in MOVES:
                 yield from (dtype for moved in equation.outvars for dtype in self.dtypes(jaxpr, moved))
             elif inner and all(len(each.invars) == len(equation.invars) for each in inner):  # a call
@@ -78,6 +91,13 @@ class _Uses:
                         index.setdefault(operand, []).append((equation, place))
             self.indices[id(jaxpr)] = index
         return self.indices[id(jaxpr)]
+
+
+def _rounded_to(exponent_bits: int, mantissa_bits: int) -> Any:
+    """The 16-bit dtype with so many bits; float32 if there is none."""
+    sixteen = (jnp.dtype(name) for name in ("bfloat16", "float16"))
+    fits = (dtype for dtype in sixteen if (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant) == (exponent_bits, mantissa_bits))
+    return next(fits, jnp.dtype(jnp.float32))
 
 
 def _jaxpr_of(value: Any) -> Any:
