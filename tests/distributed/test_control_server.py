@@ -74,6 +74,12 @@ def test_attacks_during_the_start_are_refused_and_counted_and_the_run_starts(ser
     assert len(logged) == 1  # at most a line a minute
 
 
+def close_channels(members):
+    """End clients that failed, which would otherwise report their state during later tests."""
+    for client in members:
+        client.channel.close()
+
+
 def test_attacks_during_a_run_do_not_disturb_it(free_port, monkeypatch):
     monkeypatch.setattr("jaxdp.distributed.control_server.LATE_CONNECTION_SECONDS", 0.0)
     members = join_all(free_port)
@@ -206,6 +212,7 @@ def test_an_invalid_message_of_a_client_ends_the_run_with_the_reason(free_port, 
         assert "sent an invalid message" in failure.reason
         assert reason in failure.reason
     assert members[0].server.thread.is_alive()
+    close_channels(members)
 
 
 def test_a_reported_failure_never_has_code_0_and_its_text_is_sanitized(free_port, exits):
@@ -218,6 +225,7 @@ def test_a_reported_failure_never_has_code_0_and_its_text_is_sanitized(free_port
         assert failure.code == 1
         assert str(failure).isprintable()
         assert len(str(failure)) < 2500
+    close_channels(members)
 
 
 ATTACKED = """
