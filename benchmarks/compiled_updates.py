@@ -3,7 +3,7 @@
     python benchmarks/compiled_updates.py      (needs the extra cuda13, no GPU)
 
 Adds the rows of the installed JAX to benchmarks/results/compiled_updates.json. Update and communication: what the step has more
-than its gradient on one device, which is compiled by itself.
+than its gradient on one device, which is compiled separately.
 """
 
 import json

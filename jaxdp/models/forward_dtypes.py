@@ -9,6 +9,7 @@ from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
 from jaxdp.config import Config, phase_image_size
+from jaxdp.parallel.collectives import inner_jaxprs
 from jaxdp.parallel.mesh import abstract_mesh
 
 # Operations that move values without computing with them, by their names in a jaxpr.
@@ -70,7 +71,7 @@ class _Uses:
         if any(out is variable for out in jaxpr.outvars):
             yield variable.aval.dtype
         for equation, place in self._index(jaxpr).get(variable, ()):
-            inner = [value for value in map(_jaxpr_of, equation.params.values()) if value is not None]
+            inner = [*inner_jaxprs(equation)]
             if equation.primitive.name == "convert_element_type":
                 yield jnp.dtype(equation.params["new_dtype"])
             elif equation.primitive.name == "reduce_precision":  # rounds to the values of a dtype
@@ -98,9 +99,3 @@ def _rounded_to(exponent_bits: int, mantissa_bits: int) -> Any:
     sixteen = (jnp.dtype(name) for name in ("bfloat16", "float16"))
     fits = (dtype for dtype in sixteen if (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant) == (exponent_bits, mantissa_bits))
     return next(fits, jnp.dtype(jnp.float32))
-
-
-def _jaxpr_of(value: Any) -> Any:
-    """The jaxpr of an equation's parameter, or None."""
-    jaxpr = getattr(value, "jaxpr", value)
-    return jaxpr if hasattr(jaxpr, "eqns") else None

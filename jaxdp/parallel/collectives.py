@@ -84,11 +84,11 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
             inner_times = None if times is None else times * params["length"]
         elif name == "while":
             inner_times = None
-        for inner in _inner_jaxprs(equation):
+        for inner in inner_jaxprs(equation):
             _count(inner, inner_times, axis_sizes=axis_sizes, counts=counts)
 
 
-def _inner_jaxprs(equation: Any) -> Iterator[Any]:
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
     """The jaxprs that an equation holds: of a scan, a call, the branches of a cond."""
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -101,7 +101,7 @@ def primitives(jaxpr: Any) -> set[str]:
     """The names of all primitives of a jaxpr, including those inside loops and calls."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     names = {equation.primitive.name for equation in jaxpr.eqns}
-    return names.union(*(primitives(inner) for equation in jaxpr.eqns for inner in _inner_jaxprs(equation)))
+    return names.union(*(primitives(inner) for equation in jaxpr.eqns for inner in inner_jaxprs(equation)))
 
 
 @dataclass(frozen=True)

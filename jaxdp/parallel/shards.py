@@ -5,6 +5,7 @@ parts are padded with zeros. A shard keeps the number of dimensions of its tenso
 so that a rule such as "decay tensors with two or more dimensions" means the same for shards.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,10 +39,7 @@ def to_parts(tensor: jax.Array, parts: int) -> jax.Array:
 
 def from_parts(shards: jax.Array, shape: Sequence[int]) -> jax.Array:
     """The tensor of a shape from the result of `to_parts`."""
-    flat, size = shards.reshape(-1), 1
-    for side in shape:
-        size *= side
-    return (flat if flat.size == size else flat[:size]).reshape(shape)
+    return shards.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def own_shard(tensor: jax.Array) -> jax.Array:

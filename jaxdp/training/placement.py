@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.models import Network
 from jaxdp.models.forward_dtypes import forward_dtypes
-from jaxdp.optim.squares import SumOfSquares, local_sums_of_squares
+from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
@@ -65,6 +66,11 @@ class Replicated:
     def evaluated(self, state: TrainState) -> tuple[dict, dict]:
         """`TrainState.evaluated` of a placed state."""
         return state.evaluated
+
+    def squares(self, gradient: dict, params: dict) -> Squares:
+        """Sums of squares for an update of trained parameters as a placed state has them. Called inside `shard_map`."""
+        uses_weight_norms = OPTIMIZERS[self.config.optimizer.name].uses_weight_norms
+        return Squares.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
 
     def params_gatherer(self) -> Callable[[dict], dict]:
         """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`."""

@@ -15,7 +15,6 @@ import optax
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
@@ -268,8 +267,7 @@ def make_train_step(
             images=images,
         )
         with jax.named_scope("gradient_norm"):
-            weights = trainable(state.params) if OPTIMIZERS[config.optimizer.name].uses_weight_norms else ()
-            squares = Squares.compute(gradient, weights, placement.sums_of_squares)
+            squares = placement.squares(gradient, trainable(state.params))
             gradient_norm = norm(squares.gradient)
         metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": gradient_norm}
         with jax.named_scope("optimizer"):

@@ -10,10 +10,9 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Reduce
 from jaxdp.models import Network
-from jaxdp.optim.squares import Squares, norm
+from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
 from jaxdp.registry import replicated_reason
@@ -69,8 +68,7 @@ def _compile_update(config: Config, model: Network, mesh: Mesh) -> Callable[[], 
             sharded=placement.sharded,
         )
         shards = trainable(state.params)
-        weights = shards if OPTIMIZERS[config.optimizer.name].uses_weight_norms else ()
-        squares = Squares.compute(gradient, weights, placement.sums_of_squares)
+        squares = placement.squares(gradient, shards)
         optimizer = make_optimizer(config, model, learning_rate=1e-3, momentum=0.9)
         updates, opt_state = optimizer.update(gradient, state.opt_state, shards, squares=squares)
         return optax.apply_updates(shards, updates), opt_state, norm(squares.gradient)  # the step logs the norm
