@@ -158,6 +158,11 @@ def no_excess_precision():
     os.environ["XLA_FLAGS"] = "--xla_allow_excess_precision=false"
 
 
+def convolutions_in_graphs():
+    """Command buffers (CUDA graphs) may hold convolutions too."""
+    os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer=+CONVOLUTION"
+
+
 def unchanged():
     pass
 
@@ -172,10 +177,11 @@ LEADS = {
     "float32 bias": float32_bias,
     "matrix products with a float32 bias": matrix_products,
     "moments in one product": moments_in_one_product,
+    "convolutions in graphs": convolutions_in_graphs,
 }
 FORMS = {"separate": [], "folded": ["--model.batch-norm", "folded"]}
 # Where a block before has separate terms, the kernel of the input's gradient must read them. The others change folding.
-ONLY_FOLDED = {input_gradient_kernel, no_center, float32_bias, matrix_products, moments_in_one_product}
+ONLY_FOLDED = {input_gradient_kernel, no_center, float32_bias, matrix_products, moments_in_one_product, convolutions_in_graphs}
 
 
 def measured(case: str) -> dict:
