@@ -92,6 +92,7 @@ def test_an_operation_that_a_stop_cut_off_on_one_process_is_not_completed_by_the
 
     def run(client):
         client.attach(before_exit=lambda: None, while_waiting=lambda: check(client))
+        client.status.watch_thread(threading.get_ident())
         with contextlib.suppress(InterruptedError):
             if client.rank == 0:
                 client.all_gather_object("ready", "first run")
@@ -102,7 +103,7 @@ def test_an_operation_that_a_stop_cut_off_on_one_process_is_not_completed_by_the
         return client.all_gather_object("ready", "second run")
 
     assert on_all(members, run) == [["second run"] * 2] * 2
-    assert members[0].status.position == members[1].status.position
+    assert [client.status.position for client in members] == [(1, 1, 0)] * 2
 
 
 def test_a_process_stopped_before_all_have_joined_stops_the_others(free_port):
