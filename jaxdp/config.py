@@ -540,6 +540,21 @@ class Compile(_Strict):
 
 
 @dataclass(frozen=True)
+class Storage(_Strict):
+    """Runs and data at URLs (s3://BUCKET/PATH, gs://BUCKET/PATH)."""
+
+    directory: str = "auto"
+    """Directory for local copies of runs and data at URLs. auto: jaxdp/storage
+    in XDG_CACHE_HOME or ~/.cache"""
+    cache_gigabytes: Positive = 100.0
+    """Largest size of the local copies of data, in GB; what was used least recently is removed first"""
+    upload_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
+    """Time in seconds between uploads of the log"""
+    lease_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 60.0
+    """Time in seconds without renewal after which another process may take over a run at a URL"""
+
+
+@dataclass(frozen=True)
 class Logging(_Strict):
     """Logs and profiles."""
 
@@ -580,6 +595,7 @@ class Config(_Strict):
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     compile: Compile = field(default_factory=Compile)
+    storage: Storage = field(default_factory=Storage)
     logging: Logging = field(default_factory=Logging)
 
 
@@ -603,6 +619,7 @@ RESUME_SAFE_FIELDS = (
     "guard",
     "finetune.weights",  # identified by finetune.digest
     "compile",
+    "storage",
     "data.directory",
     "data.threads",
     "data.ahead_bytes",

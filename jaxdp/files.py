@@ -19,9 +19,13 @@ class NotRegularError(OSError):
     """A pipe, device, socket or directory in place of a file: reading it could block or never end."""
 
 
+def is_url(path: object) -> bool:
+    return URL.match(str(path).lstrip()) is not None
+
+
 def check_local(path: object, field: str) -> None:
     """Raise ConfigError, naming `field`, for a URL, which would otherwise become a local directory such as `gs:`."""
-    if URL.match(str(path).lstrip()):
+    if is_url(path):
         raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
 
 

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Folders of jaxdp/, lowest first; the modules beside them are named in BASE, or here. Each imports from lines above its own.
 FOLDERS = [
     "base",
-    "xla optim",
+    "xla optim storage",
     "distributed parallel",
     "models data",
     "planning",

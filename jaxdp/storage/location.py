@@ -1,0 +1,164 @@
+"""A folder at a URL: reading, writing, listing and removing objects through fsspec (extra `cloud`)."""
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxdp.errors import ConfigError, first_line
+
+CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
+
+
+def _s3_options() -> dict[str, Any]:
+    return {"config_kwargs": {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}}
+
+
+def _gcs_options() -> dict[str, Any]:
+    import aiohttp
+
+    return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)}
+
+
+PROTOCOLS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {  # protocol -> package of the extra, options
+    "s3": ("s3fs", _s3_options),
+    "s3a": ("s3fs", _s3_options),
+    "gs": ("gcsfs", _gcs_options),
+    "gcs": ("gcsfs", _gcs_options),
+}
+PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+
+
+class StorageError(OSError):
+    """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
+
+    def __init__(self, reason: str, url: str, *, permanent: bool = False) -> None:
+        super().__init__(errno.EIO, reason, url)
+        self.permanent = permanent
+
+
+class ObjectNotFoundError(StorageError):
+    """An object, or the bucket it is in, does not exist."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__("not found", url, permanent=True)
+
+
+def join_url(url: str, *names: str) -> str:
+    return "/".join([url.rstrip("/"), *names])
+
+
+def open_location(url: str, field: str) -> "Location":
+    """The folder at `url`; nothing is requested from it.
+
+    Raises ConfigError, naming `field`, for an unknown protocol, and if no installed package reads such URLs.
+    """
+    import fsspec
+
+    url = url.strip().rstrip("/")
+    protocol = url.partition(":")[0]
+    package, options = PROTOCOLS.get(protocol, ("", dict))
+    try:
+        fs, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options())
+    except ImportError as error:
+        reason = f"{package} is not installed" if package else first_line(error)
+        hint = "pip install -e '.[cloud]'" if package else "install the package of fsspec that reads such URLs"
+        raise ConfigError(field, url, reason=reason, hint=hint) from None
+    except ValueError as error:
+        hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
+        raise ConfigError(field, url, reason=first_line(error), hint=hint) from None
+    except Exception as error:  # by package, such as missing credentials
+        raise ConfigError(field, url, reason=_reason(error)) from None
+    return Location(fs, path.rstrip("/"), url)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A folder at a URL. Names of objects are relative to it.
+
+    fs: fsspec's file system; path: of the folder there; url: as the user gave it. Every method raises StorageError if a request
+    fails, and ObjectNotFoundError if an object that it reads does not exist.
+    """
+
+    fs: Any
+    path: str
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+    def child(self, name: str) -> "Location":
+        return Location(self.fs, f"{self.path}/{name}", join_url(self.url, name))
+
+    def read(self, name: str) -> bytes:
+        with self._errors(name):
+            return self.fs.cat_file(f"{self.path}/{name}")
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._errors(name):
+            self._make_parent(name)
+            self.fs.pipe_file(f"{self.path}/{name}", data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object unless it exists, in one atomic request; returns whether it was written."""
+        with self._errors(name):
+            self._make_parent(name)
+            try:
+                self.fs.pipe_file(f"{self.path}/{name}", data, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def upload(self, file: Path, name: str) -> None:
+        """Write an object with the content of a local file. An interrupted upload leaves no object, or the previous one."""
+        with self._errors(name):
+            self._make_parent(name)
+            self.fs.put_file(str(file), f"{self.path}/{name}")
+
+    def download(self, name: str, file: Path) -> None:
+        """Write an object to a local file; a download that failed leaves a file that is incomplete."""
+        with self._errors(name):
+            self.fs.get_file(f"{self.path}/{name}", str(file))
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Name -> bytes of all objects at any depth below `folder`; empty if there are none."""
+        root = f"{self.path}/{folder}" if folder else self.path
+        with self._errors(folder):
+            try:
+                found = self.fs.find(root, detail=True)
+            except FileNotFoundError:
+                return {}
+        prefix = len(self.path) + 1
+        return {path[prefix:]: int(info["size"]) for path, info in found.items() if len(path) > prefix}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; those that do not exist are skipped."""
+        for name in names:
+            with self._errors(name), suppress(FileNotFoundError):
+                self.fs.rm_file(f"{self.path}/{name}")
+
+    def _make_parent(self, name: str) -> None:
+        """Create the parent folder on a file system that has folders."""
+        if "file" in _protocols(self.fs):
+            self.fs.makedirs(self.fs._parent(f"{self.path}/{name}"), exist_ok=True)
+
+    @contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        url = join_url(self.url, name) if name else self.url
+        try:
+            yield
+        except FileNotFoundError:
+            raise ObjectNotFoundError(url) from None
+        except Exception as error:  # its type depends on the package
+            raise StorageError(_reason(error), url, permanent=isinstance(error, PERMANENT)) from None
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _reason(error: Exception) -> str:
+    """One line on why a request failed."""
+    return (isinstance(error, OSError) and error.strerror) or first_line(error)
