@@ -176,6 +176,8 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
+            if self._outage[0] == "refuse":  # accepted just before
+                raise Reset
             while await self._exchange(reader, writer):
                 pass
         except (Reset, OSError, EOFError):
@@ -198,9 +200,11 @@ class FaultProxy:
             self._in_flight.append(request)
             status, answer, content = await self._answer(start, headers, body, rules)
             await self._respond(writer, (status, answer, content), request, rules)
+        except (Reset, OSError, EOFError):
+            request.status = 0
+            raise
         finally:
-            self._in_flight = [other for other in self._in_flight if other is not request]
-            self._log.append(request)
+            self._record(request)
         return headers.get("connection", "").lower() != "close"
 
     async def _receive(self, reader, headers, request, rules) -> bytes:
@@ -245,21 +249,27 @@ class FaultProxy:
         elif not bodiless(request.method, start):
             headers = headers | {"content-length": str(len(content))}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        writer.write(f"{start}\r\n{head}\r\n".encode("latin-1"))
-        cut = rules.get("cut_download")
-        for position in range(0, len(content), CHUNK):
-            chunk = content[position : position + CHUNK]
-            if cut:
-                chunk = chunk[: max(0, cut.bytes - position)]
-            await self._pace("down", len(chunk))
-            writer.write(chunk)
+        cut = rules.get("cut_download") if content else None
+        content = content[: cut.bytes] if cut else content
+        pieces = [f"{start}\r\n{head}\r\n".encode("latin-1")]
+        pieces += [content[position : position + CHUNK] for position in range(0, len(content), CHUNK)]
+        for number, piece in enumerate(pieces):
+            if number:
+                await self._pace("down", len(piece))
+                request.received += len(piece)
+            if number == len(pieces) - 1 and not cut:  # in the log before the client has the answer
+                request.status = int(start.split(" ")[1])
+                self._record(request)
+            writer.write(piece)
             await writer.drain()
-            request.received += len(chunk)
-        if cut and content:
+        if cut:
             await asyncio.sleep(0.05)  # a reset discards what the client has not read yet
             raise Reset
-        await writer.drain()
-        request.status = int(start.split(" ")[1])
+
+    def _record(self, request: Request) -> None:
+        self._in_flight = [other for other in self._in_flight if other is not request]
+        if not any(other is request for other in self._log[-1000:]):
+            self._log.append(request)
 
     async def _pace(self, direction: str, size: int) -> None:
         """Wait until a direction of limited bandwidth has passed so many bytes more."""
