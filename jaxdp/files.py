@@ -29,6 +29,11 @@ def check_local(path: object, field: str) -> None:
         raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
 
 
+def user_cache() -> Path:
+    """The directory of jaxdp's caches: jaxdp in XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxdp"
+
+
 def is_run(path: str | Path) -> bool:
     """Whether a directory holds a run."""
     return (Path(path) / CONFIG).is_file()

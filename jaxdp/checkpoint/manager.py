@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -30,11 +30,11 @@ from jaxdp.checkpoint.orbax_io import (
     copy_to_host,
     load_state,
     make_checkpointer,
+    part_folder,
     save_error,
     silence_orbax,
     write_state,
 )
-from jaxdp.checkpoint.progress import Progress
 from jaxdp.checkpoint.replicas import StateReport, rejection_reason
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint as CheckpointConfig
@@ -58,6 +58,16 @@ class Rollback(NamedTuple):
     failures: list[str]
 
 
+class Uploader(Protocol):
+    """Uploads checkpoints. All processes call it alike, but for `reject`, which only rank 0 calls."""
+
+    def enqueue(self, samples: int) -> None:
+        """Upload the checkpoint of `samples` samples, which is complete. Called in the saving thread."""
+
+    def reject(self, *, after: int, reason: str) -> None:
+        """Mark the checkpoints of more than `after` samples as not to be used."""
+
+
 class Replicas(NamedTuple):
     """diverged: this process's devices whose parameters differ from most of their replicas. parts: see `local_parts`."""
 
@@ -75,13 +85,20 @@ class CheckpointManager:
     All processes of the group write; rank 0 completes, removes and reports. In a run of one process a failed save is reported
     and the run continues; with several processes it ends the run, because a disk that is full for one would block all of them.
 
-    info: called with each message for the user. last_error: why the last save failed; None if it succeeded.
+    info: called with each message for the user. uploader: told of complete and of quarantined checkpoints. last_error: why the
+    last save failed; None if it succeeded.
     """
 
     def __init__(
-        self, folder: Path, config: CheckpointConfig, info: Callable[[str], Any], *, group: ProcessGroup | None = None
+        self,
+        folder: Path,
+        config: CheckpointConfig,
+        info: Callable[[str], Any],
+        *,
+        group: ProcessGroup | None = None,
+        uploader: Uploader | None = None,
     ) -> None:
-        self.folder, self.info, self.group = folder, info, group or SingleProcess()
+        self.folder, self.info, self.group, self.uploader = folder, info, group or SingleProcess(), uploader
         self.retention = Retention(config.keep)
         self.last_error: str | None = None
         self._rejection: TrainingError | None = None
@@ -91,7 +108,7 @@ class CheckpointManager:
         silence_orbax()
         if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
             wait([unfinished])
-        self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes, all_processes=True)
+        self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes)
 
     def save(
         self,
@@ -172,11 +189,6 @@ class CheckpointManager:
             raise TrainingError(f"no checkpoint in {self.folder} is valid ({errors}); to start over, use --resume never")
         return None
 
-    def continue_from(self, manifest: Manifest) -> None:
-        """Adopt the retained and audited checkpoints that the run had when it saved this checkpoint."""
-        progress = Progress(**manifest.metadata["progress"])
-        self.retention.resume(progress.retained, progress.audited_checkpoint, resumed=manifest.samples)
-
     def retain_latest(self, max_samples: int) -> Manifest | None:
         """Never remove the newest valid checkpoint of at most `max_samples` samples; returns it, or None if there is none."""
         manifest = latest_valid(self.folder, max_samples)
@@ -204,6 +216,9 @@ class CheckpointManager:
                     quarantined.append(quarantine(path, SUSPECT))
                 except OSError as error:
                     failures.append(f"{path} ({error.strerror})")
+        if self.uploader:
+            after = trusted.samples if trusted else -1
+            self.uploader.reject(after=after, reason="it was saved after the last audit that passed")
         return Rollback(trusted.path if trusted else None, quarantined, failures)
 
     # The following methods run in the saving thread.
@@ -242,16 +257,20 @@ class CheckpointManager:
             self._rejection = TrainingError(reason)
             return
         error = next((report.error for report in reports if report.error), None)
+        files: dict[str, list] = {}
         if error is None:
-            error = self._write(path, host_state)
+            files, error = self._write(path, host_state)
         if group.is_rank0 and error is None:
             bad_images = {name: reason for report in reports for name, reason in report.bad_images.items()}
             if bad_images:
                 metadata = metadata | {"progress": metadata["progress"] | {"bad_images": bad_images}}
-            error = self._complete(path, samples, metadata, arrays=arrays, before_manifest=before_manifest)
+            manifest = Manifest(path, samples, metadata, arrays, files, parts=group.num_processes)
+            error = self._complete(manifest, before_manifest)
         self.last_error = error = group.broadcast_object("manifest", error)
         if error is None:
             group.set_resume_hint(f"the same command continues from {self.folder / str(samples)}")
+            if self.uploader:
+                self.uploader.enqueue(samples)
         elif group.is_rank0:
             self._abandon(path, error)
 
@@ -266,26 +285,28 @@ class CheckpointManager:
         except Exception as error:  # its type depends on the file system
             return {}, None, save_error(error)
 
-    def _write(self, path: Path, host_state: Any) -> str | None:
-        """Write the arrays; returns the first error of any process."""
-        error = None
+    def _write(self, path: Path, host_state: Any) -> tuple[dict[str, list], str | None]:
+        """Write this process's part of the arrays; returns (checksums of all files, first error of any process)."""
+        rank, processes = self.group.rank, self.group.num_processes
+        error, files = None, {}
         try:
-            write_state(self._checkpointer, path, host_state, num_processes=self.group.num_processes)
+            write_state(self._checkpointer, path, host_state, part=rank, parts=processes)
+            files = {name: file_checksum(path / name) for name in state_files(path, part_folder(rank, processes))}
         except Exception as failure:  # for example a full disk
             error = save_error(failure)
-            if self.group.num_processes > 1:  # the others wait in Orbax, which does not pass on the error
+            if processes > 1:
                 self._abandon(path, error)
-        return next(filter(None, self.group.all_gather_object("written", error)), None)
+        reports = self.group.all_gather_object("written", (files, error))
+        error = next((error for _, error in reports if error), None)
+        return {name: checksum for files, _ in reports for name, checksum in files.items()}, error
 
-    def _complete(
-        self, path: Path, samples: int, metadata: dict, *, arrays: dict, before_manifest: Callable[[], None]
-    ) -> str | None:
+    def _complete(self, manifest: Manifest, before_manifest: Callable[[], None]) -> str | None:
         """Write the manifest and rename the directory to its final name; returns the error if that fails."""
+        path = manifest.path
         try:
             before_manifest()
-            files = {name: file_checksum(path / name) for name in state_files(path)}
-            write_manifest(Manifest(path, samples, metadata, arrays, files))
-            final = self.folder / str(samples)
+            write_manifest(manifest)
+            final = self.folder / str(manifest.samples)
             if final.exists():  # of the same samples, saved before their evaluation
                 replaced = _rename_for_removal(final)
                 path.rename(final)

@@ -1,7 +1,8 @@
 """Checkpoint manifest: file checksums and array checksums, written last.
 
 A checkpoint is a directory named by the number of samples seen. It holds `state/`, written by Orbax, and `manifest.json` with
-the run's metadata, the size and checksum of every file, and dtype, shape and checksum of every array.
+the run's metadata, the size and checksum of every file, and dtype, shape and checksum of every array. Several processes write
+`state/part-RANK/`, each with some of the arrays.
 """
 
 import errno
@@ -71,6 +72,7 @@ class _ManifestFile(BaseModel):
     metadata: _Metadata
     arrays: dict[str, tuple[str, list[int], str]]
     files: dict[Annotated[str, AfterValidator(_check_inside)], tuple[Annotated[int, Field(ge=0)], str]]
+    parts: Annotated[int, Field(ge=1, lt=2**31)] = 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Manifest:
     """A checkpoint's manifest.
 
     path: the checkpoint's directory. samples: number of samples seen. metadata: JSON-compatible dict with the run's progress,
-    config, epoch and accuracy. arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum].
+    config, epoch and accuracy. arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum]. parts: number of
+    processes that wrote the state, each a part of the arrays. url: where the checkpoint was downloaded from.
     """
 
     path: Path
@@ -86,6 +89,13 @@ class Manifest:
     metadata: dict
     arrays: dict[str, list]
     files: dict[str, list]
+    parts: int = 1
+    url: str | None = None
+
+    @property
+    def location(self) -> str:
+        """Where the checkpoint is, for messages: its URL or its directory."""
+        return self.url or str(self.path)
 
     @property
     def accuracy(self) -> float | None:
@@ -117,6 +127,12 @@ def read_manifest(path: Path) -> Manifest:
         text = read_regular(file)
     except OSError as error:
         raise _read_error(file, error) from None
+    return parse_manifest(text, path)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """The manifest with the content `text` of the checkpoint at `path`. Raises CorruptCheckpoint."""
+    file = path / MANIFEST
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CorruptCheckpoint(f"{file} is corrupt: wrong checksum")
@@ -134,7 +150,9 @@ def read_manifest(path: Path) -> Manifest:
         raise CorruptCheckpoint(
             f"{file} is corrupt: samples is {fields['samples']}, but metadata.progress.samples is {progress_samples}"
         )
-    return Manifest(path, fields["samples"], fields["metadata"], fields["arrays"], fields["files"])
+    return Manifest(
+        path, fields["samples"], fields["metadata"], fields["arrays"], fields["files"], parts=fields.get("parts", 1)
+    )
 
 
 def _read_error(file: Path, error: OSError) -> Exception:
@@ -146,7 +164,7 @@ def _read_error(file: Path, error: OSError) -> Exception:
 
 def write_manifest(manifest: Manifest) -> None:
     """Write manifest.json, followed by a line with its SHA-256, and sync it to the disk. Raises OSError."""
-    fields = {name: getattr(manifest, name) for name in ("samples", "metadata", "arrays", "files")}
+    fields = {name: getattr(manifest, name) for name in ("samples", "metadata", "arrays", "files", "parts")}
     body = json.dumps(fields, indent=1).encode()
     content = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
     write_atomically(manifest.path / MANIFEST, content, sync=True)
@@ -164,9 +182,9 @@ def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
     return [num_bytes, f"{crc:08x}"]
 
 
-def state_files(path: Path) -> list[str]:
-    """Names of all files in the state folder of the checkpoint at `path`, sorted."""
-    return sorted(str(file.relative_to(path)) for file in (path / STATE).rglob("*") if file.is_file())
+def state_files(path: Path, folder: str = STATE) -> list[str]:
+    """Names of all files in the state folder of the checkpoint at `path`, or in a part of it, sorted."""
+    return sorted(str(file.relative_to(path)) for file in (path / folder).rglob("*") if file.is_file())
 
 
 def verify_files(manifest: Manifest) -> None:

@@ -25,19 +25,13 @@ class CheckpointMismatch(Exception):
     """A valid checkpoint whose arrays do not match the requested state. The message names the first array that differs."""
 
 
-def make_checkpointer(rank: int, num_processes: int, *, all_processes: bool) -> ocp.StandardCheckpointer:
-    """An Orbax checkpointer for this process or for all processes of the run.
-
-    The processes synchronize by messages: Orbax's collectives would interleave with those of the training step.
-    """
+def make_checkpointer(rank: int, num_processes: int) -> ocp.StandardCheckpointer:
+    """An Orbax checkpointer for this process alone: Orbax's collectives would interleave with those of the training step."""
     async_options = ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS)
     if num_processes == 1:
         return ocp.StandardCheckpointer(async_options=async_options)
-    active = set(range(num_processes)) if all_processes else {rank}
     options = ocp.options.MultiprocessingOptions(
-        primary_host=0 if all_processes else rank,
-        active_processes=active,
-        barrier_sync_key_prefix="all" if all_processes else f"rank {rank}",
+        primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"rank {rank}"
     )
     return ocp.StandardCheckpointer(multiprocessing_options=options, async_options=async_options)
 
@@ -58,8 +52,8 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
             )
     verify_files(manifest)
     try:
-        with make_checkpointer(jax.process_index(), jax.process_count(), all_processes=False) as checkpointer:
-            state = checkpointer.restore((manifest.path / STATE).absolute(), abstract_state)
+        with make_checkpointer(jax.process_index(), jax.process_count()) as checkpointer:
+            state = _restore(checkpointer, manifest, abstract_state)
     except Exception as error:  # OSError, ValueError or a bare Exception, depending on Orbax's version
         raise UnreadableCheckpoint(
             f"{manifest.path / STATE} cannot be read although its checksums match: {first_line(error)}"
@@ -70,10 +64,59 @@ def load_state(manifest: Manifest, abstract_state: Any) -> Any:
     return state
 
 
-def write_state(checkpointer: ocp.StandardCheckpointer, path: Path, host_state: Any, *, num_processes: int) -> None:
-    """Write the state folder of the checkpoint at `path` and wait until it is complete. All processes call this."""
-    checkpointer.save((path / STATE).absolute(), _shard_over_processes(host_state, num_processes))
-    checkpointer.wait_until_finished()
+def _restore(checkpointer: ocp.StandardCheckpointer, manifest: Manifest, abstract_state: Any) -> Any:
+    if manifest.parts == 1:
+        return checkpointer.restore((manifest.path / STATE).absolute(), abstract_state)
+    leaves, structure = jax.tree.flatten(abstract_state)
+    restored: list[Any] = [None] * len(leaves)
+    for part in range(manifest.parts):
+        numbers, tree = _part(abstract_state, part, manifest.parts)
+        if numbers:
+            arrays = checkpointer.restore((manifest.path / part_folder(part, manifest.parts)).absolute(), tree)
+            for number, array in zip(numbers, jax.tree.leaves(arrays), strict=True):
+                restored[number] = array
+    return jax.tree.unflatten(structure, restored)
+
+
+def part_folder(part: int, parts: int) -> str:
+    """The folder of a part of the state in a checkpoint that `parts` processes have written."""
+    return STATE if parts == 1 else f"{STATE}/part-{part}"
+
+
+def write_state(checkpointer: ocp.StandardCheckpointer, path: Path, host_state: Any, *, part: int, parts: int) -> None:
+    """Write a part of the state of the checkpoint at `path` and wait until it is complete. Each process writes its own."""
+    numbers, tree = _part(host_state, part, parts)
+    if parts == 1:
+        tree = host_state
+    else:
+        (path / STATE).mkdir(parents=True, exist_ok=True)
+    if numbers:
+        checkpointer.save((path / part_folder(part, parts)).absolute(), tree)
+        checkpointer.wait_until_finished()
+
+
+def _part(tree: Any, part: int, parts: int) -> tuple[list[int], dict]:
+    """(numbers of the leaves in a part, in the order of its tree; the part as nested dicts with the names of the tree).
+
+    The largest leaf goes to the part with the fewest bytes so far, and so on, so that all processes write about as much.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes, members = [0] * parts, []
+    for number in sorted(range(len(leaves)), key=lambda number: (-leaves[number][1].size, number)):
+        smallest = min(range(parts), key=lambda part: (sizes[part], part))
+        sizes[smallest] += leaves[number][1].size * leaves[number][1].dtype.itemsize
+        members += [number] if smallest == part else []
+    nested: dict = {}
+    for number in members:
+        path, leaf = leaves[number]
+        *folders, name = (jax.tree_util.keystr((entry,), simple=True) for entry in path)
+        folder = nested
+        for key in folders:
+            folder = folder.setdefault(key, {})
+        folder[name] = number, leaf
+    pairs = jax.tree.leaves(nested, is_leaf=lambda node: isinstance(node, tuple))
+    leaf_tree = jax.tree.map(lambda pair: pair[1], nested, is_leaf=lambda node: isinstance(node, tuple))
+    return [number for number, _ in pairs], leaf_tree
 
 
 def copy_to_host(state: Any, buffers: Any = None) -> Any:
@@ -99,28 +142,6 @@ def all_finite(tree: Any) -> bool:
 
 def _array_type(description: list | None) -> str:
     return f"{description[0]} of shape {tuple(description[1])}" if description else "nothing"
-
-
-def _shard_over_processes(host_state: Any, num_processes: int) -> Any:
-    """With several processes, arrays sharded over them, so that each process writes a part of the checkpoint.
-
-    Orbax would split replicated arrays on the devices while the step runs. On CPU devices that deadlocks: the splits occupy all
-    slots for single-device programs and wait for threads that wait for them in a collective.
-    """
-    if num_processes == 1:
-        return host_state
-    first_devices: dict[int, jax.Device] = {}
-    for device in jax.devices():
-        first_devices.setdefault(device.process_index, device)
-    mesh = jax.sharding.Mesh(np.array([first_devices[rank] for rank in sorted(first_devices)]), ("process",))
-
-    def shard(leaf: np.ndarray) -> jax.Array:
-        axis = next((axis for axis, size in enumerate(leaf.shape) if size and size % num_processes == 0), None)
-        spec = () if axis is None else (*[None] * axis, "process")
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
-        return jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__)
-
-    return jax.tree.map(shard, host_state)
 
 
 def save_error(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from jaxdp.checkpoint.listing import by_accuracy
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.progress import Progress
 
 
 class Retention:
@@ -9,6 +10,7 @@ class Retention:
 
     Checkpoints are identified by their number of samples. retained: checkpoints that are never removed. audited: the newest
     checkpoint when an audit last passed. resumed: the checkpoint this session started from, kept until an audit passes.
+    uploading: the checkpoint that is being uploaded.
     """
 
     def __init__(self, keep: int) -> None:
@@ -16,6 +18,20 @@ class Retention:
         self.retained: list[int] = []
         self.audited: int | None = None
         self.resumed: int | None = None
+        self.uploading: int | None = None
+
+    @classmethod
+    def of_run(cls, keep: int, newest: Manifest | None) -> "Retention":
+        """The rules for a run whose newest checkpoint is `newest`; None if it has none."""
+        retention = cls(keep)
+        if newest is not None:
+            retention.continue_from(newest)
+        return retention
+
+    def continue_from(self, manifest: Manifest) -> None:
+        """Adopt the retained and audited checkpoints that the run had when it saved this checkpoint."""
+        progress = Progress(**manifest.metadata["progress"])
+        self.resume(progress.retained, progress.audited_checkpoint, resumed=manifest.samples)
 
     def resume(self, retained: list[int], audited: int | None, *, resumed: int) -> None:
         """Continue with the retained and audited checkpoints of the run's earlier sessions."""
@@ -37,6 +53,6 @@ class Retention:
 
     def expired(self, manifests: list[Manifest]) -> list[Manifest]:
         """The checkpoints to remove. manifests: all of the run's, newest first."""
-        kept = {self.audited, self.resumed, *self.retained}
+        kept = {self.audited, self.resumed, self.uploading, *self.retained}
         kept |= {manifest.samples for manifest in [*manifests[: self.keep], *by_accuracy(manifests)[:1]]}
         return [manifest for manifest in manifests if manifest.samples not in kept]

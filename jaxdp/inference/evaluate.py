@@ -15,7 +15,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.real_labels import RealLabels
 from jaxdp.training import evaluation
-from jaxdp.training.run_dir import CLASSES, class_names, run_config
+from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_config
 
 
 def evaluate(
@@ -99,7 +99,7 @@ def _evaluate(
     observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
     result = _evaluate_on(data, config, state.evaluated, mesh=mesh, on_batch=on_batch or observer)
     result |= observer.result if observer else {}
-    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": str(manifest.path)}
+    return result | {"samples": manifest.samples, "epoch": manifest.epoch, "checkpoint": manifest.location}
 
 
 def _evaluate_on(
@@ -114,7 +114,7 @@ def _evaluate_on(
 
 def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[str]) -> None:
     """Raise ConfigError if the data's classes differ from those the run was trained on, or come in another order."""
-    if not classes or not (Path(workdir) / CLASSES).exists():
+    if not classes or read_run_text(workdir, CLASSES) is None:
         return
     for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.class_count), classes, strict=False)):
         if trained != current:

@@ -61,7 +61,7 @@ def export(
         "output": str(output),
         "tensors": len(tensors),
         "bytes": weights.save(output, tensors, metadata),
-        "checkpoint": str(manifest.path),
+        "checkpoint": manifest.location,
         "format": format,
         "warnings": warnings,
     }

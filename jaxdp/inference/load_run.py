@@ -10,13 +10,24 @@ import jax
 
 from jaxdp import models
 from jaxdp.checkpoint.listing import by_accuracy, checkpoint_paths
-from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest, UnreadableCheckpoint, read_manifest, verify_files
+from jaxdp.checkpoint.manifest import (
+    MANIFEST,
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    read_manifest,
+    verify_files,
+)
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.config import Config, Data, Preprocessing, evaluation_words
+from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests, storage_errors
+from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
+from jaxdp.files import is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.storage.local import temporary_directory
+from jaxdp.storage.location import ObjectNotFoundError
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
@@ -38,14 +49,15 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
     Reads and verifies every byte of every checkpoint. Raises ConfigError if `workdir` holds no run.
     """
     run_config(workdir)
+    if is_url(workdir):
+        return _list_remote(str(workdir))
     rows = []
     for path in reversed(checkpoint_paths(Path(workdir) / CHECKPOINTS)):
         row: dict[str, Any] = {"path": str(path), "samples": int(path.name)}
         row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
         try:
             manifest = read_manifest(path)
-            row |= {"epoch": manifest.epoch, "steps": manifest.metadata["progress"]["steps"]}
-            row |= {"accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
+            row |= _facts(manifest)
             verify_files(manifest)
         except (CorruptCheckpoint, UnreadableCheckpoint) as error:
             row["error"] = str(error)
@@ -53,6 +65,36 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
                 continue
         rows.append(row)
     return rows
+
+
+def _list_remote(url: str) -> list[dict[str, Any]]:
+    """The rows of `list_checkpoints` of a run at a URL; downloads every checkpoint, one at a time."""
+    rows = []
+    remote, names, manifests = list_manifests(url)
+    for name in reversed(names):
+        row: dict[str, Any] = {"path": remote.url_of(name), "samples": name.samples}
+        row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
+        manifest = manifests[name]
+        if isinstance(manifest, Manifest):
+            row |= _facts(manifest)
+            with temporary_directory(Storage()) as folder, storage_errors(url, "--workdir"):
+                try:
+                    remote.download_checkpoint(name, Path(folder))
+                except CorruptCheckpoint as error:
+                    row["error"] = str(error)
+                except ObjectNotFoundError as error:
+                    if not remote.location.sizes(name.path(MANIFEST)):
+                        continue  # removed meanwhile by a training process
+                    row["error"] = f"{error.filename} is missing"
+        else:
+            row["error"] = manifest
+        rows.append(row)
+    return rows
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    steps = manifest.metadata["progress"]["steps"]
+    return {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
 
 
 def choose_checkpoint(workdir: str | Path, checkpoint: str = "newest") -> Manifest:
@@ -112,13 +154,19 @@ def _checkpoint_at(folder: Path, samples: str) -> Manifest:
 
 
 def load_run(workdir: str | Path, checkpoint: str = "newest", config: Config | None = None) -> LoadedRun:
-    """Restore a checkpoint of the run in `workdir` on all devices of this machine.
+    """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
     checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. Raises ConfigError if
     the checkpoint is missing, corrupt, or of another model.
     """
     config = run_config(workdir) if config is None else validate(config)
-    manifest = choose_checkpoint(workdir, checkpoint)
+    if not is_url(workdir):
+        return _load(choose_checkpoint(workdir, checkpoint), config)
+    with temporary_directory(config.storage) as folder:
+        return _load(download_checkpoint(str(workdir), "--workdir", Path(folder), checkpoint=checkpoint), config)
+
+
+def _load(manifest: Manifest, config: Config) -> LoadedRun:
     devices = runtime.start(config.mesh, compile=config.compile)
     mesh = make_mesh(*choose_shape(config.mesh, len(devices), jax.process_count()))
     name = manifest.path.name

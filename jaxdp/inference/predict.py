@@ -120,7 +120,7 @@ def predict_source(
     top = _checked_top(source, names, top)
     single_mesh = dataclasses.replace(config, mesh=Mesh(cpu_devices=config.mesh.cpu_devices))  # not the mesh it was trained on
     state, config, manifest = load_run(workdir, checkpoint, single_mesh)
-    about = {"checkpoint": str(manifest.path), "samples": manifest.samples, "epoch": manifest.epoch}
+    about = {"checkpoint": manifest.location, "samples": manifest.samples, "epoch": manifest.epoch}
     return _predict_source(config, state.evaluated, source, names=names, top=top, about=about)
 
 

@@ -55,7 +55,7 @@ def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[
 
 
 def _refused(run: History, reason: str, hint: str = "leave --communication out") -> ConfigError:
-    return ConfigError("--communication", reason=f"the run {str(run.path)!r} {reason}", hint=hint)
+    return ConfigError("--communication", reason=f"the run {run.files.workdir!r} {reason}", hint=hint)
 
 
 def _plan_on_same_devices(run: History) -> tuple["Plan", list["jax.Device"]]:

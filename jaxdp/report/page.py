@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.files import NotRegularError, check_local, read_regular
+from jaxdp.files import NotRegularError, check_local, is_url, read_regular
 from jaxdp.report.communication import measure_communication
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.run_history import History, read_all
@@ -28,7 +28,6 @@ from jaxdp.report.tables import (
     results_table,
     time_table,
 )
-from jaxdp.training.run_dir import CHECKPOINTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,11 +68,11 @@ def write(
 ) -> Path:
     """Write report.html with its figures and CSV files for one or more runs; returns the path of the page.
 
-    workdirs: the directory of a run, or a list of them.
-    output: directory of the page; None: WORKDIR/report for one run, ./report for several. evaluate: evaluate the held-out
-    images by class, on the accelerators of this machine or on one CPU device. checkpoint: the checkpoint for it: newest, best,
-    or its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure
-    exposed communication on devices like those of the runs, which must be idle, and keep it in WORKDIR/communication.json.
+    workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
+    ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
+    one CPU device. checkpoint: the checkpoint for it: newest, best, or its number of samples. datasets: as for `jaxdp.train`,
+    for runs that were given theirs. communication: first measure exposed communication on devices like those of the runs,
+    which must be idle, and keep it in WORKDIR/communication.json, unless WORKDIR is a URL.
     info: receives progress lines. Replaces an earlier report in the directory.
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
@@ -93,7 +92,7 @@ def write(
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
     plots.check_number(workdirs)
     runs = read_all(workdirs)
-    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 else Path("report")
+    default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
     folder = default if output is None else Path(output)
     _make_directory(folder)
     old_files = _files_of_earlier_report(folder)
@@ -154,8 +153,8 @@ def _foreign_file(folder: Path, name: str) -> ConfigError:
 
 def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
     """Raise ConfigError if no run has a checkpoint of this name."""
-    folders = [run.path / CHECKPOINTS for run in runs]
-    if checkpoint not in ("newest", "best") and not any((folder / checkpoint).is_dir() for folder in folders if checkpoint):
+    known = {str(samples) for run in runs for samples in run.files.samples}
+    if checkpoint not in ("newest", "best", *known):
         raise ConfigError("--checkpoint", checkpoint, reason="not found", hint="give newest, best, or its number of samples")
 
 
@@ -170,7 +169,7 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     try:
         config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
         given = datasets if run.config.data.source == "given" else None
-        metrics, counts, names = confusion_matrix(config, run.path, checkpoint, datasets=given)
+        metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"
     caption = f"{metrics['checkpoint']}, epoch {metrics['epoch']:.2f}: {100 * metrics['eval_accuracy']:.2f} % of "

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Config
 from jaxdp.files import read_text
-from jaxdp.report.summary import read_run
+from jaxdp.report.run_files import RunFiles, open_run_files
+from jaxdp.report.summary import read_files
 from jaxdp.training.result import read_result
-from jaxdp.training.run_dir import CHECKPOINTS, in_use, read_result_text
+from jaxdp.training.run_dir import read_result_text
 from jaxdp.validation import to_json
 
 NAN = float("nan")
@@ -39,13 +39,18 @@ class History:
     as_of: point of the run that `result` describes, for people.
     """
 
-    path: Path
+    files: RunFiles
     label: str
     config: Config
     records: list[dict]
     status: str
     result: dict
     as_of: str
+
+    @property
+    def path(self) -> Path:
+        """The directory of the run's files, or of their copies."""
+        return self.files.path
 
     @property
     def training(self) -> list[dict]:
@@ -100,18 +105,17 @@ class History:
 
 def read(workdir: str | os.PathLike, label: str | None = None) -> History:
     """The run in a directory. Raises ConfigError if it holds none, or if a file is damaged."""
-    path = Path(workdir)
-    config, records = read_run(path)
-    label = label or config.name
+    files = open_run_files(workdir)
+    config, records = read_files(files)
+    label, path, newest = label or config.name, files.path, files.newest
     if (path / "result.json").exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
-        return History(path, label, config, records, "finished", result, "the end")
-    status = "running" if in_use(path) else "stopped"
-    newest = next(read_manifests(path / CHECKPOINTS), None)
+        return History(files, label, config, records, "finished", result, "the end")
+    status = "running" if files.is_running else "stopped"
     if newest is None:
-        return History(path, label, config, records, status, {}, "")
+        return History(files, label, config, records, status, {}, "")
     as_of = f"the newest checkpoint, epoch {newest.epoch:.2f}"
-    return History(path, label, config, records, status, newest.metadata["progress"], as_of)
+    return History(files, label, config, records, status, newest.metadata["progress"], as_of)
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:

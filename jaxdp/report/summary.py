@@ -1,12 +1,12 @@
 """Accuracy of a run, and for ImageNet its epochs to 75.9 % compared with the MLPerf reference."""
 
 import os
-from pathlib import Path
 
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import CONFIG, check_local
+from jaxdp.files import CONFIG
 from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.training.run_dir import run_config
 
 TARGET = 0.759
@@ -25,21 +25,19 @@ REFERENCE_EPOCHS = {
 }
 
 
-def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict]]:
-    """(config, log records) of a run. Raises ConfigError if the directory holds no run or one of the files is damaged."""
-    check_local(workdir, "WORKDIR")
-    path = Path(workdir)
+def read_files(files: RunFiles) -> tuple[Config, list[dict]]:
+    """(config, log records) of a run. Raises ConfigError if there is no run or one of the files is damaged."""
     for name in (CONFIG, LOG):
-        if not (path / name).is_file():
+        if not (files.path / name).is_file():
             raise ConfigError(
-                "WORKDIR", str(path), reason=f"holds no run: {name} not found", hint="give the directory of a run"
+                "WORKDIR", files.workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run"
             )
-    return run_config(path), read_log(path / LOG, strict=True)
+    return run_config(files.path), read_log(files.path / LOG, strict=True)
 
 
 def report(workdir: str | os.PathLike) -> dict:
-    """Summary of the run in a directory, see `summarize`. Raises ConfigError if it holds no run."""
-    return summarize(*read_run(workdir))
+    """Summary of the run in a directory or at a URL, see `summarize`. Raises ConfigError if it holds no run."""
+    return summarize(*read_files(open_run_files(workdir)))
 
 
 def summarize(config: Config, records: list[dict]) -> dict:

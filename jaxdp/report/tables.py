@@ -197,7 +197,7 @@ def _numbers(run: History) -> dict[str, str]:
     evaluation = run.evaluations[-1] if run.evaluations else {}
     best_epoch = "" if summary["best_epoch"] is None else f" (epoch {summary['best_epoch']:.2f})"
     numbers = {
-        "directory": str(run.path),
+        "directory": run.files.workdir,
         "status": run.status,
         "data": config.data.source,
         "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",

@@ -133,6 +133,16 @@ class Location:
         prefix = len(self.path) + 1
         return {path[prefix:]: int(info["size"]) for path, info in found.items() if len(path) > prefix}
 
+    def top_sizes(self) -> dict[str, int]:
+        """Name -> bytes of the objects in this folder, without those in folders below."""
+        with self._errors(""):
+            try:
+                found = self.fs.ls(self.path, detail=True)
+            except FileNotFoundError:
+                return {}
+        files = {info["name"].rpartition("/")[2]: info["size"] for info in found if info["type"] == "file"}
+        return {name: int(size) for name, size in files.items() if name}
+
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that do not exist are skipped."""
         for name in names:

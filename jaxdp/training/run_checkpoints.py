@@ -17,6 +17,7 @@ from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import run_dir
+from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.result import versions
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import TrainState
@@ -32,12 +33,24 @@ class Restored(NamedTuple):
 
 
 class RunCheckpoints:
-    """Restores a run at its start and saves it while it trains. `manager` reads, writes and removes the checkpoints."""
+    """Restores a run at its start and saves it while it trains. `manager` reads, writes and removes the checkpoints.
 
-    def __init__(self, setup: RunSetup, workdir: Path, *, signals: SignalHandler, screen: Screen | Quiet) -> None:
+    mirror: uploads them, for a run at a URL.
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        workdir: Path,
+        *,
+        signals: SignalHandler,
+        screen: Screen | Quiet,
+        mirror: Mirror | MirrorFollower | None = None,
+    ) -> None:
         self.setup, self.workdir, self.signals, self.group, self.screen = setup, workdir, signals, signals.group, screen
         folder = workdir / run_dir.CHECKPOINTS
-        self.manager = CheckpointManager(folder, setup.config.checkpoint, screen.info, group=self.group)
+        self.mirror = mirror
+        self.manager = CheckpointManager(folder, setup.config.checkpoint, screen.info, group=self.group, uploader=mirror)
         self.last_save = time.monotonic()
         self.saved_samples: int | None = None
 
@@ -52,7 +65,7 @@ class RunCheckpoints:
             raise ConfigError("--workdir", str(self.workdir), reason=str(error), hint="use another directory") from None
         if restored is not None:
             state, manifest = restored
-            self.manager.continue_from(manifest)
+            self.manager.retention.continue_from(manifest)
             self.saved_samples = manifest.samples
         elif origin is not None:
             manifest = origin
@@ -72,8 +85,10 @@ class RunCheckpoints:
         """Whether to save after the step that took the run from `before` to `after` samples.
 
         True at the end of every phase but the last (the end of the run is saved after its evaluation), and when an interval of
-        `config.checkpoint` elapsed.
+        `config.checkpoint` elapsed. Raises TrainingError if another process has taken over a run at a URL.
         """
+        if self.mirror is not None:
+            self.mirror.check()
         config, plan = self.setup.config.checkpoint, self.setup.plan
         agreed = self.signals.take_agreed_save()  # before a new request: this save serves the previous one
         if after >= phase.end:

@@ -12,9 +12,10 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.remote_reader import read_run_file
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import CONFIG, RUNS, check_local, open_regular, read_regular, read_text, write_atomically
+from jaxdp.files import CONFIG, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
 from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
@@ -23,10 +24,11 @@ CHECKPOINTS, RESULT, CLASSES, LOCK = "checkpoints", "result.json", "classes.json
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
+FIELD = "--workdir"
 
 
 def _error(workdir: PathLike, reason: str, hint: str = "") -> ConfigError:
-    return ConfigError("--workdir", str(workdir), reason=reason, hint=hint)
+    return ConfigError(FIELD, str(workdir), reason=reason, hint=hint)
 
 
 def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
@@ -132,14 +134,27 @@ def read_result_text(workdir: Path) -> str:
 
 
 def run_config(workdir: PathLike) -> Config:
-    """The config of the run in a directory. Raises ConfigError if there is none."""
-    check_local(workdir, "--workdir")
+    """The config of the run in a directory or at a URL. Raises ConfigError if there is none."""
     try:
-        return from_json(read_text(Path(workdir) / CONFIG))
-    except (FileNotFoundError, NotADirectoryError):
-        raise _error(workdir, f"it holds no run (no {CONFIG})") from None
-    except (ConfigError, ValueError, OSError) as error:
+        text = read_run_text(workdir, CONFIG)
+        if text is None:
+            raise _error(workdir, f"it holds no run (no {CONFIG})")
+        return from_json(text)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ConfigError) and error.field == FIELD:
+            raise
         raise _error(workdir, f"its {CONFIG} cannot be read ({_reason(error)})") from None
+
+
+def read_run_text(workdir: PathLike, name: str) -> str | None:
+    """The text of a file of a run, None if it does not exist."""
+    if is_url(workdir):
+        content = read_run_file(str(workdir), name, FIELD)
+        return None if content is None else content.decode()
+    try:
+        return read_text(Path(workdir) / name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def write_class_names(workdir: Path, names: Sequence[str]) -> None:
@@ -155,15 +170,16 @@ def class_names(workdir: PathLike, count: int) -> list[str]:
 
     Raises ConfigError if the file with the names is damaged.
     """
-    path = Path(workdir) / CLASSES
     names: Any = []
-    if path.exists():
-        try:
-            names = json.loads(read_text(path))
-        except (ValueError, OSError):
-            names = None
-        if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
-            raise _error(workdir, f"its {CLASSES} is not a list of at most {count} names", "repair or delete that file")
+    try:
+        text = read_run_text(workdir, CLASSES)
+        names = [] if text is None else json.loads(text)
+    except ConfigError:  # of the URL
+        raise
+    except (ValueError, OSError):
+        names = None
+    if not isinstance(names, list) or len(names) > count or not all(isinstance(name, str) for name in names):
+        raise _error(workdir, f"its {CLASSES} is not a list of at most {count} names", "repair or delete that file")
     return names + [f"class {number}" for number in range(len(names), count)]
 
 

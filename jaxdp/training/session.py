@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -13,20 +13,25 @@ import jax
 
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
+from jaxdp.checkpoint.remote_reader import download_checkpoint
+from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
-from jaxdp.files import check_local
+from jaxdp.files import is_url
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
+from jaxdp.storage.local import run_copy, temporary_directory
 from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
+from jaxdp.training.mirror import Mirror, MirrorFollower
+from jaxdp.training.remote_workdir import open_remote_workdir
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
@@ -51,12 +56,13 @@ def train(
 
     A finished run in the directory is not repeated: its result is returned.
 
-    config: what to train. workdir: the run directory (default: runs/NAME). resume: "auto"; "never", to start a new run in
-    NAME-2, NAME-3, ... if the directory holds one; or the path of a checkpoint or directory of another run, to continue from in
-    this directory. accept_changes: resume although the configuration or the data differ from those of the checkpoint. datasets:
-    (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3],
-    labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and, unless
-    `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are reset.
+    config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto"; "never",
+    to start a new run in NAME-2, NAME-3, ... if the directory holds one; or the path or URL of a checkpoint or of another run,
+    to continue from in this directory. accept_changes: resume although the configuration or the data differ from those of the
+    checkpoint. datasets: (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W]
+    or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and,
+    unless `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are
+    reset.
     writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see docs/watching.md); one that
     raises is disabled with a warning. screen: where progress is shown (default: inline in a notebook, else on stdout); False:
     nowhere. cluster: launcher whose environment variables describe the processes: auto, none, or a name from
@@ -77,9 +83,8 @@ def train(
         config = reset_ignored_fields(config, ["--data.source", "given"])
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
     config, guarded_writers = validate(config), wrap_writers(writers)
-    check_local(workdir, "--workdir")
-    check_local(resume, "--resume")
-    path = run_dir.resolve_workdir(workdir, config)
+    url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
+    path = run_dir.resolve_workdir(workdir, config) if url is None else run_copy(config.storage, url)
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with (
@@ -107,7 +112,7 @@ def train(
             notes=notes,
         )
         try:
-            result = session.run()
+            result = session.run() if url is None else session.run_at_url(url)
             if signals.stop_reason and not is_command and group.num_processes == 1:
                 message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
                 raise Stopped(f"{message}; {screen.resume_action} continues after this run")
@@ -150,12 +155,32 @@ class _Session:
     started: float
     signals: SignalHandler
     notes: Sequence[str]
+    mirror: Mirror | MirrorFollower | None = None  # of a run at a URL
+
+    def run_at_url(self, url: str) -> TrainResult:
+        """Train in the local copy of a run at a URL."""
+        self.signals.group.set_activity("start", detail=f"opening {url}")
+        storage, start_new = self.config.storage, self.resume == "never"
+        with open_remote_workdir(url, storage, start_new=start_new, signals=self.signals, screen=self.screen) as remote:
+            resume = "auto" if start_new else self.resume
+            session = dataclasses.replace(self, workdir=remote.path, resume=resume, mirror=remote.mirror)
+            return dataclasses.replace(session.run(), workdir=remote.url)
 
     def run(self) -> TrainResult:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
+        with ExitStack() as stack:
+            self.signals.group.set_activity("start", detail="reading what the run starts from")
+            return self._run(None if self.resume in ("auto", "never") else self._open_origin(stack))
+
+    def _open_origin(self, stack: ExitStack) -> Manifest:
+        """The checkpoint that --resume names, which is downloaded from a URL until `stack` is closed."""
+        if not is_url(self.resume):
+            return _read_origin(Path(self.resume), self.workdir)
+        folder = Path(stack.enter_context(temporary_directory(self.config.storage)))
+        return self.signals.run_in_thread(download_checkpoint, str(self.resume), "--resume", folder)
+
+    def _run(self, origin: Manifest | None) -> TrainResult:
         group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
-        group.set_activity("start", detail="reading what the run starts from")
-        origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
         consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
@@ -178,12 +203,15 @@ class _Session:
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
-            consistency.check_shared_directory(group, path)
+            if self.mirror is None:
+                consistency.check_shared_directory(group, path)
             if finetune.is_missing(config, weights):
                 remarks.append(finetune.missing_file_warning(config))
             if result_text is not None:
                 if manifest is not None and origin is None:
                     setup.check_fits(manifest, accept_changes)
+                if self.mirror is not None:
+                    self.mirror.begin(Retention.of_run(config.checkpoint.keep, manifest))
                 result = read_result(path, result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
@@ -199,6 +227,7 @@ class _Session:
                 screen=screen,
                 started=self.started,
                 writers=self.writers,
+                mirror=self.mirror,
             )
             result = trainer.fit()
             group.set_activity("finish")

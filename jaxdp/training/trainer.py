@@ -30,6 +30,7 @@ from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import check_registered_strategy, chosen_reductions
 from jaxdp.training.evaluator import Evaluator
 from jaxdp.training.initialize import StartPoint, restore_or_initialize
+from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.placement import Replicated
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run_checkpoints import RunCheckpoints
@@ -45,7 +46,8 @@ LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between lines; lines of a run of a
 class Trainer:
     """Trains one run in a locked directory. `fit` is called once.
 
-    started: `time.monotonic()` at the start of the command. writers: receive every record, beside those of the config.
+    started: `time.monotonic()` at the start of the command. writers: receive every record, beside those of the config. mirror:
+    uploads the directory of a run at a URL.
     """
 
     def __init__(
@@ -58,9 +60,10 @@ class Trainer:
         screen: Screen | Quiet,
         started: float,
         writers: Sequence[Writer],
+        mirror: Mirror | MirrorFollower | None = None,
     ) -> None:
         self.setup, self.config, self.plan = setup, setup.config, setup.plan
-        self.workdir, self.start, self.started, self.writers = workdir, start, started, writers
+        self.workdir, self.start, self.started, self.writers, self.mirror = workdir, start, started, writers, mirror
         self.signals, self.group, self.screen = signals, signals.group, screen
         every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
         self.log = StepLog(every, started)
@@ -85,6 +88,8 @@ class Trainer:
                     screen=self.screen,
                     command_start=self.started,
                 )
+                if self.mirror is not None:
+                    self.mirror.begin(self.checkpoints.manager.retention)
                 self.progress = self.timer.progress
                 self._open_log(stack)
                 for index, phase in enumerate(self.plan.phases):
@@ -129,7 +134,9 @@ class Trainer:
             check_elementwise(self.config.optimizer)
         self.compiler = StepCompiler.for_run(self.setup, model, reductions)
         stack.callback(self.compiler.close)
-        self.checkpoints = RunCheckpoints(self.setup, self.workdir, signals=self.signals, screen=self.screen)
+        self.checkpoints = RunCheckpoints(
+            self.setup, self.workdir, signals=self.signals, screen=self.screen, mirror=self.mirror
+        )
         stack.callback(self.checkpoints.manager.close)
 
     def _open_log(self, stack: ExitStack) -> None:

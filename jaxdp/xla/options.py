@@ -1,7 +1,6 @@
 """XLA compiler options of a run, and the persistent cache of compiled programs."""
 
 import hashlib
-import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
+from jaxdp.files import user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 # Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
@@ -42,8 +42,7 @@ def cache_directory(setting: str) -> Path | None:
         return None
     if setting != "auto":
         return Path(setting).expanduser()
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "jaxdp/programs" / _processor_type()
+    return user_cache() / "programs" / _processor_type()
 
 
 def _processor_type() -> str:

@@ -1,0 +1,120 @@
+"""Reading a run at a URL: its files, its checkpoints and their state, without its lease."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxdp.checkpoint.listing import by_accuracy
+from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RemoteName, RemoteRun
+from jaxdp.errors import ConfigError
+from jaxdp.files import CONFIG
+from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
+
+
+@contextmanager
+def storage_errors(url: str, field: str) -> Iterator[None]:
+    """Raise a StorageError, or an error of the local disk, as ConfigError that names `field`."""
+    try:
+        yield
+    except StorageError as error:
+        raise ConfigError(field, url, reason=f"{error.filename}: {error.strerror}") from None
+    except OSError as error:
+        hint = "free space there, or set --storage.directory"
+        raise ConfigError(field, url, reason=f"cannot write {error.filename}: {error.strerror}", hint=hint) from None
+
+
+def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None:
+    """A file of the run at a URL, None if it does not exist. Raises ConfigError."""
+    with storage_errors(url, field):
+        try:
+            return open_location(url, field).read(name)
+        except ObjectNotFoundError:
+            return None
+
+
+def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> bool:
+    """Download the files of the run at a URL that exist; returns whether a process has not ended it. Raises ConfigError."""
+    with storage_errors(url, field):
+        remote = RemoteRun(open_location(url, field))
+        lease = remote.newest_lease()
+        files = remote.files(lease)
+        for name in names:
+            if name in files:
+                remote.download_file(name, folder)
+        return lease is not None and not lease.released
+
+
+def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:
+    """(run, complete checkpoints, newest first, and of each its manifest or the error as text). Raises ConfigError."""
+    with storage_errors(url, field):
+        remote = RemoteRun(open_location(url, field))
+        names = remote.checkpoints(remote.newest_lease())
+        manifests: dict[RemoteName, Any] = {}
+        for name in names:
+            try:
+                manifests[name] = remote.read_manifest(name)
+            except CorruptCheckpoint as error:
+                manifests[name] = str(error)
+            except ObjectNotFoundError:  # removed meanwhile by a training process
+                pass
+        return remote, [name for name in names if name in manifests], manifests
+
+
+def download_checkpoint(url: str, field: str, folder: Path, *, checkpoint: str = "newest") -> Manifest:
+    """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
+
+    url: of the run, or of one of its checkpoints. checkpoint: newest, best (by accuracy), or its number of samples; newest and
+    best skip corrupt ones and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    """
+    run, _, last = url.rstrip("/").rpartition(f"/{CHECKPOINTS}/")
+    named = RemoteName.parse(last) if run else None
+    remote, names, manifests = list_manifests(run if named else url, field)
+    if not names and CONFIG not in remote.location.top_sizes():
+        raise ConfigError(field, url, reason=f"it holds no run (no {CONFIG})")
+    errors: list[str] = []
+    for name in _chosen(names, manifests, checkpoint=checkpoint, named=named):
+        error = manifests[name] if isinstance(manifests[name], str) else ""
+        if not error:
+            with storage_errors(url, field):
+                try:
+                    manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
+                    if remote.location.sizes(name.path(LOG)):
+                        remote.location.download(name.path(LOG), folder / LOG)
+                except CorruptCheckpoint as corrupt:
+                    error = str(corrupt)
+        if not error:
+            if errors:
+                message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
+                print(message, file=sys.stderr, flush=True)
+            return manifest
+        if named or checkpoint not in ("newest", "best"):
+            raise ConfigError("--checkpoint", str(name.samples), reason=error, hint="use another checkpoint")
+        errors.append(error)
+    if named or checkpoint not in ("newest", "best"):
+        available = ", ".join(str(name.samples) for name in names) or "none"
+        wanted = str(named) if named else checkpoint
+        raise ConfigError(
+            "--checkpoint", wanted, reason="checkpoint not found", hint=f"use newest, best, or one of: {available}"
+        )
+    raise ConfigError(field, url, reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
+
+
+def _chosen(
+    names: list[RemoteName], manifests: dict[RemoteName, Any], *, checkpoint: str, named: RemoteName | None
+) -> list[RemoteName]:
+    """The checkpoints to try, in order."""
+    if named:
+        return [name for name in names if name == named]
+    if checkpoint == "newest":
+        return names
+    if checkpoint != "best":
+        return [name for name in names if str(name.samples) == checkpoint]
+    valid = {manifest.samples: name for name, manifest in manifests.items() if not isinstance(manifest, str)}
+    scored = by_accuracy(manifests[name] for name in valid.values())
+    if valid and not scored:
+        reason = "no checkpoint was saved right after an evaluation"
+        raise ConfigError("--checkpoint", "best", reason=reason, hint="use newest")
+    return [valid[manifest.samples] for manifest in scored]

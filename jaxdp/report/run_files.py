@@ -1,0 +1,48 @@
+"""The files of a run that reports read: those in its directory, or copies of those at its URL."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.remote_reader import download_run_files, list_manifests
+from jaxdp.config import Storage
+from jaxdp.files import CONFIG, is_url
+from jaxdp.loggers.writers import LOG
+from jaxdp.storage.local import temporary_directory
+from jaxdp.training.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
+
+FIELD = "WORKDIR"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """path: of the files. is_running: whether a process is training. workdir: the directory or URL, as given.
+
+    samples: of the checkpoints. newest: manifest of the newest one. copy: the directory of copies, removed with this object.
+    """
+
+    workdir: str
+    path: Path
+    is_running: bool
+    samples: list[int]
+    newest: Manifest | None
+    copy: tempfile.TemporaryDirectory | None = None
+
+
+def open_run_files(workdir: str | os.PathLike) -> RunFiles:
+    """The files of the run in a directory or at a URL. Raises ConfigError for a URL that cannot be read."""
+    if not is_url(workdir):
+        path = Path(workdir)
+        folder = path / CHECKPOINTS
+        samples = [int(checkpoint.name) for checkpoint in checkpoint_paths(folder)]
+        return RunFiles(str(workdir), path, in_use(path), samples, next(read_manifests(folder), None))
+    url = str(workdir)
+    copy = temporary_directory(Storage())
+    path = Path(copy.name)
+    is_running = download_run_files(url, path, names=(CONFIG, LOG, RESULT, CLASSES), field=FIELD)
+    _, names, manifests = list_manifests(url, FIELD)
+    newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
+    return RunFiles(url, path, is_running, [name.samples for name in names], newest, copy)

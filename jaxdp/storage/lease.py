@@ -1,0 +1,182 @@
+"""A lease on a folder in object storage, so that one process at a time writes there.
+
+`.lease/NUMBER.json` is created by one atomic request, so that only one process gets a number. Its holder renews it; no other
+process writes to it. A process that has not seen it change for its `seconds`, by its own clock, may create the next number,
+which ends the older lease: the clocks of machines are never compared.
+"""
+
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
+
+FOLDER = ".lease"
+RENEWALS = 4  # in the time after which a lease expires
+POLL_SECONDS = 2.0  # between looks at the lease of another process
+
+
+class LeaseHeld(Exception):
+    """Another process holds the lease and renews it. The message names it."""
+
+
+class LeaseLost(Exception):
+    """Another process has taken over. The message names it."""
+
+
+@dataclass(frozen=True)
+class LeaseRecord:
+    """The content of a lease.
+
+    token: identifies the process that created it. holder: the process, for people. seconds: time without renewal after which it
+    expires. renewals: counted by the holder. released: whether the holder has ended. adopted: what the folder held when the
+    lease began. final: files that the holder completed at its end, with their checksums.
+    """
+
+    number: int
+    token: str
+    holder: str
+    seconds: float
+    renewals: int = 0
+    released: bool = False
+    adopted: list[str] = field(default_factory=list)
+    final: dict[str, list] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{FOLDER}/{self.number:06}.json"
+
+    def to_bytes(self) -> bytes:
+        return (json.dumps(asdict(self)) + "\n").encode()
+
+
+def newest_lease(location: Location) -> LeaseRecord | None:
+    """The newest lease, which alone counts; None if the folder never had one. Raises StorageError."""
+    while True:
+        names = [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
+        if not names:
+            return None
+        try:
+            name = max(names, key=_number)
+            return LeaseRecord(**json.loads(location.read(name)) | {"number": _number(name)})
+        except ObjectNotFoundError:  # removed by the holder of a newer one
+            continue
+        except (ValueError, TypeError):
+            raise StorageError("it is damaged", f"{location.url}/{name}", permanent=True) from None
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("/")[2].removesuffix(".json"))
+
+
+class Lease:
+    """A lease that this process holds. A thread renews it until `release` or `abandon`.
+
+    record: as this process last wrote it. lost: the newer lease, once another process has taken over. is_exclusive: whether the
+    storage refuses to create an object that exists; if not, two processes that start at the same moment may both get the lease.
+    """
+
+    def __init__(self, location: Location, record: LeaseRecord, *, is_exclusive: bool = True) -> None:
+        self.location, self.record, self.is_exclusive = location, record, is_exclusive
+        self.lost: LeaseRecord | None = None
+        self._stopping = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def acquire(
+        cls,
+        location: Location,
+        seconds: float,
+        *,
+        token: str | None = None,
+        adopt: Callable[[], list[str]],
+        on_wait: Callable[[LeaseRecord], None] = lambda record: None,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> "Lease":
+        """Acquire the lease, after waiting for one whose holder has gone.
+
+        seconds: time without renewal after which the new lease expires. token: of an earlier lease whose process has ended for
+        certain. adopt: lists what the folder holds, for the record. on_wait: called with the lease that is waited for.
+        while_waiting: called about every second; may raise.
+
+        Raises LeaseHeld if the holder renews its lease meanwhile, and StorageError if a request fails.
+        """
+        observed: tuple[LeaseRecord, float] | None = None
+        while True:
+            newest = newest_lease(location)
+            is_free = newest is None or newest.released or newest.token == token
+            if newest is not None and not is_free:
+                if observed is None or (observed[0].number, observed[0].token) != (newest.number, newest.token):
+                    on_wait(newest)
+                    observed = newest, time.monotonic()
+                elif newest.renewals != observed[0].renewals:
+                    raise LeaseHeld(newest.holder)
+                is_free = time.monotonic() - observed[1] > newest.seconds
+            if is_free:
+                record = LeaseRecord(newest.number + 1 if newest else 1, secrets.token_hex(8), _process(), seconds)
+                record = replace(record, adopted=adopt())
+                location.create(record.name, record.to_bytes())  # a repeated request says that it exists, although it is ours
+                # An older number may be free again, because its lease was removed: only the newest counts.
+                if newest_lease(location) == record:
+                    is_exclusive = not location.create(record.name, record.to_bytes())
+                    location.remove(name for name in location.sizes(FOLDER) if _number(name) < record.number)
+                    return cls(location, record, is_exclusive=is_exclusive)
+                observed = None
+                continue
+            _sleep(min(POLL_SECONDS, newest.seconds / RENEWALS) if newest else POLL_SECONDS, while_waiting)
+
+    def check(self) -> None:
+        """Raise LeaseLost if another process has taken over, as far as the last renewal knows."""
+        if self.lost:
+            raise LeaseLost(self.lost.holder)
+
+    def verify(self) -> None:
+        """Ask whether this is still the newest lease. Raises LeaseLost, and StorageError if the request fails."""
+        newest = newest_lease(self.location)
+        if newest is not None and newest.number > self.record.number:
+            self.lost = newest
+        self.check()
+
+    def release(self, final: dict[str, list]) -> None:
+        """Let other processes take over at once. final: see `LeaseRecord`. Raises StorageError."""
+        self.abandon()
+        with self._writing:
+            self.verify()
+            self.record = replace(self.record, released=True, final=final)
+            self.location.write(self.record.name, self.record.to_bytes())
+
+    def abandon(self) -> None:
+        """Stop renewing the lease, which then expires."""
+        self._stopping.set()
+        self._thread.join(timeout=1)
+
+    def _renew(self) -> None:
+        while not self._stopping.wait(self.record.seconds / RENEWALS) and self.lost is None:
+            try:
+                with self._writing:
+                    self.verify()
+                    if not self._stopping.is_set():
+                        self.record = replace(self.record, renewals=self.record.renewals + 1)
+                        self.location.write(self.record.name, self.record.to_bytes())
+            except (StorageError, LeaseLost):  # retried; a lost lease ends the loop
+                pass
+
+
+def _process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _sleep(seconds: float, while_waiting: Callable[[], Any]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        while_waiting()
+        time.sleep(min(1.0, left))

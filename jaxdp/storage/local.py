@@ -1,0 +1,31 @@
+"""Where local copies of what lies at URLs are."""
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+
+from jaxdp.config import Storage
+from jaxdp.errors import ConfigError
+from jaxdp.files import user_cache
+
+
+def local_directory(storage: Storage) -> Path:
+    """The directory of local copies."""
+    return user_cache() / "storage" if storage.directory == "auto" else Path(storage.directory).expanduser()
+
+
+def temporary_directory(storage: Storage) -> tempfile.TemporaryDirectory:
+    """A directory for copies that one command needs."""
+    root = local_directory(storage) / "temporary"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=root)
+    except OSError as error:
+        raise ConfigError("storage.directory", str(root), reason=error.strerror or str(error)) from None
+
+
+def run_copy(storage: Storage, url: str) -> Path:
+    """The directory of the local copy of a run."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-80:]
+    return local_directory(storage) / "runs" / f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -1,0 +1,354 @@
+"""Uploads a run to its URL in the background: each complete checkpoint, manifest last, and the files of the run directory.
+
+Rank 0 decides what is uploaded, and each process uploads the part of a checkpoint that it has written.
+"""
+
+import shutil
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, state_files
+from jaxdp.checkpoint.orbax_io import part_folder
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RESULT, TENSORBOARD, RemoteName, RemoteRun
+from jaxdp.checkpoint.retention import Retention
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import TrainingError, first_line, plural
+from jaxdp.files import read_regular
+from jaxdp.storage.lease import Lease, LeaseLost
+from jaxdp.storage.location import StorageError
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
+DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
+EXTRA_FOLDERS = (TENSORBOARD, "profile")
+
+
+class Mirror:
+    """Rank 0's part: uploads what is new, removes expired checkpoints, and reports interruptions.
+
+    remote: the run at the URL. workdir: its local copy. lease: held by this process. retention: set by `begin`. bytes_uploaded,
+    checkpoints_uploaded: in this session.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteRun,
+        workdir: Path,
+        lease: Lease,
+        *,
+        group: ProcessGroup,
+        complete_here: bool,
+        every_seconds: float,
+        info: Callable[[str], Any],
+    ) -> None:
+        self.remote, self.workdir, self.lease, self.group, self.info = remote, workdir, lease, group, info
+        self.complete_here, self.every_seconds = complete_here, every_seconds
+        self.bytes_uploaded = self.checkpoints_uploaded = 0
+        self._pending: set[int] = set()
+        self._rejected: tuple[int, str] | None = None  # (samples after which checkpoints are rejected, reason)
+        self._manifests: dict[RemoteName, Manifest] = {}
+        self._files: dict[str, tuple[int, int]] = {}  # name -> bytes and checksum of the files as they were uploaded
+        self._saves = 0
+        self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), False
+        self._failing_since: float | None = None
+        self._last_success = time.monotonic()
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def begin(self, retention: Retention) -> None:
+        """Start uploading; `retention` says which checkpoints are kept."""
+        self.retention = retention
+        self._thread.start()
+
+    def enqueue(self, samples: int) -> None:
+        """Upload the checkpoint of `samples` samples, which is complete on the local disk."""
+        with self._lock:
+            self._pending.add(samples)
+        self._wake.set()
+
+    def reject(self, *, after: int, reason: str) -> None:
+        """Mark the checkpoints of more than `after` samples at the URL as not to be used."""
+        with self._lock:
+            self._rejected = after, reason
+            self._pending = {samples for samples in self._pending if samples <= after}
+        self._wake.set()
+
+    def check(self) -> None:
+        """Raise TrainingError if another process has taken over the run."""
+        try:
+            self.lease.check()
+        except LeaseLost as error:
+            raise TrainingError(
+                f"{self.remote.location} was taken over by {error}, because this process could not renew its lease in time; "
+                "it continues there"
+            ) from None
+
+    def close(self, while_waiting: Callable[[], Any]) -> None:
+        """Upload what is left and release the lease. while_waiting: called several times a second; may raise.
+
+        Raises TrainingError if that is not possible.
+        """
+        self._closing, self._last_success = True, time.monotonic()
+        self._wake.set()
+        told = False
+        began = time.monotonic()
+        while self._thread.is_alive():
+            while_waiting()
+            self._thread.join(0.1)
+            if not told and time.monotonic() - began > 5:
+                told = True
+                self.info(f"waiting for uploads to {self.remote.location}")
+            if self._failure and time.monotonic() - self._last_success > DRAIN_SECONDS:
+                break
+        self.check()
+        if self._thread.is_alive() or self._failure:
+            self.lease.abandon()
+            raise TrainingError(
+                f"not everything was uploaded to {self.remote.location} ({self._failure}); {self.workdir} holds the rest, and "
+                "the same command on this machine uploads it"
+            )
+        result = self.workdir / RESULT
+        self.lease.release({RESULT: [result.stat().st_size]} if result.exists() else {})
+        if self.bytes_uploaded:
+            checkpoints = plural(self.checkpoints_uploaded, "checkpoint")
+            self.info(f"uploaded {checkpoints} to {self.remote.location}, {self.bytes_uploaded / 1e6:,.1f} MB in all")
+
+    def abandon(self) -> None:
+        """Stop without uploading what is left."""
+        self.lease.abandon()
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        is_new = True
+        try:
+            while True:
+                is_last = self._closing
+                try:
+                    if is_new:
+                        self._compare()
+                        is_new = False
+                    self._upload_all()
+                except StorageError as error:
+                    self._report_failure(error)
+                    self._wake.wait(pause) if not self._closing else time.sleep(pause)
+                    self._wake.clear()
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    continue
+                self._report_success()
+                pause = FIRST_PAUSE
+                if is_last:
+                    break
+                self._wake.wait(self.every_seconds)
+                self._wake.clear()
+        except LeaseLost:
+            pass  # `check` raises it where the run trains
+        except Exception as error:  # for example of the local disk
+            self._failure = first_line(error)
+        finally:
+            self.group.broadcast_object("upload", None)
+
+    def _report_failure(self, error: StorageError) -> None:
+        self._failure = f"{error.filename}: {error.strerror}"
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            self.info(f"uploads to {self.remote.location} are delayed ({self._failure}); training continues")
+
+    def _report_success(self) -> None:
+        self._last_success, self._failure = time.monotonic(), ""
+        if self._failing_since is not None:
+            seconds, self._failing_since = time.monotonic() - self._failing_since, None
+            self.info(f"uploads to {self.remote.location} continue after {seconds:.0f} s")
+
+    def _compare(self) -> None:
+        """Read which checkpoints the URL holds, remove what was left there, and enqueue those that it lacks."""
+        adopted = [name for word in self.lease.record.adopted if (name := RemoteName.parse(word))]
+        self.remote.remove_others(adopted)
+        manifests = {}
+        for name in self.remote.checkpoints(self.lease.record):
+            with suppress(CorruptCheckpoint):
+                manifests[name] = self.remote.read_manifest(name)
+        self._manifests = manifests
+        here = {int(path.name) for path in checkpoint_paths(self.workdir / CHECKPOINTS)}
+        there = {name.samples: manifest for name, manifest in manifests.items()}
+        for samples in here:
+            manifest = self._local_manifest(samples)
+            if manifest and (samples not in there or there[samples].files != manifest.files):
+                with self._lock:
+                    self._pending.add(samples)
+
+    def _local_manifest(self, samples: int) -> Manifest | None:
+        path = self.workdir / CHECKPOINTS / str(samples)
+        try:
+            return parse_manifest(read_regular(path / MANIFEST), path)
+        except (OSError, CorruptCheckpoint):
+            return None
+
+    def _upload_all(self) -> None:
+        """Upload the files of the run directory, the pending checkpoints, newest first, and what changed meanwhile."""
+        self._upload_files()
+        if self._rejected:
+            after, reason = self._rejected
+            for name in [name for name in self._manifests if name.samples > after]:
+                self.remote.reject(name, reason)
+                del self._manifests[name]
+            self._rejected = None
+        while self._pending:
+            with self._lock:
+                samples = max(self._pending)
+                self.retention.uploading = samples
+            try:
+                self._upload_checkpoint(samples)
+            finally:
+                self.retention.uploading = None
+            self._upload_files()
+        self._remove_expired()
+
+    def _upload_files(self) -> None:
+        files = [*self.workdir.iterdir(), *(file for name in EXTRA_FOLDERS for file in (self.workdir / name).rglob("*"))]
+        for file in sorted(files):
+            name = str(file.relative_to(self.workdir))
+            if file.is_file() and not file.name.startswith(".") and name != RESULT:
+                self._upload_file(name)
+        if (self.workdir / RESULT).exists():  # after the log that it summarizes
+            self._upload_file(RESULT)
+
+    def _upload_file(self, name: str) -> None:
+        try:
+            content = read_regular(self.workdir / name)
+        except FileNotFoundError:
+            return
+        identity = len(content), zlib.crc32(content)
+        if self._files.get(name) != identity:
+            self.remote.location.write(name, content)
+            self.bytes_uploaded += len(content)
+            self._files[name] = identity
+
+    def _upload_checkpoint(self, samples: int) -> None:
+        """Upload a checkpoint unless it no longer exists here. One of the same samples is removed afterwards."""
+        path = self.workdir / CHECKPOINTS / str(samples)
+        with self._lock:
+            self._pending.discard(samples)
+        manifest = self._local_manifest(samples)
+        if manifest is None:
+            return
+        self._saves += 1
+        name = RemoteName(samples, self.lease.record.number, self._saves)
+        try:
+            self.group.broadcast_object("upload", [samples, str(name)])
+            error = _error_of(lambda: upload_part(self.remote, name, path, group=self.group))
+            errors = self.group.all_gather_object("uploaded", error)
+            if self._local_manifest(samples) != manifest:  # removed or replaced meanwhile
+                raise FileNotFoundError
+            for rank, reason in enumerate(errors):
+                if reason:
+                    where = f" by rank {rank}" if self.group.num_processes > 1 else ""
+                    raise StorageError(f"{reason}{where}", self.remote.url_of(name))
+            if not self.complete_here:
+                self._download_parts(name, manifest)
+            sizes = self.remote.location.sizes(name.path())
+            expected = {name.path(file): size for file, (size, _) in manifest.files.items()}
+            if {file: sizes.get(file) for file in expected} != expected:
+                raise StorageError("uploaded files are incomplete", self.remote.url_of(name))
+            text = read_regular(path / MANIFEST)
+            if parse_manifest(text, path) != manifest:
+                raise FileNotFoundError
+            log = read_regular(self.workdir / LOG)
+            self.remote.location.write(name.path(LOG), log[: log.rfind(b"\n") + 1])
+            self.lease.verify()
+            self.remote.location.write(name.path(MANIFEST), text)
+        except (FileNotFoundError, CorruptCheckpoint):
+            self.remote.remove(name)
+            if path.exists():
+                self.enqueue(samples)
+            return
+        except StorageError:
+            if path.exists():
+                with self._lock:
+                    self._pending.add(samples)
+            raise
+        self.checkpoints_uploaded += 1
+        self.bytes_uploaded += manifest.num_bytes + len(text) + len(log)
+        self._manifests[name] = replace(manifest, url=self.remote.url_of(name))
+        self._last_success = time.monotonic()
+
+    def _download_parts(self, name: RemoteName, manifest: Manifest) -> None:
+        """Complete the local copy of a checkpoint whose other parts lie on other machines."""
+        for file in manifest.files:
+            target = manifest.path / file
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial = target.with_name(f".{target.name}.partial")
+                self.remote.location.download(name.path(file), partial)
+                partial.rename(target)
+
+    def _remove_expired(self) -> None:
+        """Remove the checkpoints at the URL that the retention rules would remove from a disk."""
+        newest = {name.samples: name for name in sorted(self._manifests)}
+        by_age = [self._manifests[name] for name in sorted(newest.values(), reverse=True)]
+        expired = {manifest.samples for manifest in self.retention.expired(by_age)}
+        for name in [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]:
+            self.remote.remove(name)
+            del self._manifests[name]
+
+
+class MirrorFollower:
+    """The same interface; the part of the other ranks: uploads this process's part of each checkpoint that rank 0 announces."""
+
+    def __init__(self, remote: RemoteRun, workdir: Path, *, group: ProcessGroup, shares_directory: bool) -> None:
+        self.remote, self.workdir, self.group, self.shares_directory = remote, workdir, group, shares_directory
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def begin(self, retention: Retention) -> None:
+        self._thread.start()
+
+    def enqueue(self, samples: int) -> None:
+        pass
+
+    def reject(self, *, after: int, reason: str) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    def close(self, while_waiting: Callable[[], Any]) -> None:
+        while self._thread.is_alive():
+            while_waiting()
+            self._thread.join(0.1)
+
+    def abandon(self) -> None:
+        pass
+
+    def _run(self) -> None:
+        while (task := self.group.broadcast_object("upload", None)) is not None:
+            samples, name = task[0], RemoteName.parse(task[1])
+            assert name is not None
+            folder = self.workdir / CHECKPOINTS
+            path = folder / str(samples) if self.shares_directory else folder / f"saving-{samples}"
+            error = _error_of(lambda name=name, path=path: upload_part(self.remote, name, path, group=self.group))  # type: ignore[misc]
+            self.group.all_gather_object("uploaded", error)
+            if error is None and not self.shares_directory:
+                for old in folder.glob("saving-*"):
+                    if int(old.name.removeprefix("saving-")) <= samples:
+                        shutil.rmtree(old, ignore_errors=True)
+
+
+def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> None:
+    """Upload the files of the checkpoint at `path` that this process has written."""
+    for file in state_files(path, part_folder(group.rank, group.num_processes)):
+        remote.location.upload(path / file, name.path(file))
+
+
+def _error_of(function: Callable[[], None]) -> str | None:
+    try:
+        function()
+    except StorageError as error:
+        return f"{error.filename}: {error.strerror}"
+    except OSError as error:
+        return first_line(error)
+    return None

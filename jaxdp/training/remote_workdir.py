@@ -1,0 +1,246 @@
+"""The local copy of a run whose working directory is a URL: held by a lease, filled from the URL, and mirrored to it."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxdp.checkpoint.manifest import CorruptCheckpoint
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, TENSORBOARD, RemoteName, RemoteRun
+from jaxdp.config import Storage
+from jaxdp.distributed.preemption import ForcedStop, SignalHandler
+from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.files import CONFIG, read_text, write_atomically
+from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.storage.lease import Lease, LeaseHeld, LeaseRecord
+from jaxdp.storage.local import run_copy
+from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location
+from jaxdp.training.mirror import Mirror, MirrorFollower
+from jaxdp.training.run_dir import RUN_FILES, lock_run_dir
+
+FIELD = "--workdir"
+STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
+
+
+@dataclass(frozen=True)
+class RemoteWorkdir:
+    """url: of the run. path: of its local copy. mirror: uploads it."""
+
+    url: str
+    path: Path
+    mirror: Mirror | MirrorFollower
+
+
+@contextmanager
+def open_remote_workdir(
+    url: str, storage: Storage, *, start_new: bool, signals: SignalHandler, screen: Screen | Quiet
+) -> Iterator[RemoteWorkdir]:
+    """Hold the run at a URL, and upload it from its local copy until the caller has ended.
+
+    start_new: take NAME-2, NAME-3, ... if the URL holds a run. All processes call this. Raises ConfigError if the URL cannot be
+    read or written, or if another process trains there, and TrainingError if the last uploads fail.
+    """
+    group = signals.group
+    with ExitStack() as stack:
+        holder = _Holder(url, storage, signals=signals, screen=screen)
+        if group.is_rank0:
+            signals.run_in_thread(holder.acquire, start_new, stack)
+        url, token = group.broadcast_object("run at a URL", [holder.url, holder.token])
+        path = run_copy(storage, url)
+        shares = group.is_rank0 or _read_state(path).get("token") == token
+        complete_here = all(group.all_gather_object("shared local copy", shares))
+        name = None
+        if group.is_rank0:
+            try:
+                name = signals.run_in_thread(holder.fill, complete_here)
+            except BaseException:
+                assert holder.lease is not None
+                holder.lease.abandon()
+                raise
+        word = group.broadcast_object("checkpoint at a URL", name and str(name))
+        if not shares:
+            path = path.with_name(f"{path.name}-rank-{group.rank}")
+            signals.run_in_thread(_download_checkpoint, url, word, path)
+        mirror: Mirror | MirrorFollower
+        if holder.lease is None:
+            remote = RemoteRun(open_location(url, FIELD))
+            mirror = MirrorFollower(remote, path, group=group, shares_directory=shares)
+        else:
+            every = storage.upload_seconds
+            mirror = Mirror(
+                holder.remote,
+                path,
+                holder.lease,
+                group=group,
+                complete_here=complete_here,
+                every_seconds=every,
+                info=screen.info,
+            )
+        try:
+            yield RemoteWorkdir(url, path, mirror)
+        except ForcedStop:
+            mirror.abandon()
+            raise
+        except BaseException:
+            try:
+                mirror.close(group.status.record_progress)
+            except TrainingError as error:
+                screen.info(str(error))
+            raise
+        group.set_activity("finish", detail="uploading")
+        mirror.close(group.status.record_progress)
+
+
+def _download_checkpoint(url: str, name: str | None, path: Path) -> None:
+    """Fill the local copy of a process that does not see rank 0's. name: of the checkpoint to continue from; None for none."""
+    shutil.rmtree(path, ignore_errors=True)
+    if (checkpoint := RemoteName.parse(name or "")) is not None:
+        try:
+            RemoteRun(open_location(url, FIELD)).download_checkpoint(checkpoint, path / CHECKPOINTS)
+        except (OSError, CorruptCheckpoint) as error:
+            raise _error(url, error) from None
+
+
+class _Holder:
+    """Rank 0's part: acquires the lease and fills the local copy. The fields are set by `acquire`."""
+
+    def __init__(self, url: str, storage: Storage, *, signals: SignalHandler, screen: Screen | Quiet) -> None:
+        self.url, self.storage, self.signals, self.screen = url, storage, signals, screen
+        self.token = ""
+        self.lease: Lease | None = None
+        self._previous: LeaseRecord | None = None
+        self._is_same_copy = False
+
+    def acquire(self, start_new: bool, stack: ExitStack) -> None:
+        """Lock the local copy and acquire the lease. stack: receives the lock."""
+        location = open_location(self.url, FIELD)
+        if location.url.partition(":")[0] in PROTOCOLS and "/" not in location.path:
+            raise ConfigError(FIELD, self.url, reason="it names no folder in the bucket", hint=f"use {location.url}/runs/NAME")
+        try:
+            if start_new:
+                location = _next_free(location)
+            self.url, self.remote = location.url, RemoteRun(location)
+            self.path = run_copy(self.storage, self.url)
+            try:
+                stack.enter_context(lock_run_dir(_state_folder(self.path)))
+            except ConfigError as error:
+                raise ConfigError(FIELD, self.url, reason=error.reason, hint=error.hint) from None
+            state = _read_state(self.path)
+            self.lease = Lease.acquire(
+                location,
+                self.storage.lease_seconds,
+                token=state.get("token"),
+                adopt=self._adopt,
+                on_wait=self._report_wait,
+                while_waiting=self._check_stop,
+            )
+        except LeaseHeld as error:
+            reason = f"{error} is training there"
+            raise ConfigError(FIELD, self.url, reason=reason, hint="stop it, or use another URL") from None
+        except StorageError as error:
+            raise _error(self.url, error) from None
+        self.token = self.lease.record.token
+        same = self._previous is not None and self._previous.token == state.get("token")
+        self._is_same_copy = same and bool(state.get("complete")) and (self.path / CONFIG).exists()
+        _write_state(self.path, token=self.token, complete=self._is_same_copy)
+        if not self.lease.is_exclusive:
+            self.screen.info(
+                f"warning: {self.url} does not support conditional writes, so two runs that start there at the same moment may "
+                "not notice each other"
+            )
+
+    def _adopt(self) -> list[str]:
+        self._previous = self.remote.newest_lease()
+        return [str(name) for name in self.remote.checkpoints(self._previous)]
+
+    def _report_wait(self, lease: LeaseRecord) -> None:
+        self.screen.info(
+            f"{self.url} was in use by {lease.holder}; waiting up to {lease.seconds:.0f} s to see whether it still is"
+        )
+
+    def _check_stop(self) -> None:
+        self.signals.group.status.record_progress()
+        self.signals.raise_if_signaled()
+
+    def fill(self, complete_here: bool) -> RemoteName | None:
+        """Make the local copy that of the URL; returns the checkpoint that was downloaded, None for none.
+
+        A complete copy that this machine made under the last lease stays: it may be ahead of the URL. complete_here: whether
+        all processes see this copy.
+        """
+        if self._is_same_copy and complete_here:
+            self.screen.info(f"{self.url} continues from its local copy in {self.path}")
+            return None
+        try:
+            name = self._download()
+        except OSError as error:
+            raise _error(self.url, error) from None
+        _write_state(self.path, token=self.token, complete=True)
+        return name
+
+    def _download(self) -> RemoteName | None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        files = self.remote.files(self._previous)
+        if CONFIG in files:
+            for file in files:
+                if file in RUN_FILES or file.startswith(f"{TENSORBOARD}/"):
+                    self.remote.download_file(file, self.path)
+        assert self.lease is not None
+        adopted = [name for word in self.lease.record.adopted if (name := RemoteName.parse(word))]
+        corrupt = []
+        for name in sorted(adopted, reverse=True):
+            self.signals.group.status.record_progress()
+            try:
+                manifest = self.remote.download_checkpoint(name, self.path / CHECKPOINTS)
+            except CorruptCheckpoint as error:
+                corrupt.append((name, str(error)))
+                continue
+            for bad_name, reason in corrupt:
+                self.screen.info(f"skipped the checkpoint of samples {bad_name.samples}: {reason}")
+                self.remote.reject(bad_name, reason)
+            if self.remote.location.sizes(name.path(LOG)):
+                self.remote.location.download(name.path(LOG), self.path / LOG)
+            self.screen.info(f"downloaded {manifest.location}")
+            return name
+        if corrupt:
+            reasons = "; ".join(reason for _, reason in corrupt)
+            raise TrainingError(f"no checkpoint in {self.url} is valid ({reasons}); to start over, use --resume never")
+        return None
+
+
+def _error(url: str, error: Exception) -> ConfigError:
+    """The error for a URL that cannot be used. error: of the storage, or of the local disk."""
+    if isinstance(error, StorageError):
+        hint = "check the URL, the credentials and their permissions" if error.permanent else ""
+        return ConfigError(FIELD, url, reason=error.strerror or "", hint=hint)
+    if isinstance(error, OSError):
+        reason = f"cannot write the local copy {error.filename}: {error.strerror}"
+        return ConfigError(FIELD, url, reason=reason, hint="free space there, or set --storage.directory")
+    return ConfigError(FIELD, url, reason=str(error))
+
+
+def _next_free(location: Location) -> Location:
+    """The first of NAME, NAME-2, NAME-3, ... without a run."""
+    urls = itertools.chain([location.url], (f"{location.url}-{number}" for number in itertools.count(2)))
+    locations = (open_location(url, FIELD) for url in urls)
+    return next(place for place in locations if CONFIG not in place.top_sizes() and RemoteRun(place).newest_lease() is None)
+
+
+def _state_folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lease")
+
+
+def _read_state(path: Path) -> dict:
+    try:
+        state = json.loads(read_text(_state_folder(path) / STATE))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _write_state(path: Path, *, token: str, complete: bool) -> None:
+    write_atomically(_state_folder(path) / STATE, json.dumps({"token": token, "complete": complete}) + "\n")
