@@ -1,6 +1,7 @@
 """A folder at a URL: reading, writing, listing and removing objects through fsspec (extra `cloud`)."""
 
 import errno
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
 
 
 def _s3_options() -> dict[str, Any]:
-    return {"config_kwargs": {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}}
+    # s3fs repeats failed requests itself
+    retries = {"max_attempts": 1}
+    return {"config_kwargs": {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": retries}}
 
 
 def _gcs_options() -> dict[str, Any]:
     import aiohttp
 
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for every request that it gives up
     return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)}
 
 
@@ -58,6 +62,10 @@ def open_location(url: str, field: str) -> "Location":
     import fsspec
 
     url = url.strip().rstrip("/")
+    if "://" not in url:
+        raise ConfigError(
+            field, url, reason="a URL has two slashes after its protocol", hint="use s3://BUCKET/PATH or a local path"
+        )
     protocol = url.partition(":")[0]
     package, options = PROTOCOLS.get(protocol, ("", dict))
     try:
@@ -162,7 +170,13 @@ class Location:
         except FileNotFoundError:
             raise ObjectNotFoundError(url) from None
         except Exception as error:  # its type depends on the package
-            raise StorageError(_reason(error), url, permanent=isinstance(error, PERMANENT)) from None
+            raise StorageError(_reason(error), url, permanent=_is_permanent(error)) from None
+
+
+def _is_permanent(error: Exception) -> bool:
+    """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or the words of gcsfs."""
+    refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404")
+    return isinstance(error, PERMANENT) or refused or str(error).startswith("Forbidden")
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from jaxdp.files import CONFIG, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseRecord
 from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location
+from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
 from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.run_dir import RUN_FILES, lock_run_dir
 
@@ -216,7 +216,8 @@ def _error(url: str, error: Exception) -> ConfigError:
     """The error for a URL that cannot be used. error: of the storage, or of the local disk."""
     if isinstance(error, StorageError):
         hint = "check the URL, the credentials and their permissions" if error.permanent else ""
-        return ConfigError(FIELD, url, reason=error.strerror or "", hint=hint)
+        reason = "the bucket does not exist" if isinstance(error, ObjectNotFoundError) else error.strerror or ""
+        return ConfigError(FIELD, url, reason=reason, hint=hint)
     if isinstance(error, OSError):
         reason = f"cannot write the local copy {error.filename}: {error.strerror}"
         return ConfigError(FIELD, url, reason=reason, hint="free space there, or set --storage.directory")
