@@ -29,7 +29,7 @@ from jaxdp.checkpoint.orbax_io import (
     all_finite,
     copy_to_host,
     load_state,
-    make_checkpointer,
+    make_writer,
     part_folder,
     save_error,
     silence_orbax,
@@ -108,7 +108,7 @@ class CheckpointManager:
         silence_orbax()
         if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
             wait([unfinished])
-        self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes)
+        self._writer = make_writer(self.group.rank, self.group.num_processes)
 
     def save(
         self,
@@ -290,7 +290,7 @@ class CheckpointManager:
         rank, processes = self.group.rank, self.group.num_processes
         error, files = None, {}
         try:
-            write_state(self._checkpointer, path, host_state, part=rank, parts=processes)
+            write_state(self._writer, path, host_state, part=rank, parts=processes)
             files = {name: file_checksum(path / name) for name in state_files(path, part_folder(rank, processes))}
         except Exception as failure:  # for example a full disk
             error = save_error(failure)

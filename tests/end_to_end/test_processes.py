@@ -393,17 +393,16 @@ def script_of(tmp_path, body):
 
 
 def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint(tmp_path):
-    """The other process is in a barrier of Orbax by then, whose timeout is minutes."""
     body = f"""
         import errno
         import orbax.checkpoint as ocp
-        save, saves = ocp.StandardCheckpointer.save, []
+        save, saves = ocp.Checkpointer.save, []
         def failing(*arguments, **more):
             saves.append(None)
             if rank == 1 and len(saves) == 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return save(*arguments, **more)
-        ocp.StandardCheckpointer.save = failing
+        ocp.Checkpointer.save = failing
         jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
     """
     began = time.monotonic()
