@@ -45,6 +45,9 @@ NOT_SHOWN = {
     "InvalidMessage",
     "ConnectionEnded",
     "StopTraining",
+    "StorageError",  # its reason is that of an error above
+    "LeaseHeld",
+    "LeaseLost",
 }
 
 
