@@ -22,8 +22,9 @@ class Export:
     """File to write, ending in .safetensors"""
     workdir: str
     """Working directory of the run"""
-    checkpoint: str = "newest"
-    """Checkpoint to export: newest, best (by accuracy), or its number of samples"""
+    checkpoint: str = "result"
+    """Checkpoint to export: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+    number of samples"""
     format: Literal["jaxdp", "torchvision", "timm"] = "jaxdp"
     """Names and layouts of the tensors; those of torchvision and timm are the same"""
     overwrite: Switch = False

@@ -37,8 +37,9 @@ def run(arguments: list[str], program: str) -> None:
         """HTML page; --no-html: print the summary only"""
         evaluate: bool = True
         """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
-        checkpoint: str = "newest"
-        """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples"""
+        checkpoint: str = "result"
+        """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+        number of samples"""
         config: str | None = None
         """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
         communication: Switch = False

@@ -57,6 +57,13 @@ class History:
         """Records of evaluations."""
         return [record for record in self.records if record.get("eval_accuracy") is not None]
 
+    @property
+    def evaluation(self) -> dict:
+        """The record of the evaluation that is the result: with early stopping the best one, else the last; {} without one."""
+        best = {"samples": self.result.get("best_samples")} if self.status == "finished" else self.result.get("best") or {}
+        chosen = [record for record in self.evaluations if record["samples"] == best.get("samples")]
+        return next(reversed(chosen or self.evaluations), {})
+
     def seconds(self) -> dict[str, float | None]:
         """Seconds of every part of `PARTS`, None for one that was not measured; {} without a result."""
         result = self.result

@@ -25,6 +25,7 @@ from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
 from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
 from jaxdp.training.result import TrainResult, read_result, show_result
@@ -246,6 +247,8 @@ def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
             "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
             "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
+    if too_few := too_few_evaluations(setup.plan):
+        warnings.append(too_few)
     if small := small_worker_warning(setup.plan, has_batch_norm=bool(setup.model_summary["statistics"])):
         warnings.append(small)
     if not setup.keeps_per_worker_batch:

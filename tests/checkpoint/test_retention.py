@@ -7,7 +7,7 @@ from jaxdp.checkpoint.retention import Retention
 
 # Newest first; of the two most accurate ones the newer counts as the best.
 MANIFESTS = [
-    Manifest(Path(str(samples)), samples, {"accuracy": accuracy}, {}, {})
+    Manifest(Path(str(samples)), samples, {"progress": {}, "evaluation": accuracy and {"eval_accuracy": accuracy}}, {}, {})
     for samples, accuracy in [(60, None), (50, 0.1), (40, 0.9), (30, 0.5), (20, 0.9), (10, 0.2)]
 ]
 
@@ -17,11 +17,11 @@ def expired(retention):
 
 
 def test_expired_keeps_the_newest_and_the_most_accurate():
-    assert expired(Retention(keep=2)) == [30, 20, 10]
+    assert expired(Retention(keep=2, metric="eval_accuracy")) == [30, 20, 10]
 
 
 def test_expired_keeps_retained_and_audited_checkpoints():
-    retention = Retention(keep=1)
+    retention = Retention(keep=1, metric="eval_accuracy")
     retention.retain(20)
     retention.retain(20)
     retention.mark_audited(30)
@@ -30,7 +30,7 @@ def test_expired_keeps_retained_and_audited_checkpoints():
 
 
 def test_rollback_samples_is_the_audited_checkpoint_or_the_resumed_one():
-    retention = Retention(keep=1)
+    retention = Retention(keep=1, metric="eval_accuracy")
     assert retention.rollback_samples is None
     retention.resume([10], None, resumed=20)
     assert retention.rollback_samples == 20
