@@ -29,6 +29,29 @@ def test_expired_keeps_retained_and_audited_checkpoints():
     assert expired(retention) == [50, 10]
 
 
+def test_expired_keeps_the_best_by_another_metric_and_ignores_values_that_are_not_finite():
+    values = {60: None, 50: 0.4, 40: float("nan"), 30: 0.3, 20: 0.3, 10: 0.7}
+    manifests = [
+        Manifest(Path(str(samples)), samples, {"progress": {}, "evaluation": value and {"eval_loss": value}}, {}, {})
+        for samples, value in values.items()
+    ]
+    retention = Retention(keep=1, metric="eval_loss")
+    assert [manifest.samples for manifest in retention.expired(manifests)] == [50, 40, 20, 10]
+
+
+def test_expired_keeps_what_a_kept_checkpoint_knows_as_the_best():
+    """A run that returns to the audited checkpoint 20 has its best one, 10, although 30 is better."""
+    values = {40: (0.2, 30), 30: (0.9, 30), 20: (0.1, 10), 10: (0.8, 10)}
+    manifests = [
+        Manifest(Path(str(n)), n, {"progress": {"best": {"samples": best}}, "evaluation": {"eval_accuracy": value}}, {}, {})
+        for n, (value, best) in values.items()
+    ]
+    retention = Retention(keep=1, metric="eval_accuracy")
+    assert [manifest.samples for manifest in retention.expired(manifests)] == [20, 10]
+    retention.mark_audited(20)
+    assert retention.expired(manifests) == []
+
+
 def test_rollback_samples_is_the_audited_checkpoint_or_the_resumed_one():
     retention = Retention(keep=1, metric="eval_accuracy")
     assert retention.rollback_samples is None
