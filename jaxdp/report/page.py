@@ -84,8 +84,6 @@ def write(
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     if not workdirs:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
-    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")

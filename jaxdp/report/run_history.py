@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 from jaxdp.files import read_text
 from jaxdp.report.summary import read_run
 from jaxdp.training.result import read_result
@@ -122,10 +123,19 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
-    """Several runs, labeled by the names of their directories, or by the paths if names occur twice."""
+    """Several runs, with their labels. Raises ConfigError as `labels_of` and `read`."""
+    return [read(workdir, label) for workdir, label in zip(workdirs, labels_of(workdirs), strict=True)]
+
+
+def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
+    """Labels of several runs: the names of their directories, or the paths if names occur twice.
+
+    Raises ConfigError for a directory that occurs twice.
+    """
+    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
     names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
-    labels = names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
-    return [read(workdir, label) for workdir, label in zip(workdirs, labels, strict=True)]
+    return names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
 
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:
