@@ -105,7 +105,7 @@ def test_unusable_csv_exits_with_2_and_one_line(run, tmp_path, capsys, words, me
     old.write_text("mine")
     fill = {"old": old, "run": run}
     with pytest.raises(SystemExit) as stopped:
-        main.main(["report", str(run), "--no-html", *(word.format(**fill) for word in words)])
+        main.main(["report", str(run), *(word.format(**fill) for word in words), "--no-html"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {message.format(**fill)}"
     assert old.read_text() == "mine"
