@@ -44,7 +44,7 @@ class Export:
 def run(arguments: list[str], program: str) -> None:
     options = parse(Export, arguments, program)
     if options.output is None and options.card is None:
-        raise ConfigError("--output", reason="missing", hint="give --output FILE.safetensors, --card FILE.md, or both")
+        raise ConfigError("--output", reason="required", hint="for example --output digits.safetensors, or --card README.md")
     if options.output is None and options.format != "jaxdp":
         raise ConfigError("--format", options.format, reason="not used without --output", hint="leave it out, or give --output")
     register_from(options.config)

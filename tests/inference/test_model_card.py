@@ -205,7 +205,7 @@ def test_export_writes_weights_and_card_or_only_a_card(trained, tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--output: missing; give --output FILE.safetensors, --card FILE.md, or both"),
+        ([], "--output: required; for example --output digits.safetensors, or --card README.md"),
         (["--card", "x.txt"], "--card='x.txt': must end in .md"),
         (["--card", "{old}"], "--card='{old}': file exists; use another file, or --overwrite"),
         (["--card", "{old}", "--output", "{new}"], "--card='{old}': file exists; use another file, or --overwrite"),
