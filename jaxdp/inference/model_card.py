@@ -140,12 +140,12 @@ def _sections(facts: _Facts) -> Iterable[str]:
     yield "## Use and limits"
     yield _use(facts)
     yield "## Data"
-    yield table(["", ""], _data_rows(facts))
+    yield table(["fact", "value"], _data_rows(facts))
     yield "A fingerprint is a digest of labels, file names and a few images."
     yield "## Training"
     yield from _recipe(config)
     yield "## Devices and time"
-    yield table(["", ""], _compute_rows(facts))
+    yield table(["fact", "value"], _compute_rows(facts))
     yield "## Versions"
     yield table(["package", "version"], manifest.metadata.get("versions", {}).items())
     yield "## Digest"
