@@ -12,7 +12,7 @@ LONGEST = 1000  # characters of a text
 
 
 def escape(text: object) -> str:
-    """Text that a Markdown document shows as it is, in one line, also in a table."""
+    """Text that a Markdown document shows verbatim, in one line, also in a table."""
     return SPECIAL.sub(r"\\\1", printable(text, LONGEST))
 
 
