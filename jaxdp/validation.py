@@ -19,6 +19,7 @@ from jaxdp.config import (
     RESNET,
     RESUME_SAFE_FIELDS,
     SMALLEST,
+    TOP5_CLASSES,
     Config,
     Finetune,
     crops_while_loading,
@@ -278,6 +279,17 @@ def check_targets(config: Config) -> None:
         raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
 
 
+def check_stop(config: Config) -> None:
+    """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
+    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
+    if stop.min_delta and stop.patience is None:
+        hint = "use --stop.patience 5, or omit it"
+        raise ConfigError("stop.min_delta", stop.min_delta, reason="requires stop.patience", hint=hint)
+    if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
+        reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
+        raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
+
+
 def _check_loss_scale(config: Config) -> None:
     """float16 has loss scaling, and a dynamic scale starts within its range."""
     scale = config.loss_scale
@@ -369,6 +381,7 @@ CHECKS = (
     _check_momentum_rule,
     _check_evaluation,
     check_targets,
+    check_stop,
     _check_gradients,
     _check_blocks,
     _check_loss_scale,

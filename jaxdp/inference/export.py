@@ -22,16 +22,16 @@ FORMATS = ("jaxdp", "torchvision", "timm")
 def export(
     workdir: str | Path,
     output: str | Path,
-    checkpoint: str = "newest",
+    checkpoint: str = "result",
     *,
     format: str = "jaxdp",
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write the parameters and batch statistics that evaluation uses to a safetensors file.
 
-    checkpoint: newest, best, or its number of samples. format: "jaxdp" names tensors by their tree paths; "torchvision" and
-    "timm" use the names and layouts of those libraries. The file's metadata contain the config as JSON, samples, epoch and
-    accuracy.
+    checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. format: "jaxdp"
+    names tensors by their tree paths; "torchvision" and "timm" use the names and layouts of those libraries. The file's
+    metadata contain the config as JSON, samples, epoch and accuracy.
 
     Returns {"output", "tensors", "bytes", "checkpoint", "format", "warnings"}. Raises ConfigError if the run or the checkpoint
     cannot be used or the output file exists.

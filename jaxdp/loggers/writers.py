@@ -69,8 +69,12 @@ TIMING = (
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
     """A record as standard JSON: NaN and infinity become null."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    return json.dumps(finite, indent=indent, allow_nan=False)
+    return json.dumps(without_nan(record), indent=indent, allow_nan=False)
+
+
+def without_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in which null replaces NaN and infinity, which standard JSON does not have."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:

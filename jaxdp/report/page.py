@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import NotRegularError, check_local, is_url, read_regular
@@ -61,7 +62,7 @@ def write(
     output: PathLike | None = None,
     *,
     evaluate: bool = True,
-    checkpoint: str = "newest",
+    checkpoint: str = "result",
     datasets: tuple | None = None,
     communication: bool = False,
     info: Callable[[str], None] = lambda text: None,
@@ -70,10 +71,10 @@ def write(
 
     workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
     ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
-    one CPU device. checkpoint: the checkpoint for it: newest, best, or its number of samples. datasets: as for `jaxdp.train`,
-    for runs that were given theirs. communication: first measure exposed communication on devices like those of the runs,
-    which must be idle, and keep it in WORKDIR/communication.json, unless WORKDIR is a URL.
-    info: receives progress lines. Replaces an earlier report in the directory.
+    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or its
+    number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure exposed
+    communication on devices like those of the runs, which must be idle, and keep it in WORKDIR/communication.json, unless
+    WORKDIR is a URL. info: receives progress lines. Replaces an earlier report in the directory.
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
@@ -82,8 +83,6 @@ def write(
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     if not workdirs:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
-    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
@@ -154,8 +153,9 @@ def _foreign_file(folder: Path, name: str) -> ConfigError:
 def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
     """Raise ConfigError if no run has a checkpoint of this name."""
     known = {str(samples) for run in runs for samples in run.files.samples}
-    if checkpoint not in ("newest", "best", *known):
-        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint="give newest, best, or its number of samples")
+    if checkpoint not in (*CHECKPOINT_NAMES, *known):
+        hint = f"give {', '.join(CHECKPOINT_NAMES)}, or its number of samples"
+        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint=hint)
 
 
 def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusion | str:

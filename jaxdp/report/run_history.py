@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 from jaxdp.files import read_text
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.report.summary import read_files
@@ -61,6 +62,13 @@ class History:
     def evaluations(self) -> list[dict]:
         """Records of evaluations."""
         return [record for record in self.records if record.get("eval_accuracy") is not None]
+
+    @property
+    def evaluation(self) -> dict:
+        """The record of the evaluation that is the result: with early stopping the best one, else the last; {} without one."""
+        best = {"samples": self.result.get("best_samples")} if self.status == "finished" else self.result.get("best") or {}
+        chosen = [record for record in self.evaluations if record["samples"] == best.get("samples")]
+        return next(reversed(chosen or self.evaluations), {})
 
     def seconds(self) -> dict[str, float | None]:
         """Seconds of every part of `PARTS`, None for one that was not measured; {} without a result."""
@@ -119,10 +127,19 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
-    """Several runs, labeled by the names of their directories, or by the paths if names occur twice."""
+    """Several runs, with their labels. Raises ConfigError as `labels_of` and `read`."""
+    return [read(workdir, label) for workdir, label in zip(workdirs, labels_of(workdirs), strict=True)]
+
+
+def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
+    """Labels of several runs: the names of their directories, or the paths if names occur twice.
+
+    Raises ConfigError for a directory that occurs twice.
+    """
+    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
     names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
-    labels = names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
-    return [read(workdir, label) for workdir, label in zip(workdirs, labels, strict=True)]
+    return names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
 
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:

@@ -45,7 +45,7 @@ class Column:
 
 
 def _evaluated(name: str) -> Callable[[History], float | None]:
-    return lambda run: run.evaluations[-1].get(name) if run.evaluations else None
+    return lambda run: run.evaluation.get(name)
 
 
 def _logged(name: str) -> Callable[[History], float | None]:
@@ -71,7 +71,7 @@ def _devices(run: History) -> str | None:
 
 
 RESULTS = (
-    Column("status", lambda run: STATUS[run.status]),
+    Column("status", lambda run: "stopped early" if run.result.get("stopped_early") else STATUS[run.status]),
     Column("accuracy", _evaluated("eval_accuracy"), _percent, max),
     Column("top-5", _evaluated("eval_top5"), _percent, max),
     Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
@@ -226,5 +226,7 @@ def _numbers(run: History) -> dict[str, str]:
         numbers["devices"] = f"{result['devices']} {result['device_kind']}, mesh {result['mesh'][0]}x{result['mesh'][1]}"
         numbers["all-reduce"] = result["strategy"] or MISSING
         numbers["skipped steps"] = str(result["skipped_steps"])
+        if config.stop.patience is not None:
+            numbers["stopped early"] = result["stop_reason"] or "no"
         numbers["jaxdp, JAX"] = f"{result['versions']['jaxdp']}, {result['versions']['jax']}"
     return numbers

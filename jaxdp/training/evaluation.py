@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxdp.config import Config
+from jaxdp.config import TOP5_CLASSES, Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.errors import TrainingError
@@ -21,8 +21,6 @@ from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training.step import Batch, PixelStats
-
-TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]

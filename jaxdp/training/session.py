@@ -28,6 +28,7 @@ from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
 from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
 from jaxdp.training.mirror import Mirror, MirrorFollower
@@ -211,7 +212,7 @@ class _Session:
                 if manifest is not None and origin is None:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
-                    self.mirror.begin(Retention.of_run(config.checkpoint.keep, manifest))
+                    self.mirror.begin(Retention.of_run(config, manifest))
                 result = read_result(path, result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
@@ -275,6 +276,8 @@ def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
             "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
             "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
+    if too_few := too_few_evaluations(setup.plan):
+        warnings.append(too_few)
     if small := small_worker_warning(setup.plan, has_batch_norm=bool(setup.model_summary["statistics"])):
         warnings.append(small)
     if not setup.keeps_per_worker_batch:

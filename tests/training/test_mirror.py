@@ -102,7 +102,7 @@ def test_checkpoints_and_files_are_uploaded_and_the_lease_is_released(runs):
 def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(runs):
     run = runs(keep=1).begin()
     for samples, accuracy in ((10, 0.1), (20, 0.9), (30, 0.5), (40, 0.6)):
-        run.save(samples, accuracy=accuracy)
+        run.save(samples, evaluation={"eval_accuracy": accuracy})
         eventually(lambda samples=samples: samples in run.uploaded())
     run.close()
     assert run.uploaded() == [40, 20]
@@ -113,7 +113,7 @@ def test_a_checkpoint_that_was_saved_again_replaces_the_earlier_one(runs):
     run = runs().begin()
     run.save(10)
     eventually(lambda: run.uploaded() == [10])
-    run.save(10, accuracy=0.5)
+    run.save(10, evaluation={"eval_accuracy": 0.5})
     run.close()
     (name,) = run.remote.checkpoints(newest_lease(run.location))
     assert run.remote.read_manifest(name).accuracy == 0.5
