@@ -1,4 +1,4 @@
-"""`jaxdp export`: write the weights of a checkpoint to a safetensors file."""
+"""`jaxdp export`: write the weights of a checkpoint to a safetensors file, or its network for serving."""
 
 import dataclasses
 import json
@@ -11,21 +11,25 @@ from jaxdp.recipes import register_from
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write the weights and statistics that evaluation uses to a safetensors file, with jaxdp's or torchvision's names.
+    """Write the weights and statistics that evaluation uses to a safetensors file, or the network for programs without jaxdp.
 
     Examples:
       jaxdp export --workdir runs/digits --checkpoint best --output digits.safetensors
       jaxdp export --workdir runs/digits --format torchvision --output digits-torch.safetensors
+      jaxdp export --workdir runs/digits --format stablehlo --output digits.jaxexport
     """
 
     output: str
-    """File to write, ending in .safetensors"""
+    """File to write, ending in .safetensors, .jaxexport (stablehlo) or .onnx"""
     workdir: str
     """Working directory of the run"""
     checkpoint: str = "newest"
     """Checkpoint to export: newest, best (by accuracy), or its number of samples"""
-    format: Literal["jaxdp", "torchvision", "timm"] = "jaxdp"
-    """Names and layouts of the tensors; those of torchvision and timm are the same"""
+    format: Literal["jaxdp", "torchvision", "timm", "stablehlo", "onnx"] = "jaxdp"
+    """Weights with names and layouts of jaxdp, or of torchvision and timm, which are the same; or a model for serving:
+    stablehlo, read by JAX, or onnx (ResNet; extra onnx)"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the activations, and of the weights in computations, of a stablehlo model"""
     overwrite: Switch = False
     """Overwrite an existing output file"""
     config: str | None = None
@@ -39,10 +43,18 @@ def run(arguments: list[str], program: str) -> None:
     register_from(options.config)
     from jaxdp.inference.export import export
 
-    result = export(options.workdir, options.output, options.checkpoint, format=options.format, overwrite=options.overwrite)
+    result = export(
+        options.workdir,
+        options.output,
+        options.checkpoint,
+        format=options.format,
+        dtype=options.dtype,
+        overwrite=options.overwrite,
+    )
     if options.json:
         print(json.dumps(result, indent=2))
         return
-    print(f"{result['output']}: {result['tensors']} tensors, {result['bytes']:,} bytes, from {result['checkpoint']}")
+    content = f"{result['tensors']} tensors" if "tensors" in result else f"{result['metadata']['network']} ({options.format})"
+    print(f"{result['output']}: {content}, {result['bytes']:,} bytes, from {result['checkpoint']}")
     for warning in result["warnings"]:
         print(warning)

@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "Evaluate a checkpoint on the held-out images",
     "predict": "Predict the classes of images",
     "checkpoints": "List and verify the checkpoints of a run",
-    "export": "Write the weights of a checkpoint to a safetensors file",
+    "export": "Write the weights of a checkpoint, or its network for serving",
     "import": "Convert weights of torchvision or timm to a file for --finetune.weights",
     "bench": "Measure this machine: allreduce, input, lr, scaling, step",
     "data": "Prepare a data set of tensorflow-datasets",
