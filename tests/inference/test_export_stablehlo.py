@@ -15,7 +15,7 @@ import jax
 import jax.export
 import numpy as np
 import pytest
-from helpers import torch_layout
+from helpers import flax_nets, torch_layout
 from helpers.served import BATCHES, PREPARATIONS, assert_close, random_images, save_random_run, softmax
 from safetensors.numpy import load_file
 
@@ -135,6 +135,19 @@ def test_run_in_half_precision_is_exported_in_float32_unless_asked(tiny_resnet, 
     assert_close(found["float32"], logits(images))
     error = np.abs(found["bfloat16"] - found["float32"]).max() / np.abs(found["float32"]).max()
     assert 1e-4 < error < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["linen_stages", "linen_remat", "nnx"])
+def test_flax_modules_have_the_logits_of_evaluation(tiny, tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(registry.own_models, "net", flax_nets.BUILDERS[kind])
+    logits = save_random_run(dataclasses.replace(tiny, model=Model(name="net", classes=6)), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "m.jaxexport", format="stablehlo")
+    call, _ = read(tmp_path / "m.jaxexport")
+    images = random_images(max(BATCHES), 16)
+    expected = np.asarray(logits(images))
+    for count in BATCHES:
+        assert_close(call(images[:count])["logits"], expected[:count])
 
 
 class Callback:
