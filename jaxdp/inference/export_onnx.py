@@ -15,7 +15,7 @@ from jaxdp.models import weights
 from jaxdp.models.onnx_resnet import Graph, Map, ResNetNodes
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 
-OPSET, IR_VERSION = 17, 8  # of 2022: read by ONNX Runtime since 1.12
+OPSET, IR_VERSION = 17, 8  # of 2022, which old runtimes read
 
 
 def check_installed() -> None:
