@@ -140,7 +140,10 @@ def write_output(path: Path, data: bytes) -> None:
     A symbolic link stays and its target is replaced. Raises OSError with the file's name.
     """
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`jaxdp export`: write the weights of a checkpoint to a safetensors file, and a model card."""
+"""`jaxdp export`: write the weights of a checkpoint to a safetensors file, its network for serving, or a model card."""
 
 import dataclasses
 import json
@@ -12,27 +12,31 @@ from jaxdp.recipes import register_from
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """Write the weights and statistics that evaluation uses to a safetensors file, with jaxdp's or torchvision's names.
+    """Write the weights and statistics that evaluation uses to a safetensors file, or the network for programs without jaxdp.
 
     --card also writes, or only writes, a model card: accuracy, data, recipe, versions and a digest of the weights in Markdown.
 
     Examples:
       jaxdp export --workdir runs/digits --checkpoint best --output digits.safetensors
       jaxdp export --workdir runs/digits --format torchvision --output digits-torch.safetensors
+      jaxdp export --workdir runs/digits --format stablehlo --output digits.jaxexport
       jaxdp export --workdir runs/digits --card README.md
     """
 
     workdir: str
-    """Working directory of the run"""
+    """Working directory of the run, or its URL"""
     output: str | None = None
-    """File to write, ending in .safetensors"""
+    """File to write, ending in .safetensors, .jaxexport (stablehlo) or .onnx"""
     card: str | None = None
     """Model card to write, ending in .md, with the metadata of Hugging Face's model cards"""
     checkpoint: str = "result"
     """Checkpoint to export: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
     number of samples"""
-    format: Literal["jaxdp", "torchvision", "timm"] = "jaxdp"
-    """Names and layouts of the tensors; those of torchvision and timm are the same"""
+    format: Literal["jaxdp", "torchvision", "timm", "stablehlo", "onnx"] = "jaxdp"
+    """Weights with names and layouts of jaxdp, or of torchvision and timm, which are the same; or a model for serving:
+    stablehlo, read by JAX, or onnx (ResNet; extra onnx)"""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the activations, and of the weights in computations, of a stablehlo model"""
     overwrite: Switch = False
     """Overwrite existing files"""
     config: str | None = None
@@ -56,14 +60,18 @@ def run(arguments: list[str], program: str) -> None:
         check_card_path(options.card, overwrite)
     result: dict[str, Any] = {}
     if options.output is not None:
-        result = export(workdir, options.output, checkpoint, format=options.format, overwrite=overwrite)
+        form = {"format": options.format, "dtype": options.dtype}
+        result = export(workdir, options.output, checkpoint, **form, overwrite=overwrite)
     if options.card is not None:
         result["card"] = str(write_card(workdir, options.card, checkpoint, exported=result or None, overwrite=overwrite))
     if options.json:
         print(json.dumps(result, indent=2))
         return
     if "output" in result:
-        print(f"{result['output']}: {result['tensors']} tensors, {result['bytes']:,} bytes, from {result['checkpoint']}")
+        content = (
+            f"{result['tensors']} tensors" if "tensors" in result else f"{result['metadata']['network']} ({options.format})"
+        )
+        print(f"{result['output']}: {content}, {result['bytes']:,} bytes, from {result['checkpoint']}")
         for warning in result["warnings"]:
             print(warning)
     if "card" in result:

@@ -27,7 +27,7 @@ COMMANDS = {
     "evaluate": "Evaluate a checkpoint on the held-out images",
     "predict": "Predict the classes of images",
     "checkpoints": "List and verify the checkpoints of a run",
-    "export": "Write the weights of a checkpoint to a safetensors file, or a model card",
+    "export": "Write the weights of a checkpoint, its network for serving, or a model card",
     "import": "Convert weights of torchvision or timm to a file for --finetune.weights",
     "bench": "Measure this machine: allreduce, input, lr, scaling, step",
     "data": "Prepare a data set of tensorflow-datasets",

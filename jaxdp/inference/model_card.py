@@ -17,18 +17,20 @@ import jax
 import numpy as np
 
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError, plural
-from jaxdp.files import check_output, read_text, write_output
+from jaxdp.files import CONFIG, check_output, is_url, read_text, write_output
 from jaxdp.inference.interval import wilson_interval
 from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.recipes import config_directories
+from jaxdp.storage.local import temporary_directory
 from jaxdp.training.result import TrainResult, read_result
-from jaxdp.training.run_dir import RESULT, class_names, read_result_text
+from jaxdp.training.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config
 from jaxdp.validation import flatten, from_dict
 
 # The name is above the table; paths of a machine are not for a card, but finetune.digest is.
@@ -66,6 +68,14 @@ def write_card(
     checkpoint's weights. Raises ConfigError if the run or the checkpoint cannot be used, or the file exists.
     """
     path = check_card_path(card, overwrite)
+    if is_url(workdir):
+        with temporary_directory(run_config(workdir).storage) as folder:
+            url, metric = str(workdir), run_config(workdir).stop.metric
+            chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
+            copied = download_checkpoint(url, "--workdir", Path(folder), checkpoint=chosen, metric=metric)
+            download_run_files(url, Path(folder), names=(CONFIG, CLASSES, RESULT), field="--workdir")
+            exported = exported and exported | {"checkpoint": str(copied.path)}
+            return write_card(folder, card, str(copied.samples), exported=exported, overwrite=overwrite)
     manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
     config = from_dict(manifest.metadata["config"])
     best = manifest.metadata["progress"].get("best")

@@ -71,8 +71,8 @@ def write(
 
     workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
     ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
-    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or its
-    number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure exposed
+    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or
+    its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure exposed
     communication on devices like those of the runs, which must be idle, and keep it in WORKDIR/communication.json, unless
     WORKDIR is a URL. info: receives progress lines. Replaces an earlier report in the directory.
 
