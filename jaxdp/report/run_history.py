@@ -9,10 +9,11 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 from jaxdp.files import read_text
 from jaxdp.report.summary import read_run
 from jaxdp.training.result import read_result
-from jaxdp.training.run_dir import CHECKPOINTS, in_use, read_result_text
+from jaxdp.training.run_dir import CHECKPOINTS, RESULT, in_use, read_result_text
 from jaxdp.validation import to_json
 
 NAN = float("nan")
@@ -102,11 +103,18 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
     """The run in a directory. Raises ConfigError if it holds none, or if a file is damaged."""
     path = Path(workdir)
     config, records = read_run(path)
-    label = label or config.name
-    if (path / "result.json").exists():
+    return assemble(path, label or config.name, config=config, records=records, running=in_use(path))
+
+
+def assemble(path: Path, label: str, *, config: Config, records: list[dict], running: bool) -> History:
+    """The history of a run whose config and log have been read. running: whether it trains, unless it has a result.
+
+    Raises ConfigError if the result is damaged.
+    """
+    if (path / RESULT).exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
         return History(path, label, config, records, "finished", result, "the end")
-    status = "running" if in_use(path) else "stopped"
+    status = "running" if running else "stopped"
     newest = next(read_manifests(path / CHECKPOINTS), None)
     if newest is None:
         return History(path, label, config, records, status, {}, "")
@@ -116,9 +124,21 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
     """Several runs, labeled by the names of their directories, or by the paths if names occur twice."""
+    return [read(workdir, label) for workdir, label in zip(workdirs, labels(workdirs), strict=True)]
+
+
+def labels(workdirs: Sequence[str | os.PathLike]) -> list[str]:
+    """A name for each of several runs: that of its directory, or its path if names occur twice."""
     names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
-    labels = names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
-    return [read(workdir, label) for workdir, label in zip(workdirs, labels, strict=True)]
+    return names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
+
+
+def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
+    """Raise ConfigError if there is no directory, or one is given twice."""
+    if not workdirs:
+        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
+    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
 
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:

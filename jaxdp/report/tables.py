@@ -114,7 +114,7 @@ def curves_note(runs: list[History]) -> str:
     note = (
         f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
         f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at a curve for its "
-        "values."
+        "values, or use the arrow keys."
     )
     return f'<p class="quiet">{escape(note)}</p>'
 
