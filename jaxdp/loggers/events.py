@@ -59,8 +59,12 @@ class EventLog:
             self.write(STOPPED if isinstance(error, stopped) else FAILED, first_line(error))
             raise
         finally:
-            if self._file is not None:
-                self._file.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; later events are lost."""
+        if self._file is not None:
+            self._file.close()
 
 
 class RecordedScreen(Quiet):

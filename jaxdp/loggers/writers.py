@@ -95,7 +95,7 @@ def parse_record(line: str) -> dict[str, Any] | None:
     """The record in a line of a metrics.jsonl; None for a damaged or torn one."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int) else None
 

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
@@ -197,7 +198,7 @@ def _numbers(run: History) -> dict[str, str]:
     evaluation = run.evaluations[-1] if run.evaluations else {}
     best_epoch = "" if summary["best_epoch"] is None else f" (epoch {summary['best_epoch']:.2f})"
     numbers = {
-        "directory": str(run.path),
+        "directory": printable(run.path, 4096),
         "status": run.status,
         "data": config.data.source,
         "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
-from jaxdp.errors import printable
+from jaxdp.errors import first_line, printable
 from jaxdp.report import plots
 from jaxdp.report.page import draw
 from jaxdp.report.run_history import History, labels
@@ -105,6 +106,9 @@ class Board:
                 digest = hashlib.blake2b(data, digest_size=8).hexdigest()
                 pictures[digest], sources[Path(name).stem] = data, f"figures/{digest}.png"
             details = page.detail_blocks(histories, sources, {Path(name).stem: layer for name, layer in layers.items()})
+        except Exception as error:  # the progress of the runs is still shown
+            message = f"The curves could not be drawn ({type(error).__name__}: {first_line(error)})."
+            details = {"curves": Block.of(f"<p>{escape(printable(message))}</p>")}
         finally:
             now = time.monotonic()
             with self._lock:

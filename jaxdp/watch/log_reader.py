@@ -59,6 +59,7 @@ class LogReader:
 
 
 def _is_plausible(record: dict[str, Any]) -> bool:
-    """Whether the fields of jaxdp are numbers that can be drawn, or missing."""
+    """Whether a record has its position, and the fields of jaxdp are numbers that can be drawn, or null."""
     values = (record[name] for name in RECORD_FIELDS.keys() & record.keys() if record[name] is not None)
-    return all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
+    numbers = all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
+    return numbers and record.get("epoch") is not None

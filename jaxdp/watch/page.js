@@ -9,7 +9,8 @@ function prepare(root) {
   for (const box of wide(root)) if (box.scrollWidth > box.clientWidth && !focusable(box).length) {
     box.tabIndex = 0;
     box.setAttribute("role", "group");
-    box.setAttribute("aria-label", "table, scrolls sideways");
+    const name = box.querySelector("img")?.alt ?? `${box.closest("section").querySelector("h2").textContent}: table`;
+    box.setAttribute("aria-label", `${name}, scrolls sideways`);
   }
 }
 

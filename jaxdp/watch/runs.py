@@ -53,13 +53,20 @@ class WatchedRun:
     def refresh(self) -> None:
         """Look at the directory, and read what has changed. Raises nothing."""
         signature, before = self._signature(), self._seen
-        running = self._is_running(grew=before is not None and signature[1] != before[1], has_result=signature[2] is not None)
-        if (*signature, running) == before:
+        log, earlier_log = signature[1], before and before[1]
+        grew = log is not None and earlier_log is not None and log[0] == earlier_log[0] and log[1] > earlier_log[1]
+        running = self._is_running(grew=grew, has_result=signature[2] is not None)
+        seen, problem = (*signature, running), self.problem
+        if seen == before and problem is None:  # a problem may have been of the moment
             return
-        self._seen = (*signature, running)
-        self.changes += 1
+        self._read(is_run=signature[0] is not None, running=running)
+        if seen != before or self.problem != problem:
+            self.changes += 1
+        self._seen = seen
+
+    def _read(self, *, is_run: bool, running: bool) -> None:
         self.history, self.problem = None, None
-        if signature[0] is None:  # no config
+        if not is_run:
             self._log, self.events = LogReader(self.path / LOG), []
             return
         try:
@@ -68,8 +75,9 @@ class WatchedRun:
             self.history = assemble(
                 self.path, self.label, config=run_config(self.path), records=[*self._log.records], running=running
             )
-        except (ConfigError, OSError, ValueError) as error:
-            self.problem = first_line(error)
+        except Exception as error:  # whatever this directory holds, the page shows the other runs
+            known = isinstance(error, ConfigError | OSError)
+            self.problem = f"cannot be read: {first_line(error)}" if known else f"cannot be read ({type(error).__name__})"
 
     def _signature(self) -> tuple:
         """Identity, size and time of every file that the state depends on; None for a missing one."""
