@@ -114,7 +114,7 @@ def test_everything_is_reached_with_the_keyboard_in_the_order_of_the_page(browse
         assert values[0].startswith("training: training loss 0.0408")
         assert values[1].startswith("training: training loss 0.04")
         assert values[1] != values[0]
-        assert values[2].startswith("training: held-out loss")
+        assert values[2] == "finished: training loss 7 after 0.1 epochs"
         assert values[3] == ""
 
 
