@@ -1,6 +1,7 @@
 """The page of `jaxdp watch`: blocks of HTML, each replaced when it changes."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -8,14 +9,14 @@ from typing import Any
 
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.loggers.console import format_duration
-from jaxdp.loggers.events import FAILED, MESSAGE, STOPPED
+from jaxdp.loggers.events import EVENTS, FAILED, MESSAGE, STOPPED
 from jaxdp.report.hover import picture
 from jaxdp.report.run_history import History
 from jaxdp.report.tables import curves_note, differences_table, numbers_table, remarks, results_table, time_table
 from jaxdp.watch.pace import Pace, measure
 from jaxdp.watch.runs import WatchedRun
 
-MAX_MESSAGES = 20  # of a run
+MAX_MESSAGES, MAX_CHARACTERS = 20, 2000  # of a run; of a message
 QUIET_SECONDS = 600.0  # a run that trains without a log line for longer is remarked
 REFRESH_SECONDS = 10  # without JavaScript
 # Blocks in the order of the page, with their headings.
@@ -156,23 +157,28 @@ def progress_block(cards: Sequence[Card], styles: dict[str, dict[str, Any]]) -> 
 
 
 def messages_block(runs: Sequence[WatchedRun]) -> Block:
-    """The last messages of every run, warnings among them, the newest first."""
+    """The last messages of every run, warnings among them, the newest first; of those that differ in numbers, the newest."""
     parts = []
     for run in runs:
-        messages = [event for event in run.events if event["event"] in (MESSAGE, STOPPED, FAILED)]
-        if len(runs) > 1 and messages:
+        alike: dict[str, list[dict[str, Any]]] = {}
+        for event in reversed(run.events):
+            if event["event"] in (MESSAGE, STOPPED, FAILED):
+                alike.setdefault(re.sub(r"\d+", "0", event["text"]), []).append(event)
+        if len(runs) > 1 and alike:
             parts.append(f"<h3>{escape(run.label)}</h3>")
-        newest = messages[: -MAX_MESSAGES - 1 : -1]
-        rows = "".join(f"<li>{_time_of(event)}{escape(printable_lines(event['text']))}</li>" for event in newest)
-        parts.append(f"<ul>{rows}</ul>" if messages else "")
-        if len(messages) > MAX_MESSAGES:
-            parts.append(f'<p class="quiet">Earlier messages are in {escape(printable(run.path / "events.jsonl"))}.</p>')
+        rows = [_message_html(events[0], len(events)) for events in alike.values()]
+        parts.append(f"<ul>{''.join(rows[:MAX_MESSAGES])}</ul>" if rows else "")
+        if len(rows) > MAX_MESSAGES:
+            parts.append(f'<p class="quiet">Earlier messages are in {escape(printable(run.path / EVENTS, 4096))}.</p>')
     return Block.of("".join(parts) or '<p class="quiet">None.</p>')
 
 
-def _time_of(event: dict[str, Any]) -> str:
+def _message_html(event: dict[str, Any], times: int) -> str:
     seconds = event.get("wall_seconds")
-    return "" if seconds is None else f'<span class="quiet">after {format_duration(min(seconds, 1e9))}</span> '
+    after = "" if seconds is None else f'<span class="quiet">after {format_duration(min(seconds, 1e9))}:</span> '
+    text = escape(printable_lines(event["text"][:MAX_CHARACTERS]))
+    repeated = f' <span class="quiet">({times} times)</span>' if times > 1 else ""
+    return f"<li>{after}{text}{repeated}</li>"
 
 
 def results_block(runs: list[History]) -> Block:

@@ -1,8 +1,10 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
 import json
+import os
 import re
 import socket
+import sys
 import threading
 import time
 from html.parser import HTMLParser
@@ -21,8 +23,10 @@ HOSTILE = '<img src=x onerror="alert(1)">&amp;\u202e$x$'
 
 
 @pytest.fixture(autouse=True)
-def every_request_looks(monkeypatch):
+def prompt(monkeypatch):
+    """Every request looks at the directories, and figures are drawn with the priority of the tests."""
     monkeypatch.setattr(board, "SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(board, "NICE", 0)
 
 
 @pytest.fixture
@@ -153,6 +157,40 @@ def test_busy_log_is_drawn_seldom_but_the_end_at_once(no_drawing, tmp_path, monk
         assert len(no_drawing) == 1
         write_result(run)
         wait_for(lambda: client.blocks() and len(no_drawing) == 2)
+
+
+def test_messages_that_repeat_are_shown_once_and_the_newest_first(no_drawing, tmp_path):
+    run = write_run(tmp_path / "run")
+    log = EventLog(run)
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        log.write("message", letter)
+    log.position = lambda: {"samples": 1, "wall_seconds": 3725.0}
+    for share in range(30):
+        log.write("message", f"devices waited {share} % of the time\non rank 1")
+    log.write("message", "0" * 5000)
+    log.close()
+    with serving(run) as client:
+        text = client.blocks()["blocks"]["messages"]["html"]
+    assert text.count("0" * 1000) == 2
+    text = text.replace(f'<li><span class="quiet">after 1:02:05:</span> {"0" * 2000}</li>', "")
+    assert text.startswith('<ul><li><span class="quiet">after 1:02:05:</span> devices waited 29 % of the time\non rank 1 ')
+    assert text.count("devices waited") == 1
+    assert "(30 times)" in text
+    assert re.findall("<li>(.)</li>", text) == [*"zyxwvutsrqponmlkji"]
+    assert f"Earlier messages are in {run}/events.jsonl." in text
+
+
+def test_drawing_has_a_low_priority(no_drawing, tmp_path, monkeypatch):
+    if sys.platform != "linux":
+        pytest.skip("other systems have no priorities of threads")
+    seen = []
+    monkeypatch.setattr(board, "NICE", 10)
+    monkeypatch.setattr(board, "draw", lambda runs: seen.append(os.getpriority(os.PRIO_PROCESS, 0)) or ({}, {}))
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with serving(write_run(tmp_path / "run")) as client:
+        wait_for(lambda: client.blocks() and seen)
+    assert seen == [10]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before < 10
 
 
 def test_error_of_drawing_is_shown_and_progress_goes_on(no_drawing, tmp_path, monkeypatch):
