@@ -4,15 +4,24 @@ import dataclasses
 import errno
 import json
 import os
+import signal
 from contextlib import closing
 
 import pytest
 from helpers.runs import Recorder, train_until
 
-from jaxdp import train
+from jaxdp import Stopped, train
 from jaxdp.errors import TrainingError
 from jaxdp.loggers import events
 from jaxdp.loggers.events import EventLog, read_events
+
+
+class StoppingScreen(Recorder):
+    """Sends SIGTERM after a step."""
+
+    def step(self, record):
+        if record["step"] == self.last_step:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Saved(Exception):
@@ -53,6 +62,14 @@ def test_failed_run_records_why(tiny, tmp_path):
         train(config, tmp_path, screen=False)
     last = read_events(tmp_path / "events.jsonl")[-1]
     assert (last["event"], last["text"]) == ("failed", str(failure.value))
+
+
+def test_run_that_a_signal_stops_records_it(tiny, tmp_path):
+    with pytest.raises(Stopped) as stop:
+        train(tiny, tmp_path, screen=StoppingScreen(5))
+    last = read_events(tmp_path / "events.jsonl")[-1]
+    assert (last["event"], last["text"]) == ("stopped", str(stop.value))
+    assert last["samples"] >= 5 * 8
 
 
 @pytest.mark.parametrize(("error", "end"), [(None, "finished"), (Saved("a\nb"), "stopped"), (KeyboardInterrupt(), "failed")])
