@@ -146,7 +146,8 @@ def _card_html(card: Card, number: int, style: dict[str, Any] | None) -> str:
         value = f"{card.percent} %"
         named = f'aria-labelledby="run-{number}"'
         bar = f'<p class="bar"><progress max="100" value="{card.percent}" {named}>{value}</progress> {value}</p>'
-    facts = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in card.facts.items())
+    values = [(label, value.replace(" %", "\N{NO-BREAK SPACE}%")) for label, value in card.facts.items()]
+    facts = "".join(f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for label, value in values)
     return f'<article aria-labelledby="run-{number}">{name}{status}{bar}<dl>{facts}</dl></article>'
 
 
@@ -204,7 +205,7 @@ def detail_blocks(runs: list[History], sources: dict[str, str], layers: dict[str
 
 
 def whole_page(title: str, announcement: str, blocks: dict[str, Block]) -> str:
-    """The page with all its blocks, as it is first loaded; the script of `jaxdp watch` replaces blocks later."""
+    """The page with all its blocks; the script of `jaxdp watch` replaces the blocks that change."""
     sections = []
     for name, heading in BLOCKS.items():
         block = blocks.get(name, Block("", ""))

@@ -168,7 +168,7 @@ def listen(workdirs: Sequence[str | Path], host: str | None = None, port: int | 
 
 def _not_listening(error: OSError, host: str | None, port: int) -> ConfigError:
     if error.errno == errno.EADDRNOTAVAIL:
-        return ConfigError("--host", host, reason="not an address of this machine", hint="0.0.0.0 stands for all of them")
+        return ConfigError("--host", host, reason="not an address of this machine", hint="0.0.0.0 means all of them")
     in_use = error.errno == errno.EADDRINUSE
     reason = "in use by another process" if in_use else f"cannot listen on this port ({os.strerror(error.errno or 0)})"
     return ConfigError("--port", port, reason=reason, hint="use another, or 0 for any free port")

@@ -24,8 +24,11 @@ def append(run, *records) -> None:
 
 @contextmanager
 def serving(*workdirs, host=None, port=0):
-    """A `Client` of a server that watches the directories."""
+    """A `Client` of a server that watches the directories. Its pages ask for changes three times a second."""
     server, url = listen(workdirs, host, port)
+    script = server.static["script.js"]
+    server.static["script.js"] = script.replace("const SECONDS = 2;", "const SECONDS = 0.3;")
+    assert server.static["script.js"] != script
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

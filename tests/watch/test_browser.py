@@ -14,6 +14,7 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.loggers.events import EventLog
 from jaxdp.training import run_dir
+from jaxdp.watch import board, page
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +23,15 @@ STATUS = "(document.querySelector('.status')?.textContent ?? '')"
 PERCENT = "(document.querySelector('progress')?.value ?? 0)"
 DRAWN = "document.querySelectorAll('.plot[tabindex]').length >= 2"
 FOCUSED = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.tagName"
+
+
+@pytest.fixture(autouse=True)
+def prompt(monkeypatch):
+    """Figures are drawn with the priority of the tests; a page without scripts loads itself again soon."""
+    monkeypatch.setattr(board, "NICE", 0)
+    monkeypatch.setattr(board, "SCAN_SECONDS", 0.2)
+    monkeypatch.setattr(board, "DRAW_SECONDS", 1.0)
+    monkeypatch.setattr(page, "REFRESH_SECONDS", 1)
 
 
 @pytest.fixture
@@ -74,6 +84,7 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
             assert "images/s" in browser.evaluate("document.querySelector('article').textContent")
             browser.wait("document.title.startsWith(document.querySelector('progress').value + ' % · run')")
             browser.wait(DRAWN)
+            browser.wait(f"{PERCENT} >= 10", 90)  # there are checkpoints of six epochs to resume from
         assert browser.wait(f"{STATUS}.startsWith('not running, last log line') && {PERCENT}") < 100
         with training(path) as process:
             browser.wait(f"{STATUS} === 'training'", 90)
@@ -82,7 +93,7 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
         browser.wait(f"{STATUS} === 'finished'")
         accuracy = json.loads((path / "result.json").read_text())["accuracy"]
         text = browser.evaluate("document.querySelector('article').textContent")
-        assert f"held-out accuracy{100 * accuracy:.2f} %" in text
+        assert f"held-out accuracy{100 * accuracy:.2f}\N{NO-BREAK SPACE}%" in text
         browser.wait(f"document.querySelector('#numbers').textContent.includes('accuracy, last{100 * accuracy:.2f} %')")
         browser.wait("document.querySelector('#time img') !== null")
         assert "resuming from" in browser.evaluate("document.querySelector('#messages').textContent")

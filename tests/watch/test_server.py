@@ -331,7 +331,7 @@ def test_port_that_is_taken_is_an_error_or_left_out(tmp_path, monkeypatch, free_
         (None, 65536, "--port=65536: must be from 0 to 65535; 0 chooses a free port"),
         ("", 0, "--host='': not a host name or address; use an address of this machine, or 0.0.0.0 for all of them"),
         ("a..b", 0, "--host='a..b': not a host name or address; use an address of this machine, or 0.0.0.0 for all of them"),
-        ("192.0.2.1", 0, "--host='192.0.2.1': not an address of this machine; 0.0.0.0 stands for all of them"),
+        ("192.0.2.1", 0, "--host='192.0.2.1': not an address of this machine; 0.0.0.0 means all of them"),
     ],
 )
 def test_unusable_addresses_are_errors_in_one_line(tmp_path, host, port, message):
