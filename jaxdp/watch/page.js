@@ -31,7 +31,7 @@ async function replace(block, html, digest) {
 async function update() {
   const blocks = [...document.querySelectorAll(".block")];
   const response = await fetch("blocks?have=" + blocks.map(block => block.dataset.digest).join(","), {
-    signal: AbortSignal.timeout(30_000),
+    signal: AbortSignal.timeout(120_000),
   });
   if (!response.ok) throw new Error(await response.text());
   const state = await response.json();

@@ -1,6 +1,7 @@
 """The HTTP server of `jaxdp watch`: the page, its changed blocks and its figures. Requests name no files."""
 
 import errno
+import gzip
 import json
 import os
 import socket
@@ -25,6 +26,7 @@ from jaxdp.watch.page import whole_page
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
 MAX_CONNECTIONS = 64
 TIMEOUT_SECONDS = 20.0  # to send a request, and to take each part of an answer
+PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 HEADERS = {
     "Content-Security-Policy": (
@@ -116,13 +118,17 @@ class Handler(BaseHTTPRequestHandler):
         self, body: str | bytes, kind: str, headers: dict[str, str] | None = None, *, status: HTTPStatus = HTTPStatus.OK
     ) -> None:
         data = body.encode("utf-8", "replace") if isinstance(body, str) else body
+        own = {"Content-Type": kind, "Cache-Control": "no-store"}
+        if isinstance(body, str) and len(data) > PART and "gzip" in self.headers.get("Accept-Encoding", ""):
+            data, own = gzip.compress(data, compresslevel=1), own | {"Content-Encoding": "gzip"}
+        own["Content-Length"] = str(len(data))
         self.send_response(status)
-        own = {"Content-Type": kind, "Content-Length": str(len(data)), "Cache-Control": "no-store"}
         for name, value in (HEADERS | own | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data)
+            for start in range(0, len(data), PART):  # the time-out is that of a part: slow viewers are served too
+                self.wfile.write(data[start : start + PART])
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """One line of text, in place of a page."""

@@ -1,5 +1,6 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
+import gzip
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from html.parser import HTMLParser
 
 import pytest
@@ -279,6 +281,33 @@ def test_many_viewers_and_silent_connections_leave_the_page_reachable(no_drawing
         assert answers.count(200) >= 1
         for connection in silent:
             connection.close()
+
+
+def test_slow_viewer_receives_the_whole_page(no_drawing, tmp_path, monkeypatch):
+    """A megabyte, of which a part arrives at once and the rest takes longer than the time-out of a part."""
+    monkeypatch.setattr(server.Handler, "timeout", 0.4)
+    monkeypatch.setattr(server, "whole_page", lambda *_: "x" * 10**6)
+    with serving(write_run(tmp_path / "run")) as client, socket.socket() as viewer:
+        viewer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        viewer.connect(("127.0.0.1", client.server.server_port))
+        viewer.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        received, started = b"", time.monotonic()
+        while data := viewer.recv(2**16):
+            received += data
+            time.sleep(0.001 if time.monotonic() - started > 0.8 else 0.05)
+    assert len(received.partition(b"\r\n\r\n")[2]) == 10**6
+
+
+def test_long_answers_are_compressed_for_those_who_ask(no_drawing, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "whole_page", lambda *_: "é" * 10**5)
+    with serving(write_run(tmp_path / "run")) as client:
+        for accepted, encoding in (("br, gzip", "gzip"), ("identity", None)):
+            _, headers, _ = client.get(method="HEAD", **{"Accept-Encoding": accepted})
+            assert headers["Content-Encoding"] == encoding
+            assert (int(headers["Content-Length"]) < 10_000) == (encoding == "gzip")
+        request = urllib.request.Request(client.url, headers={"Accept-Encoding": "gzip"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert gzip.decompress(answer.read()).decode() == "é" * 10**5
 
 
 def _is_closed(connection):
