@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError
 from jaxdp.files import CONFIG
 from jaxdp.loggers.events import ENDS, EVENTS, START, read_events
 from jaxdp.loggers.writers import LOG
@@ -75,9 +75,10 @@ class WatchedRun:
             self.history = assemble(
                 self.path, self.label, config=run_config(self.path), records=[*self._log.records], running=running
             )
+        except ConfigError as error:
+            self.problem = error.reason
         except Exception as error:  # whatever this directory holds, the page shows the other runs
-            known = isinstance(error, ConfigError | OSError)
-            self.problem = f"cannot be read: {first_line(error)}" if known else f"cannot be read ({type(error).__name__})"
+            self.problem = f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
 
     def _signature(self) -> tuple:
         """Identity, size and time of every file that the state depends on; None for a missing one."""
@@ -86,8 +87,10 @@ class WatchedRun:
             try:
                 status = os.stat(self.path / name)
                 states.append((status.st_ino, status.st_size, status.st_mtime_ns))
-            except OSError:
+            except (FileNotFoundError, NotADirectoryError):
                 states.append(None)
+            except OSError as error:  # such as a missing permission; `_read` finds it too
+                states.append((0, 0, error.errno or 0))
         return tuple(states)
 
     def _is_running(self, *, grew: bool, has_result: bool) -> bool:

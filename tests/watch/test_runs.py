@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -124,11 +125,21 @@ def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, c
     before = path.read_text() if path.exists() else None
     path.unlink(missing_ok=True)
     path.mkdir() if content is None else path.write_text(content)
-    assert status(run).startswith("cannot be read")
+    assert re.match("cannot be read|its (config|result).json (cannot be read|is damaged)", status(run))
+    assert card(run).kind == "failed"
     path.rmdir() if content is None else path.unlink()
     if before is not None:
         path.write_text(before)
     assert status(run).startswith("not running")
+
+
+def test_directory_that_cannot_be_entered_is_not_taken_for_an_empty_one(tmp_path):
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    run = WatchedRun(path, "run")
+    assert status(run) == "cannot be read (Too many levels of symbolic links)"
+    path.unlink()
+    assert status(run) == "waiting for a run in this directory"
 
 
 def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
@@ -139,7 +150,7 @@ def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "run_config", fail)
-        assert status(run) == status(run) == "cannot be read: [Errno 5] Input/output error"
+        assert status(run) == status(run) == "cannot be read (Input/output error)"
     assert status(run).startswith("not running")
     assert run.changes == 2
 
