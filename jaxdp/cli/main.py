@@ -33,6 +33,7 @@ COMMANDS = {
     "data": "Prepare a data set of tensorflow-datasets",
     "launch": "Start several processes of a run on this machine",
     "report": "Summarize runs on a page with curves",
+    "watch": "Serve a page on localhost that shows runs while they train",
     "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
 }
 ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # commands that start JAX

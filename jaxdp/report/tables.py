@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
@@ -114,7 +115,7 @@ def curves_note(runs: list[History]) -> str:
     note = (
         f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
         f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at a curve for its "
-        "values."
+        "values, or use the arrow keys."
     )
     return f'<p class="quiet">{escape(note)}</p>'
 
@@ -197,7 +198,7 @@ def _numbers(run: History) -> dict[str, str]:
     evaluation = run.evaluations[-1] if run.evaluations else {}
     best_epoch = "" if summary["best_epoch"] is None else f" (epoch {summary['best_epoch']:.2f})"
     numbers = {
-        "directory": run.files.workdir,
+        "directory": printable(run.files.workdir, 4096),
         "status": run.status,
         "data": config.data.source,
         "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",

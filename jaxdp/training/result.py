@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,7 +17,9 @@ from jaxdp.distributed.stragglers import describe
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.console import Quiet, Screen, format_duration
 from jaxdp.training.run_dir import RESULT
-from jaxdp.training.run_setup import RunSetup
+
+if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
+    from jaxdp.training.run_setup import RunSetup
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,7 +87,7 @@ class TrainResult:
     def collect(
         cls,
         progress: Progress,
-        setup: RunSetup,
+        setup: "RunSetup",
         *,
         workdir: Path,
         evaluation: dict[str, Any],

@@ -4,11 +4,13 @@ import errno
 import fcntl
 import itertools
 import json
+import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
@@ -56,11 +58,24 @@ def lock_run_dir(workdir: Path) -> Iterator[Path]:
             return
         raise _error(workdir, error.strerror or str(error), "use another directory") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _error(workdir, "another process is training in it", "use another directory") from None
+        if not _lock_for_training(lock):
+            raise _error(workdir, "another process is training in it", "use another directory")
         yield workdir
+
+
+def _lock_for_training(lock: IO[bytes]) -> bool:
+    """Lock the file; False if another process is training. `in_use`, which may hold it for a moment, does not stop a run."""
+    for _ in range(100):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0.001, 0.01))
+    return False
 
 
 def in_use(workdir: Path) -> bool:

@@ -23,6 +23,7 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
 from jaxdp.files import is_url
 from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
@@ -218,19 +219,23 @@ class _Session:
                     screen.info(remark)
                 return _show_and_check(screen, result)
             screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
-            for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
-                screen.info(remark)
-            trainer = Trainer(
-                setup,
-                path,
-                StartPoint(origin, weights, accept_changes),
-                signals=signals,
-                screen=screen,
-                started=self.started,
-                writers=self.writers,
-                mirror=self.mirror,
-            )
-            result = trainer.fit()
+            events = EventLog(path if group.is_rank0 else None)
+            with events.session(Stopped):
+                recorded = RecordedScreen(screen, events)
+                for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
+                    recorded.info(remark)
+                trainer = Trainer(
+                    setup,
+                    path,
+                    StartPoint(origin, weights, accept_changes),
+                    signals=signals,
+                    screen=recorded,
+                    started=self.started,
+                    writers=self.writers,
+                    mirror=self.mirror,
+                )
+                events.position = trainer.position
+                result = trainer.fit()
             group.set_activity("finish")
             group.all_gather_object(
                 "the end of the run", None, while_waiting=lambda: None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -68,6 +69,10 @@ class Trainer:
         every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
         self.log = StepLog(every, started)
         self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
+
+    def position(self) -> dict[str, Any]:
+        """{"samples", "wall_seconds"} of the last step, for an event; {} before the log is open."""
+        return {"samples": self.progress.samples} | self.log.wall_time if self.log.is_open else {}
 
     def fit(self) -> TrainResult:
         """Train to the end of the plan or to an early stop, from the newest checkpoint if there is one; write result.json.
