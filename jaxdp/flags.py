@@ -17,7 +17,7 @@ from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
 from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
 
 Options = TypeVar("Options")
-ADDRESS = "--coordinator"  # not a path
+ADDRESSES = ("--coordinator", "--logging.mlflow")  # not paths
 WORKDIR = "--workdir"
 UNEXPECTED = "unexpected argument"
 ANY = "a value"  # what a flag of type STR expects
@@ -92,8 +92,8 @@ class Flag:
 
     def check(self, value: str) -> None:
         """Raise ConfigError for a value of the wrong type. Ranges are checked with the config."""
-        if self.name != ADDRESS:
-            check_local(value, self.name)  # no flag takes a URL, and most would create a local directory of that name
+        if self.name not in ADDRESSES:
+            check_local(value, self.name)  # no other flag takes a URL, and most would create a local directory of that name
         if str in self.types or value in self.choices or (NoneType in self.types and value == "None"):
             return
         for kind in NUMBERS.keys() & set(self.types):

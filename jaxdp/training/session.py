@@ -24,6 +24,7 @@ from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
+from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
@@ -154,6 +155,7 @@ class _Session:
     def run(self) -> TrainResult:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
         group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
+        check_packages(self.config)
         group.set_activity("start", detail="reading what the run starts from")
         origin = None if self.resume in ("auto", "never") else _read_origin(Path(self.resume), self.workdir)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
@@ -175,7 +177,14 @@ class _Session:
         if origin is not None and not accept_changes:
             _check_same_config(origin, config)
 
-        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
+        trackers = Trackers(
+            config if group.is_rank0 else None,
+            path,
+            class_names=setup.datasets.classes,
+            info=screen.info,
+            is_interrupted=lambda: signals.stop_reason,
+        )
+        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
             consistency.check_shared_directory(group, path)
@@ -187,10 +196,14 @@ class _Session:
                 result = read_result(path, result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
-                return _show_and_check(screen, result)
+                result = _show_and_check(screen, result)
+                trackers.send_finished()
+                return result
             screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
             for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
                 screen.info(remark)
+            group.set_activity("start", detail="connecting to trackers")
+            trackers.connect()
             trainer = Trainer(
                 setup,
                 path,
@@ -198,14 +211,16 @@ class _Session:
                 signals=signals,
                 screen=screen,
                 started=self.started,
-                writers=self.writers,
+                writers=[*self.writers, *trackers.writers],
             )
             result = trainer.fit()
             group.set_activity("finish")
             group.all_gather_object(
                 "the end of the run", None, while_waiting=lambda: None
             )  # everything is saved: ignore stop requests
-            return _show_and_check(screen, result)
+            result = _show_and_check(screen, result)
+            trackers.finish("finished")
+            return result
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
         """The digest of the weights file that the run to be resumed stored; None for a new run."""

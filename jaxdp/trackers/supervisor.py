@@ -1,0 +1,214 @@
+"""Beside the run: starts a process for each tracker, tells it when the session starts and ends, and never waits for long."""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from jaxdp.config import Config
+from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
+from jaxdp.errors import ConfigError, plural, printable
+from jaxdp.files import write_atomically
+from jaxdp.loggers.example_grid import example_grid
+from jaxdp.loggers.writers import LOG, SafeWriter, read_log
+from jaxdp.trackers.client import NO_POINT, position
+from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path
+
+CLIENTS = {"wandb": "jaxdp.trackers.wandb_client:WandbClient", "mlflow": "jaxdp.trackers.mlflow_client:MlflowClient"}
+CONNECT_SECONDS = 10.0  # to wait for an answer before training
+END_SECONDS = 30.0  # to wait for the last points of a finished run
+STOP_SECONDS = 5.0  # the same after a stop signal or an error, when a scheduler may be about to kill the process
+CHECK_SECONDS = 0.1
+
+
+class TrackerProcess:
+    """The process of one tracker. info: shows a line."""
+
+    def __init__(self, tracker: str, workdir: Path, *, target: str, info: Callable[[str], Any]) -> None:
+        self.tracker, self.workdir, self.target, self.info = tracker, workdir, target, info
+        self.is_new = not TrackerState(workdir, tracker, target).exists
+        self.log = workdir / FOLDER / f"{tracker}.log"
+        self.log.parent.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "jaxdp.trackers.sender", tracker, CLIENTS[tracker], os.path.abspath(workdir), target]
+        pipe = subprocess.PIPE
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, bufsize=0)
+        self.sent = NO_POINT
+        self.error: ConfigError | None = None
+        self.answered = self.done = self.ended = False
+        self._is_down = self._closing = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read_events, name=f"{tracker} events", daemon=True).start()
+
+    def tell(self, command: str) -> None:
+        with contextlib.suppress(OSError):  # the process has ended, which `_read_events` reports
+            assert self.process.stdin is not None
+            self.process.stdin.write(f"{command}\n".encode())
+
+    def wait_until(self, event: str, deadline: float, is_interrupted: Callable[[], Any]) -> None:
+        """Wait until "answered" or "done", until the process has ended, or until the deadline of `time.monotonic()`."""
+        with self._changed:
+            while not (getattr(self, event) or self.ended or is_interrupted()) and time.monotonic() < deadline:
+                self._changed.wait(CHECK_SECONDS)
+
+    def kill(self) -> None:
+        """End the process and what it has started."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _read_events(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                self._handle(json.loads(line))
+        code = self.process.wait()
+        with self._changed:
+            self.ended = self.answered = True
+            self._changed.notify_all()
+        if not (self.done or self.error or self._closing):
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self.info(f"{self.tracker}: its process has ended ({how}, see {self.log}); training continues without it")
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        message = None
+        with self._changed:
+            if "connected" in event:
+                message = None if self.answered and not self._is_down else f"{self.tracker}: {event['connected']}"
+                self._is_down, self.answered = False, True
+            elif "unavailable" in event:
+                if not self._is_down:
+                    message = f"{self.tracker}: no connection ({printable(event['unavailable'])}); training continues"
+                self._is_down = self.answered = True
+            elif "rejected" in event:
+                self.answered = True
+                self.error = ConfigError(f"logging.{self.tracker}", self.target, reason=event["rejected"], hint=event["hint"])
+            elif "warning" in event:
+                message = f"{self.tracker}: {event['warning']}"
+            self.sent = event.get("sent", self.sent)
+            self.done = event.get("done", self.done)
+            self._changed.notify_all()
+        if message:
+            self.info(message)
+
+
+def check_packages(config: Config) -> None:
+    """Raise ConfigError if the package of a tracker is not installed. Does not import it."""
+    for name in CLIENTS:
+        target = getattr(config.logging, name)
+        spec = importlib.util.find_spec(name) if target is not None else None
+        if target is not None and (spec is None or spec.origin is None):  # without origin: a directory of that name
+            hint = f"pip install -e '.[{name}]', or omit it"
+            raise ConfigError(f"logging.{name}", target, reason=f"the package {name} is not installed", hint=hint)
+
+
+class Trackers:
+    """The trackers of a session: a context manager, and a writer that notes the start of the log and saves pictures.
+
+    config: None on other ranks than 0, which send nothing. class_names: may be shorter than the number of classes.
+    is_interrupted: whether to stop waiting, before training and at the end of a finished run.
+    """
+
+    def __init__(
+        self,
+        config: Config | None,
+        workdir: Path,
+        *,
+        class_names: Sequence[str] = (),
+        info: Callable[[str], Any] = print,
+        is_interrupted: Callable[[], Any] = lambda: False,
+    ) -> None:
+        self.workdir, self.class_names, self.info, self.is_interrupted = workdir, class_names, info, is_interrupted
+        self.targets = {name: target for name in CLIENTS if config and (target := getattr(config.logging, name)) is not None}
+        if os.environ.get("WANDB_MODE") == "disabled":
+            self.targets.pop("wandb", None)
+        self.processes: list[TrackerProcess] = []
+        self._started = False
+
+    @property
+    def writers(self) -> list[SafeWriter]:
+        return [SafeWriter(self, self.info)] if self.targets else []
+
+    def connect(self) -> None:
+        """Start the processes and wait for a short time until each has opened its run. Raises ConfigError if one cannot."""
+        self.processes = [
+            TrackerProcess(name, self.workdir, target=target, info=self.info) for name, target in self.targets.items()
+        ]
+        deadline = time.monotonic() + CONNECT_SECONDS
+        for one in self.processes:
+            one.wait_until("answered", deadline, self.is_interrupted)
+            if one.error and one.is_new:
+                for other in self.processes:
+                    other.kill()
+                self.processes = []
+                raise one.error
+            if one.error:
+                self.info(f"{one.error}; training continues without it")
+            elif not one.answered:
+                self.info(f"{one.tracker}: no answer within {CONNECT_SECONDS:g} s; training continues")
+
+    def send_finished(self) -> None:
+        """Send what the trackers lack of a run that has finished before."""
+        state_of = partial(TrackerState, self.workdir)
+        self.targets = {name: target for name, target in self.targets.items() if not state_of(name, target).complete}
+        self.connect()
+        self.finish("finished")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """The log is that of this session from its first record on: the processes read it."""
+        if not self._started:
+            self._started = True
+            for one in self.processes:
+                one.tell("start")
+
+    def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
+        from PIL import Image
+
+        png = io.BytesIO()
+        Image.fromarray(example_grid(*arrays, class_names=self.class_names)).save(png, "png")
+        write_atomically(picture_path(self.workdir, record["samples"]), png.getvalue())
+
+    def close(self) -> None:
+        """The session ends later, see `finish`."""
+
+    def finish(self, outcome: str, seconds: float = END_SECONDS) -> None:
+        """Tell the outcome of the session and wait for the trackers, in total for at most `seconds`."""
+        running, self.processes = self.processes, []
+        for one in running:
+            one.tell(f"end {outcome}")
+        deadline = time.monotonic() + seconds
+        for one in running:
+            interrupted = self.is_interrupted if outcome == "finished" else lambda: False
+            one.wait_until("done", deadline, interrupted)
+        for one in running:
+            one.kill()
+            if not one.done:
+                self._report_unsent(one, seconds)
+
+    def _report_unsent(self, one: TrackerProcess, seconds: float) -> None:
+        log = self.workdir / LOG
+        unsent = sum(position(record) > one.sent for record in read_log(log)) if log.exists() else 0
+        what = f"{plural(unsent, 'point')} of {LOG}" if unsent else "the end of the run"
+        self.info(f"{one.tracker}: {what} did not arrive within {seconds:g} s; the same command sends the rest")
+
+    def __enter__(self) -> "Trackers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if kind is not None:
+            is_stop = issubclass(kind, (Stopped, StopTraining, ForcedStop))
+            self.finish("stopped" if is_stop else "failed", 0.0 if issubclass(kind, ForcedStop) else STOP_SECONDS)
