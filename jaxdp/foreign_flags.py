@@ -172,6 +172,7 @@ _ROWS = {
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the most accurate one"),
     "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; printed lines: --logging.print-seconds"),
+    "wandb log-wandb wandb-project": Counterpart("--logging.wandb", "takes the project", "digits"),
     "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
 }
 # Name without the leading -- (a short flag with its dash).
@@ -187,7 +188,6 @@ _COMPILED = "not needed: jaxdp always compiles the step, with channels last"
 _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
 _STOPPING = "jaxdp has no early stopping; the most accurate checkpoint is kept"
 _EVALUATE = "use jaxdp evaluate"
-_WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
     "drop": _DROPOUT,
@@ -225,7 +225,4 @@ NO_COUNTERPART = {
     "start-epoch": "the same command resumes a run where it stopped",
     "patience": _STOPPING,
     "early-stopping": _STOPPING,
-    "wandb": _WANDB,
-    "log-wandb": _WANDB,
-    "wandb-project": _WANDB,
 }

@@ -35,5 +35,8 @@ class LogTail:
         self._file.seek(0)
         self._line = b""
 
-    def close(self) -> None:
+    def __enter__(self) -> "LogTail":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -85,6 +86,10 @@ class Sender:
 
     def run(self) -> None:
         """Send until the end of the session. Raises Rejected if the tracker's run cannot be opened."""
+        with ExitStack() as self._files:
+            self._run()
+
+    def _run(self) -> None:
         retry = SHORTEST_RETRY
         while True:
             outcome = self.inbox.outcome  # before the log is read: its last lines are written before the outcome
@@ -120,7 +125,7 @@ class Sender:
         if self.tail is None:
             if not (self.workdir / LOG).exists():  # the session ended before its first record
                 return
-            self.tail = LogTail(self.workdir / LOG)
+            self.tail = self._files.enter_context(LogTail(self.workdir / LOG))
             self.state.set_complete(False)
         self._describe()
         while records := self.tail.read():

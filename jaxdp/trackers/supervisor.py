@@ -30,6 +30,7 @@ from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path
 CLIENTS = {"wandb": "jaxdp.trackers.wandb_client:WandbClient", "mlflow": "jaxdp.trackers.mlflow_client:MlflowClient"}
 CONNECT_SECONDS = 10.0  # to wait for an answer before training
 END_SECONDS = 30.0  # to wait for the last points of a finished run
+QUIET_SECONDS = 2.0  # of that without a message
 STOP_SECONDS = 5.0  # the same after a stop signal or an error, when a scheduler may be about to kill the process
 CHECK_SECONDS = 0.1
 
@@ -49,7 +50,7 @@ class TrackerProcess:
         self.sent = NO_POINT
         self.error: ConfigError | None = None
         self.answered = self.done = self.ended = False
-        self._is_down = self._closing = False
+        self.is_down = self._closing = False
         self._changed = threading.Condition()
         threading.Thread(target=self._read_events, name=f"{tracker} events", daemon=True).start()
 
@@ -58,11 +59,17 @@ class TrackerProcess:
             assert self.process.stdin is not None
             self.process.stdin.write(f"{command}\n".encode())
 
-    def wait_until(self, event: str, deadline: float, is_interrupted: Callable[[], Any]) -> None:
+    def wait_until(self, event: str, deadline: float, while_waiting: Callable[[], Any]) -> None:
         """Wait until "answered" or "done", until the process has ended, or until the deadline of `time.monotonic()`."""
         with self._changed:
-            while not (getattr(self, event) or self.ended or is_interrupted()) and time.monotonic() < deadline:
+            while not (getattr(self, event) or self.ended or while_waiting()) and time.monotonic() < deadline:
                 self._changed.wait(CHECK_SECONDS)
+
+    def abandon(self) -> None:
+        """Close the input of the process, which then ends within seconds, and do not wait."""
+        self._closing = True
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def kill(self) -> None:
         """End the process and what it has started."""
@@ -88,12 +95,12 @@ class TrackerProcess:
         message = None
         with self._changed:
             if "connected" in event:
-                message = None if self.answered and not self._is_down else f"{self.tracker}: {event['connected']}"
-                self._is_down, self.answered = False, True
+                message = None if self.answered and not self.is_down else f"{self.tracker}: {event['connected']}"
+                self.is_down, self.answered = False, True
             elif "unavailable" in event:
-                if not self._is_down:
+                if not self.is_down:
                     message = f"{self.tracker}: no connection ({printable(event['unavailable'])}); training continues"
-                self._is_down = self.answered = True
+                self.is_down = self.answered = True
             elif "rejected" in event:
                 self.answered = True
                 self.error = ConfigError(f"logging.{self.tracker}", self.target, reason=event["rejected"], hint=event["hint"])
@@ -120,7 +127,7 @@ class Trackers:
     """The trackers of a session: a context manager, and a writer that notes the start of the log and saves pictures.
 
     config: None on other ranks than 0, which send nothing. class_names: may be shorter than the number of classes.
-    is_interrupted: whether to stop waiting, before training and at the end of a finished run.
+    while_waiting: called ten times a second in waits before training and after it; a true value ends the wait.
     """
 
     def __init__(
@@ -130,9 +137,9 @@ class Trackers:
         *,
         class_names: Sequence[str] = (),
         info: Callable[[str], Any] = print,
-        is_interrupted: Callable[[], Any] = lambda: False,
+        while_waiting: Callable[[], Any] = lambda: False,
     ) -> None:
-        self.workdir, self.class_names, self.info, self.is_interrupted = workdir, class_names, info, is_interrupted
+        self.workdir, self.class_names, self.info, self.while_waiting = workdir, class_names, info, while_waiting
         self.targets = {name: target for name in CLIENTS if config and (target := getattr(config.logging, name)) is not None}
         if os.environ.get("WANDB_MODE") == "disabled":
             self.targets.pop("wandb", None)
@@ -150,7 +157,7 @@ class Trackers:
         ]
         deadline = time.monotonic() + CONNECT_SECONDS
         for one in self.processes:
-            one.wait_until("answered", deadline, self.is_interrupted)
+            one.wait_until("answered", deadline, self.while_waiting)
             if one.error and one.is_new:
                 for other in self.processes:
                     other.kill()
@@ -159,6 +166,7 @@ class Trackers:
             if one.error:
                 self.info(f"{one.error}; training continues without it")
             elif not one.answered:
+                one.is_down = True
                 self.info(f"{one.tracker}: no answer within {CONNECT_SECONDS:g} s; training continues")
 
     def send_finished(self) -> None:
@@ -166,7 +174,11 @@ class Trackers:
         state_of = partial(TrackerState, self.workdir)
         self.targets = {name: target for name, target in self.targets.items() if not state_of(name, target).complete}
         self.connect()
+        sending = self.processes
         self.finish("finished")
+        for one in sending:
+            if one.done:
+                self.info(f"{one.tracker}: everything has arrived")
 
     def write(self, record: dict[str, Any]) -> None:
         """The log is that of this session from its first record on: the processes read it."""
@@ -185,30 +197,39 @@ class Trackers:
     def close(self) -> None:
         """The session ends later, see `finish`."""
 
-    def finish(self, outcome: str, seconds: float = END_SECONDS) -> None:
-        """Tell the outcome of the session and wait for the trackers, in total for at most `seconds`."""
+    def finish(self, outcome: str) -> None:
+        """Tell the outcome of the session and wait for a limited time until everything has arrived."""
         running, self.processes = self.processes, []
         for one in running:
             one.tell(f"end {outcome}")
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        finished = outcome == "finished"
+        if finished:
+            for one in running:
+                one.wait_until("done", started + QUIET_SECONDS, self.while_waiting)
+            if waiting_for := [one.tracker for one in running if not (one.done or one.ended)]:
+                names = " and ".join(waiting_for)
+                self.info(f"waiting at most {END_SECONDS:g} s for {names} to receive the last points; Ctrl-C skips this")
         for one in running:
-            interrupted = self.is_interrupted if outcome == "finished" else lambda: False
-            one.wait_until("done", deadline, interrupted)
-        for one in running:
+            if finished:
+                one.wait_until("done", started + END_SECONDS, self.while_waiting)
+            else:  # the stop signal is no reason not to wait
+                one.wait_until("done", started + STOP_SECONDS, lambda: False)
             one.kill()
             if not one.done:
-                self._report_unsent(one, seconds)
+                self._report_unsent(one)
 
-    def _report_unsent(self, one: TrackerProcess, seconds: float) -> None:
+    def _report_unsent(self, one: TrackerProcess) -> None:
         log = self.workdir / LOG
         unsent = sum(position(record) > one.sent for record in read_log(log)) if log.exists() else 0
-        what = f"{plural(unsent, 'point')} of {LOG}" if unsent else "the end of the run"
-        self.info(f"{one.tracker}: {what} did not arrive within {seconds:g} s; the same command sends the rest")
+        what = f"{plural(unsent, 'line')} of {LOG}" if unsent else "the end of the run"
+        self.info(f"{one.tracker}: not confirmed: {what}; the same command sends the rest")
 
     def __enter__(self) -> "Trackers":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if kind is not None:
-            is_stop = issubclass(kind, (Stopped, StopTraining, ForcedStop))
-            self.finish("stopped" if is_stop else "failed", 0.0 if issubclass(kind, ForcedStop) else STOP_SECONDS)
+        if kind is not None and not issubclass(kind, ForcedStop):
+            self.finish("stopped" if issubclass(kind, (Stopped, StopTraining)) else "failed")
+        for one in self.processes:
+            one.abandon()

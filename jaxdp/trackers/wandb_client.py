@@ -1,7 +1,7 @@
 """Weights & Biases: one run per run directory, resumed by its id. Files of the client lie in WORKDIR/wandb.
 
-The number of a history row (`_step`) is the record's position. The server, or the files of offline sessions, thus tell where to go
-on. The charts' x axis is `samples`.
+The number of a history row (`_step`) is the record's position: the server, or the files of offline sessions, have the last one.
+The charts' x axis is `samples`.
 """
 
 import json
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxdp.errors import EXIT_STOPPED, first_line
+from jaxdp.errors import EXIT_STOPPED, first_line, printable
 from jaxdp.trackers.client import NO_POINT, RESULT, Rejected, RunFacts, Unavailable, is_evaluation, position, values
 from jaxdp.trackers.run_files import TrackerState
 
@@ -122,4 +122,5 @@ def _last_row(path: Path) -> int:
 
 
 def _shorten(error: Exception) -> str:
-    return first_line(error).rstrip(".")[:300]
+    """The first sentence of an error; its fix is in `Rejected.hint`."""
+    return printable(first_line(error).split(". ")[0].rstrip("."))

@@ -177,12 +177,16 @@ class _Session:
         if origin is not None and not accept_changes:
             _check_same_config(origin, config)
 
+        def while_waiting() -> str | None:
+            group.status.record_progress()  # waiting for a tracker is no hang
+            return signals.stop_reason
+
         trackers = Trackers(
             config if group.is_rank0 else None,
             path,
             class_names=setup.datasets.classes,
             info=screen.info,
-            is_interrupted=lambda: signals.stop_reason,
+            while_waiting=while_waiting,
         )
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
