@@ -52,12 +52,14 @@ class TrackerProcess:
         self.answered = self.done = self.ended = False
         self.is_down = self._closing = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._read_events, name=f"{tracker} events", daemon=True).start()
+        assert self.process.stdin is not None
+        self._input = self.process.stdin
+        self._reader = threading.Thread(target=self._read_events, name=f"{tracker} events", daemon=True)
+        self._reader.start()
 
     def tell(self, command: str) -> None:
         with contextlib.suppress(OSError):  # the process has ended, which `_read_events` reports
-            assert self.process.stdin is not None
-            self.process.stdin.write(f"{command}\n".encode())
+            self._input.write(f"{command}\n".encode())
 
     def wait_until(self, event: str, deadline: float, while_waiting: Callable[[], Any]) -> None:
         """Wait until "answered" or "done", until the process has ended, or until the deadline of `time.monotonic()`."""
@@ -68,8 +70,7 @@ class TrackerProcess:
     def abandon(self) -> None:
         """Close the input of the process, which then ends within seconds, and do not wait."""
         self._closing = True
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._input.close()
 
     def kill(self) -> None:
         """End the process and what it has started."""
@@ -77,40 +78,38 @@ class TrackerProcess:
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._input.close()
+        self._reader.join(CHECK_SECONDS * 20)
 
     def _read_events(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with contextlib.suppress(ValueError):
-                self._handle(json.loads(line))
+        with self.process.stdout as events:
+            for line in events:
+                with contextlib.suppress(ValueError):
+                    self._handle(json.loads(line))
         code = self.process.wait()
-        with self._changed:
-            self.ended = self.answered = True
-            self._changed.notify_all()
         if not (self.done or self.error or self._closing):
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             self.info(f"{self.tracker}: its process has ended ({how}, see {self.log}); training continues without it")
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
 
     def _handle(self, event: dict[str, Any]) -> None:
-        message = None
+        """Show the event if it is news, then note it."""
+        if "connected" in event and (self.is_down or not self.answered):
+            self.info(f"{self.tracker}: {event['connected']}")
+        elif "unavailable" in event and not self.is_down:
+            self.info(f"{self.tracker}: no connection ({printable(event['unavailable'])}); training continues")
+        elif "warning" in event:
+            self.info(f"{self.tracker}: {event['warning']}")
         with self._changed:
-            if "connected" in event:
-                message = None if self.answered and not self.is_down else f"{self.tracker}: {event['connected']}"
-                self.is_down, self.answered = False, True
-            elif "unavailable" in event:
-                if not self.is_down:
-                    message = f"{self.tracker}: no connection ({printable(event['unavailable'])}); training continues"
-                self.is_down = self.answered = True
-            elif "rejected" in event:
-                self.answered = True
+            if "rejected" in event:
                 self.error = ConfigError(f"logging.{self.tracker}", self.target, reason=event["rejected"], hint=event["hint"])
-            elif "warning" in event:
-                message = f"{self.tracker}: {event['warning']}"
-            self.sent = event.get("sent", self.sent)
-            self.done = event.get("done", self.done)
+            if "connected" in event or "unavailable" in event:
+                self.answered, self.is_down = True, "unavailable" in event
+            self.sent, self.done = event.get("sent", self.sent), event.get("done", self.done)
             self._changed.notify_all()
-        if message:
-            self.info(message)
 
 
 def check_packages(config: Config) -> None:
@@ -165,7 +164,7 @@ class Trackers:
                 raise one.error
             if one.error:
                 self.info(f"{one.error}; training continues without it")
-            elif not one.answered:
+            elif not (one.answered or one.ended):
                 one.is_down = True
                 self.info(f"{one.tracker}: no answer within {CONNECT_SECONDS:g} s; training continues")
 

@@ -1,4 +1,4 @@
-"""A tracker in a file: what it receives is appended to WORKDIR/tracker.jsonl. Its target chooses how it behaves."""
+"""A tracker in a file: what it receives is appended to WORKDIR/tracker.jsonl. Its target chooses how it behaves: http://is-down."""
 
 import json
 import os
@@ -14,7 +14,7 @@ class FakeClient:
 
     def __init__(self, workdir, state, warn):
         self.path, self.state, self.warn = workdir / "tracker.jsonl", state, warn
-        self.behavior = state.target
+        self.behavior = state.target.removeprefix("http://").replace("-", " ")
         self.failures = 0
 
     def _store(self, kind, value):

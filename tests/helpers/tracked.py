@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 
-from jaxdp.loggers.writers import read_log
-from jaxdp.trackers.run_files import TrackerState
+from jaxdp.loggers.writers import TIMING, read_log
+
+START_SECONDS = 240  # for the tables of a new database, on a slow machine
 
 
 def log_points(workdir) -> list[tuple]:
@@ -50,10 +54,34 @@ def wandb_points(workdir) -> list[tuple]:
 
 
 class MlflowServer:
-    """A client of MLflow's REST interface that shares no code with the package mlflow."""
+    """A server of MLflow with a database in a folder, and a client of its REST interface that does not use the package."""
 
-    def __init__(self, uri):
-        self.uri = uri
+    def __init__(self, folder, port):
+        self.folder, self.port, self.uri = folder, port, f"http://127.0.0.1:{port}"
+        self.process = None
+
+    def start(self):
+        """Start the server and wait until it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self.port)]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder}/db", "--artifacts-destination", f"{self.folder}/files"]
+        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_healthy():
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.2)
+
+    def _is_healthy(self):
+        try:
+            return urllib.request.urlopen(f"{self.uri}/health", timeout=5).status == 200
+        except OSError:
+            return False
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def get(self, path, /, **query):
         with urllib.request.urlopen(f"{self.uri}/api/2.0/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
@@ -88,9 +116,10 @@ class MlflowServer:
         return sorted(points, key=str)
 
 
-def as_floats(points) -> list[tuple]:
-    return sorted([(samples, name, None if value is None else float(value)) for samples, name, value in points], key=str)
+def untimed(points) -> list[tuple]:
+    """Points as floats; those that measure time without their values, which differ when a step is trained again."""
 
+    def plain(name, value):
+        return None if value is None or name.partition("/")[2] in TIMING else float(value)
 
-def is_complete(workdir, tracker, target) -> bool:
-    return TrackerState(workdir, tracker, target).complete
+    return sorted(((samples, name, plain(name, value)) for samples, name, value in points), key=str)
