@@ -151,9 +151,11 @@ class Trackers:
 
     def connect(self) -> None:
         """Start the processes and wait for a short time until each has opened its run. Raises ConfigError if one cannot."""
-        self.processes = [
-            TrackerProcess(name, self.workdir, target=target, info=self.info) for name, target in self.targets.items()
-        ]
+        for name, target in self.targets.items():
+            try:
+                self.processes.append(TrackerProcess(name, self.workdir, target=target, info=self.info))
+            except OSError as error:  # such as a full disk
+                self.info(f"{name}: its process cannot start ({error}); training continues without it")
         deadline = time.monotonic() + CONNECT_SECONDS
         for one in self.processes:
             one.wait_until("answered", deadline, self.while_waiting)
@@ -216,13 +218,14 @@ class Trackers:
                 one.wait_until("done", started + STOP_SECONDS, lambda: False)
             one.kill()
             if not one.done:
-                self._report_unsent(one)
+                self._report_unsent(one, finished)
 
-    def _report_unsent(self, one: TrackerProcess) -> None:
+    def _report_unsent(self, one: TrackerProcess, finished: bool) -> None:
         log = self.workdir / LOG
         unsent = sum(position(record) > one.sent for record in read_log(log)) if log.exists() else 0
         what = f"{plural(unsent, 'line')} of {LOG}" if unsent else "the end of the run"
-        self.info(f"{one.tracker}: not confirmed: {what}; the same command sends the rest")
+        if unsent or finished:
+            self.info(f"{one.tracker}: not confirmed: {what}; the same command sends the rest")
 
     def __enter__(self) -> "Trackers":
         return self

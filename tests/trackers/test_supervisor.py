@@ -123,6 +123,18 @@ def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, mo
     assert recorder.lines[-1] == "mlflow: not confirmed: the end of the run; the same command sends the rest"
 
 
+def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
+    (tmp_path / "trackers").touch()
+    lines = []
+    with supervisor.Trackers(with_tracker("works"), tmp_path, info=lines.append) as trackers:
+        trackers.connect()
+        trackers.write({"samples": 8})
+        trackers.finish("finished")
+    (line,) = lines
+    assert line.startswith("mlflow: its process cannot start ([Errno 17]")
+    assert line.endswith("; training continues without it")
+
+
 def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
     """Without a command on its input, as after SIGKILL, it sends the rest of the log and releases the lock."""
     (tmp_path / "config.json").write_text('{"name": "tiny"}')
