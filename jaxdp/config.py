@@ -588,6 +588,10 @@ class Logging(_Strict):
     """Least time in seconds between printed step lines, without a terminal; 0: a line for each in metrics.jsonl"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the run to; offline with WANDB_MODE=offline"""
+    mlflow: str | None = None
+    """Tracking URI of the MLflow server to send the run to, such as http://localhost:5000"""
     profile: str | None = None
     """Steps to profile, as FIRST,COUNT with the run's first step as 1; the trace is written to the directory `profile`"""
 

@@ -18,7 +18,14 @@ from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterp
 
 Options = TypeVar("Options")
 WORKDIR = "--workdir"
-TAKE_URLS = ("--coordinator", WORKDIR, "WORKDIR", "--resume", "--data.directory")  # --coordinator is no path
+TAKE_URLS = (
+    "--coordinator",
+    "--logging.mlflow",
+    WORKDIR,
+    "WORKDIR",
+    "--resume",
+    "--data.directory",
+)  # the first two are no paths
 UNEXPECTED = "unexpected argument"
 ANY = "a value"  # what a flag of type STR expects
 NUMBERS = {int: "an integer", float: "a number"}

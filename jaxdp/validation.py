@@ -30,6 +30,8 @@ from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
+WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
+MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
 
 
 def validate(config: Config) -> Config:
@@ -370,9 +372,27 @@ def _check_profile(config: Config) -> None:
     profiled_steps(config.logging.profile)
 
 
+def _check_trackers(config: Config) -> None:
+    """Names that Weights & Biases and MLflow accept."""
+    project, uri = config.logging.wandb, config.logging.mlflow
+    if project is not None and not WANDB_PROJECT.fullmatch(project):
+        reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
+        raise ConfigError("logging.wandb", project, reason=reason, hint="WANDB_ENTITY names a team")
+    if uri is None:
+        return
+    if not MLFLOW_URI.fullmatch(uri):
+        hint = "for example http://localhost:5000, of `mlflow server`"
+        raise ConfigError("logging.mlflow", uri, reason="must be the URI of an MLflow server", hint=hint)
+    if uri.startswith("http") and "@" in uri:
+        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        shown = re.sub(r"//[^/]*@", "//...@", uri)
+        raise ConfigError("logging.mlflow", shown, reason="must not hold a password, which the run would store", hint=hint)
+
+
 CHECKS = (
     _check_dependent_fields,
     _check_profile,
+    _check_trackers,
     _check_phases,
     _check_worker_batches,
     _check_deterministic,

@@ -63,7 +63,7 @@ def failing(capsys, *arguments) -> str:
             "or register it with jaxdp.register_strategy('tours', ...) in Python, "
             "or give the recipe that registers it with --config",
         ),
-        ("train --wandb", "--wandb: unknown flag; jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"),
+        ("train --wandb", "did you mean --logging.wandb, for example --logging.wandb digits (takes the project)?"),
         ("plan --output x", "--output: unknown flag; `jaxdp plan --help all` lists all flags"),
         (
             "train --batch.global-batch 32",

@@ -16,6 +16,7 @@ FOLDERS = [
     "planning",
     "plan_summary",
     "checkpoint loggers",
+    "trackers",
     "training",
     "inference analysis",
     "bench",

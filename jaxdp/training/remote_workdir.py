@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, TENSORBOARD, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RemoteName, RemoteRun
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CONFIG, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.events import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
+from jaxdp.training import autotune
 from jaxdp.training.mirror import Mirror, MirrorFollower
-from jaxdp.training.run_dir import RUN_FILES, lock_run_dir
+from jaxdp.training.run_dir import CLASSES, RESULT, lock_run_dir
 
 FIELD = "--workdir"
+CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, autotune.FILE)  # files that the local copy of a run has
 STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
 
 
@@ -187,7 +190,7 @@ class _Holder:
         files = self.remote.files(self._previous)
         if CONFIG in files:
             for file in files:
-                if file in RUN_FILES or file.startswith(f"{TENSORBOARD}/"):
+                if file in CONTINUED or file.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
                     self.remote.download_file(file, self.path)
         assert self.lease is not None
         adopted = [name for word in self.lease.record.adopted if (name := RemoteName.parse(word))]

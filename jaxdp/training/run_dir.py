@@ -23,6 +23,7 @@ from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
 
 CHECKPOINTS, RESULT, CLASSES, LOCK = "checkpoints", "result.json", "classes.json", ".lock"
+TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
@@ -122,7 +123,8 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
     if manifest is not None:
         check_same_optimizer(manifest, config)
     if is_finished and not differences:
-        remarks = [f"these changes have no effect on the finished run: {'; '.join(all_changes)}"] if all_changes else []
+        without_effect = changes(saved, config, ignore=TRACKERS)
+        remarks = [f"these changes have no effect on the finished run: {'; '.join(without_effect)}"] if without_effect else []
         return read_result_text(workdir), remarks
     return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
 

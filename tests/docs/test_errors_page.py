@@ -27,6 +27,7 @@ MESSAGE_AT = dict.fromkeys(
         "ForcedStop",
         "SecretUnavailable",
         "UnusableModule",
+        "Rejected",
     ],
     0,
 ) | dict.fromkeys(["_error", "_damaged", "_refused", "_read_error", "_foreign_file"], 1)
@@ -48,6 +49,7 @@ NOT_SHOWN = {
     "StorageError",  # its reason is that of an error above
     "LeaseHeld",
     "LeaseLost",
+    "Unavailable",  # tried again
 }
 
 
