@@ -121,4 +121,4 @@ def test_full_disk_ends_in_one_line(run, capsys):
     with pytest.raises(SystemExit) as stopped:
         main.main(["report", str(run), "--no-html", "--csv", "/dev/full"])
     assert stopped.value.code == 1
-    assert capsys.readouterr().err == "jaxdp: No space left on device\n"
+    assert capsys.readouterr().err == "jaxdp: /dev/full: No space left on device\n"
