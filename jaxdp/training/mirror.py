@@ -54,6 +54,7 @@ class Mirror:
         self._rejected: tuple[int, str] | None = None  # (samples after which checkpoints are rejected, reason)
         self._manifests: dict[RemoteName, Manifest] = {}
         self._files: dict[str, tuple[int, int]] = {}  # name -> bytes and checksum of the files as they were uploaded
+        self._incomplete: list[RemoteName] = []  # checkpoints whose uploads have failed
         self._saves = 0
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._closing = self._abandoned = False
@@ -235,6 +236,7 @@ class Mirror:
             finally:
                 self.retention.uploading = None
             self._upload_files()
+            self._remove_expired()
         self._remove_expired()
 
     def _upload_files(self) -> None:
@@ -297,6 +299,7 @@ class Mirror:
                 self.enqueue(samples)
             return
         except StorageError:
+            self._incomplete.append(name)
             if path.exists():
                 with self._lock:
                     self._pending.add(samples)
@@ -304,7 +307,7 @@ class Mirror:
         self.checkpoints_uploaded += 1
         self.bytes_uploaded += manifest.num_bytes + len(text) + len(log)
         self._manifests[name] = replace(manifest, url=self.remote.url_of(name))
-        self._last_success = time.monotonic()
+        self._report_success()  # others may be saved faster than they are uploaded
 
     def _download_parts(self, name: RemoteName, manifest: Manifest) -> None:
         """Complete the local copy of a checkpoint whose other parts lie on other machines."""
@@ -317,13 +320,16 @@ class Mirror:
                 partial.rename(target)
 
     def _remove_expired(self) -> None:
-        """Remove the checkpoints at the URL that the retention rules would remove from a disk."""
+        """Remove the checkpoints at the URL that the retention rules would remove from a disk, and incomplete ones."""
         newest = {name.samples: name for name in sorted(self._manifests)}
         by_age = [self._manifests[name] for name in sorted(newest.values(), reverse=True)]
         expired = {manifest.samples for manifest in self.retention.expired(by_age)}
         removed = [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]
         if removed:  # only if the next holder lists what was saved last, which replaces these
             self.lease.verify()
+        while self._incomplete:
+            self.remote.remove(self._incomplete[-1])
+            self._incomplete.pop()
         for name in removed:
             self.remote.remove(name)
             del self._manifests[name]
