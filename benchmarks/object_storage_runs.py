@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import read_manifest
@@ -349,7 +348,7 @@ def table(record: dict) -> str:
         lines += [
             "",
             f"Medians of {rounds} alternating rounds, a checkpoint of {size:,.1f} MB every "
-            f"{throughput['seconds_between_checkpoints']:.0f} s, {1e3 * LATENCY:.0f} ms of latency; the server shares the machine.",
+            f"{throughput['seconds_between_checkpoints']:.0f} s. The server shares the cores of the training.",
         ]
     return "\n".join(lines)
 
