@@ -219,8 +219,8 @@ class CheckpointManager:
                 except OSError as error:
                     failures.append(f"{path} ({error.strerror})")
         if self.uploader:
-            after = trusted.samples if trusted else -1
-            self.uploader.reject(after=after, reason="it was saved after the last audit that passed")
+            after = trusted.samples if trusted else samples  # which may be only at the URL
+            self.uploader.reject(after=-1 if after is None else after, reason="it was saved after the last audit that passed")
         return Rollback(trusted.path if trusted else None, quarantined, failures)
 
     # The following methods run in the saving thread.

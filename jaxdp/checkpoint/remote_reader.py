@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
-from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RemoteName, RemoteRun
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
@@ -89,6 +89,8 @@ def download_checkpoint(
                         remote.location.download(name.path(LOG), folder / LOG)
                 except CorruptCheckpoint as corrupt:
                     error = str(corrupt)
+                    if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there
+                        return download_checkpoint(url, field, folder, checkpoint=checkpoint)
         if not error:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"

@@ -8,8 +8,9 @@ Objects below the URL of a run:
     .lease/NUMBER.json                            see `jaxdp.storage.lease`
 
 No two processes write objects of the same name, except for files of the run directory. A checkpoint counts if it was saved
-under the newest lease, or was there when that lease began: what a process writes after another one has taken over is ignored. A
-run directory that was copied to a URL, whose checkpoints are named by their samples alone, can be read and continued too.
+under the newest lease, or was there just after that lease began: what a process writes after another one has taken over is
+ignored. A run directory that was copied to a URL, whose checkpoints are named by their samples alone, can be read and continued
+too.
 """
 
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
 from jaxdp.storage.lease import LeaseRecord, newest_lease
-from jaxdp.storage.location import Location
+from jaxdp.storage.location import Location, ObjectNotFoundError
 
 CHECKPOINTS = "checkpoints"
 REJECTED = "rejected"  # object in a checkpoint that must not be used: it is corrupt, or may contain a wrong gradient
@@ -48,6 +49,10 @@ class RemoteName:
         return f"{CHECKPOINTS}/{self}/{name}" if name else f"{CHECKPOINTS}/{self}"
 
 
+def _counts(name: RemoteName, lease: LeaseRecord) -> bool:
+    return name.lease == lease.number or str(name) in (lease.adopted or [])
+
+
 class RemoteRun:
     """Reads a run in object storage, and writes it if the caller holds its lease. Every method raises StorageError."""
 
@@ -70,15 +75,15 @@ class RemoteRun:
         """The complete checkpoints that count under a lease, newest first; of those with the same samples only the newest."""
         objects = self._objects()
         complete = [name for name, files in objects.items() if MANIFEST in files and REJECTED not in files]
-        counted = [name for name in complete if lease is None or name.lease == lease.number or str(name) in lease.adopted]
+        counted = complete if lease is None or lease.adopted is None else [name for name in complete if _counts(name, lease)]
         newest = {name.samples: name for name in sorted(counted)}
         return sorted(newest.values(), reverse=True)
 
-    def remove_others(self, kept: Iterable[RemoteName]) -> None:
-        """Remove all checkpoints but `kept` and rejected ones: incomplete, expired, or of a process that has lost its lease."""
+    def remove_others(self, kept: Iterable[RemoteName], *, lease: LeaseRecord) -> None:
+        """Remove the checkpoints of older leases but `kept` and rejected ones: incomplete ones, and those that do not count."""
         kept = {*kept}
         for name, files in self._objects().items():
-            if name not in kept and REJECTED not in files:
+            if name.lease < lease.number and name not in kept and REJECTED not in files:
                 self.remove(name, files)
 
     def _objects(self) -> dict[RemoteName, list[str]]:
@@ -114,8 +119,14 @@ class RemoteRun:
     def download_checkpoint(self, checkpoint: RemoteName, folder: Path) -> Manifest:
         """Download a checkpoint to `folder`/SAMPLES, which appears when it is complete and matches its manifest.
 
-        Raises CorruptCheckpoint, and OSError for errors of the local disk.
+        Raises CorruptCheckpoint, also if an object is missing, and OSError for errors of the local disk.
         """
+        try:
+            return self._download_checkpoint(checkpoint, folder)
+        except ObjectNotFoundError as error:
+            raise CorruptCheckpoint(f"{error.filename} is missing") from None
+
+    def _download_checkpoint(self, checkpoint: RemoteName, folder: Path) -> Manifest:
         manifest = self.read_manifest(checkpoint)
         partial, target = folder / f"saving-{checkpoint.samples}-download", folder / str(checkpoint.samples)
         for name in manifest.files:

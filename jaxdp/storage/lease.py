@@ -21,6 +21,7 @@ from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
 FOLDER = ".lease"
 RENEWALS = 4  # in the time after which a lease expires
 POLL_SECONDS = 2.0  # between looks at the lease of another process
+ATTEMPTS = 5  # to read a lease that seems to be damaged
 
 
 class LeaseHeld(Exception):
@@ -36,8 +37,8 @@ class LeaseRecord:
     """The content of a lease.
 
     token: identifies the process that created it. holder: the process, for people. seconds: time without renewal after which it
-    expires. renewals: counted by the holder. released: whether the holder has ended. adopted: what the folder held when the
-    lease began. final: files that the holder completed at its end, with their checksums.
+    expires. renewals: counted by the holder. released: whether the holder has ended. adopted: what the folder held just after
+    the lease began; None until the holder has listed it. final: files that the holder completed at its end, with their sizes.
     """
 
     number: int
@@ -46,8 +47,8 @@ class LeaseRecord:
     seconds: float
     renewals: int = 0
     released: bool = False
-    adopted: list[str] = field(default_factory=list)
-    final: dict[str, list] = field(default_factory=dict)
+    adopted: list[str] | None = None
+    final: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -59,17 +60,28 @@ class LeaseRecord:
 
 def newest_lease(location: Location) -> LeaseRecord | None:
     """The newest lease, which alone counts; None if the folder never had one. Raises StorageError."""
+    attempts = 0
     while True:
         names = [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
         if not names:
             return None
         try:
             name = max(names, key=_number)
-            return LeaseRecord(**json.loads(location.read(name)) | {"number": _number(name)})
+            return replace(_parse(location.read(name)), number=_number(name))
         except ObjectNotFoundError:  # removed by the holder of a newer one
             continue
-        except (ValueError, TypeError):
-            raise StorageError("it is damaged", f"{location.url}/{name}", permanent=True) from None
+        except ValueError:  # on a file system, perhaps because it is being written
+            attempts += 1
+            if attempts == ATTEMPTS:
+                raise StorageError("it is damaged; delete it", f"{location.url}/{name}", permanent=True) from None
+            time.sleep(0.1)
+
+
+def _parse(content: bytes) -> LeaseRecord:
+    """A record from its JSON. Raises ValueError."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(LeaseRecord).validate_json(content)
 
 
 def _number(name: str) -> int:
@@ -86,6 +98,7 @@ class Lease:
     def __init__(self, location: Location, record: LeaseRecord, *, is_exclusive: bool = True) -> None:
         self.location, self.record, self.is_exclusive = location, record, is_exclusive
         self.lost: LeaseRecord | None = None
+        self._confirmed = time.monotonic()  # when this was still the newest lease
         self._stopping = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
@@ -98,14 +111,15 @@ class Lease:
         seconds: float,
         *,
         token: str | None = None,
-        adopt: Callable[[], list[str]],
+        adopt: Callable[[LeaseRecord | None], list[str]],
         on_wait: Callable[[LeaseRecord], None] = lambda record: None,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> "Lease":
         """Acquire the lease, after waiting for one whose holder has gone.
 
         seconds: time without renewal after which the new lease expires. token: of an earlier lease whose process has ended for
-        certain. adopt: lists what the folder holds, for the record. on_wait: called with the lease that is waited for.
+        certain. adopt: lists what the folder holds under the previous lease, for the record; called once that has ended, so
+        that it lists all that its holder completed. on_wait: called with the lease that is waited for.
         while_waiting: called about every second; may raise.
 
         Raises LeaseHeld if the holder renews its lease meanwhile, and StorageError if a request fails.
@@ -123,11 +137,12 @@ class Lease:
                 is_free = time.monotonic() - observed[1] > newest.seconds
             if is_free:
                 record = LeaseRecord(newest.number + 1 if newest else 1, secrets.token_hex(8), _process(), seconds)
-                record = replace(record, adopted=adopt())
                 location.create(record.name, record.to_bytes())  # a repeated request says that it exists, although it is ours
                 # An older number may be free again, because its lease was removed: only the newest counts.
                 if newest_lease(location) == record:
                     is_exclusive = not location.create(record.name, record.to_bytes())
+                    record = replace(record, adopted=adopt(newest))
+                    location.write(record.name, record.to_bytes())
                     location.remove(name for name in location.sizes(FOLDER) if _number(name) < record.number)
                     return cls(location, record, is_exclusive=is_exclusive)
                 observed = None
@@ -146,7 +161,16 @@ class Lease:
             self.lost = newest
         self.check()
 
-    def release(self, final: dict[str, list]) -> None:
+    def confirm(self) -> None:
+        """Raise LeaseLost if another process may have taken over. Asks only if the lease was not renewed recently, for example
+        because this process was suspended. Raises StorageError if that request fails."""
+        if time.monotonic() - self._confirmed > self.record.seconds / 2:
+            began = time.monotonic()
+            self.verify()
+            self._confirmed = began
+        self.check()
+
+    def release(self, final: dict[str, list[int]]) -> None:
         """Let other processes take over at once. final: see `LeaseRecord`. Raises StorageError."""
         self.abandon()
         with self._writing:
@@ -163,10 +187,12 @@ class Lease:
         while not self._stopping.wait(self.record.seconds / RENEWALS) and self.lost is None:
             try:
                 with self._writing:
+                    began = time.monotonic()
                     self.verify()
                     if not self._stopping.is_set():
                         self.record = replace(self.record, renewals=self.record.renewals + 1)
                         self.location.write(self.record.name, self.record.to_bytes())
+                        self._confirmed = began
             except (StorageError, LeaseLost):  # retried; a lost lease ends the loop
                 pass
 

@@ -74,7 +74,7 @@ def restore_or_initialize(
             screen.info(warning)
     if restored is not None:
         epoch = progress.samples / plan.examples
-        screen.info(f"resuming from {restored.manifest.path}: epoch {epoch:.2f}, step {progress.steps}")
+        screen.info(f"resuming from {restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
     return state, timer
 
 

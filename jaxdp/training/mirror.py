@@ -54,8 +54,10 @@ class Mirror:
         self._rejected: tuple[int, str] | None = None  # (samples after which checkpoints are rejected, reason)
         self._manifests: dict[RemoteName, Manifest] = {}
         self._files: dict[str, tuple[int, int]] = {}  # name -> bytes and checksum of the files as they were uploaded
+        self._incomplete: list[RemoteName] = []  # checkpoints whose uploads have failed
         self._saves = 0
-        self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), False
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._closing = self._abandoned = False
         self._failing_since: float | None = None
         self._last_success = time.monotonic()
         self._failure = ""
@@ -113,29 +115,55 @@ class Mirror:
                 f"not everything was uploaded to {self.remote.location} ({self._failure}); {self.workdir} holds the rest, and "
                 "the same command on this machine uploads it"
             )
-        result = self.workdir / RESULT
-        self.lease.release({RESULT: [result.stat().st_size]} if result.exists() else {})
+        self._release(while_waiting)
         if self.bytes_uploaded:
             checkpoints = plural(self.checkpoints_uploaded, "checkpoint")
             self.info(f"uploaded {checkpoints} to {self.remote.location}, {self.bytes_uploaded / 1e6:,.1f} MB in all")
 
     def abandon(self) -> None:
         """Stop without uploading what is left."""
+        self._abandoned = True
+        self._wake.set()
         self.lease.abandon()
+
+    def _release(self, while_waiting: Callable[[], Any]) -> None:
+        """Release the lease; repeat failed requests for a while. Raises TrainingError."""
+        result = self.workdir / RESULT
+        final = {RESULT: [result.stat().st_size]} if result.exists() else {}
+        began, pause = time.monotonic(), FIRST_PAUSE
+        while True:
+            try:
+                return self.lease.release(final)
+            except LeaseLost:
+                return self.check()
+            except StorageError as error:
+                if error.permanent or time.monotonic() - began > DRAIN_SECONDS:
+                    reason = f"{error.filename}: {error.strerror}"
+                    raise TrainingError(
+                        f"everything was uploaded to {self.remote.location}, but the lease there could not be released "
+                        f"({reason}); it expires after {self.lease.record.seconds:.0f} s"
+                    ) from None
+            end = time.monotonic() + pause
+            while time.monotonic() < end:
+                while_waiting()
+                time.sleep(0.1)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
         is_new = True
         try:
-            while True:
+            while not self._abandoned:
                 is_last = self._closing
                 try:
                     if is_new:
                         self._compare()
                         is_new = False
                     self._upload_all()
-                except StorageError as error:
+                except OSError as error:  # of the storage, or of the local disk
                     self._report_failure(error)
+                    if self._closing and not isinstance(error, StorageError):
+                        break
                     self._wake.wait(pause) if not self._closing else time.sleep(pause)
                     self._wake.clear()
                     pause = min(2 * pause, LONGEST_PAUSE)
@@ -148,12 +176,12 @@ class Mirror:
                 self._wake.clear()
         except LeaseLost:
             pass  # `check` raises it where the run trains
-        except Exception as error:  # for example of the local disk
+        except Exception as error:
             self._failure = first_line(error)
         finally:
             self.group.broadcast_object("upload", None)
 
-    def _report_failure(self, error: StorageError) -> None:
+    def _report_failure(self, error: OSError) -> None:
         self._failure = f"{error.filename}: {error.strerror}"
         if self._failing_since is None:
             self._failing_since = time.monotonic()
@@ -167,8 +195,9 @@ class Mirror:
 
     def _compare(self) -> None:
         """Read which checkpoints the URL holds, remove what was left there, and enqueue those that it lacks."""
-        adopted = [name for word in self.lease.record.adopted if (name := RemoteName.parse(word))]
-        self.remote.remove_others(adopted)
+        adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
+        self.lease.confirm()
+        self.remote.remove_others(adopted, lease=self.lease.record)
         manifests = {}
         for name in self.remote.checkpoints(self.lease.record):
             with suppress(CorruptCheckpoint):
@@ -207,6 +236,7 @@ class Mirror:
             finally:
                 self.retention.uploading = None
             self._upload_files()
+            self._remove_expired()
         self._remove_expired()
 
     def _upload_files(self) -> None:
@@ -227,6 +257,7 @@ class Mirror:
             return
         identity = len(content), zlib.crc32(content)
         if self._files.get(name) != identity:
+            self.lease.confirm()
             self.remote.location.write(name, content)
             self.bytes_uploaded += len(content)
             self._files[name] = identity
@@ -270,6 +301,7 @@ class Mirror:
                 self.enqueue(samples)
             return
         except StorageError:
+            self._incomplete.append(name)
             if path.exists():
                 with self._lock:
                     self._pending.add(samples)
@@ -277,7 +309,7 @@ class Mirror:
         self.checkpoints_uploaded += 1
         self.bytes_uploaded += manifest.num_bytes + len(text) + len(log)
         self._manifests[name] = replace(manifest, url=self.remote.url_of(name))
-        self._last_success = time.monotonic()
+        self._report_success()  # others may be saved faster than they are uploaded
 
     def _download_parts(self, name: RemoteName, manifest: Manifest) -> None:
         """Complete the local copy of a checkpoint whose other parts lie on other machines."""
@@ -290,11 +322,17 @@ class Mirror:
                 partial.rename(target)
 
     def _remove_expired(self) -> None:
-        """Remove the checkpoints at the URL that the retention rules would remove from a disk."""
+        """Remove the checkpoints at the URL that the retention rules would remove from a disk, and incomplete ones."""
         newest = {name.samples: name for name in sorted(self._manifests)}
         by_age = [self._manifests[name] for name in sorted(newest.values(), reverse=True)]
         expired = {manifest.samples for manifest in self.retention.expired(by_age)}
-        for name in [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]:
+        removed = [name for name in self._manifests if name.samples in expired or newest[name.samples] != name]
+        if removed:  # only if the next holder lists what was saved last, which replaces these
+            self.lease.verify()
+        while self._incomplete:
+            self.remote.remove(self._incomplete[-1])
+            self._incomplete.pop()
+        for name in removed:
             self.remote.remove(name)
             del self._manifests[name]
 

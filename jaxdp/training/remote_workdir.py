@@ -4,10 +4,11 @@ import itertools
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RemoteName, RemoteRun
 from jaxdp.config import Storage
@@ -16,7 +17,7 @@ from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CONFIG, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EVENTS
-from jaxdp.storage.lease import Lease, LeaseHeld, LeaseRecord
+from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
 from jaxdp.training import autotune
@@ -60,8 +61,7 @@ def open_remote_workdir(
             try:
                 name = signals.run_in_thread(holder.fill, complete_here)
             except BaseException:
-                assert holder.lease is not None
-                holder.lease.abandon()
+                holder.give_back()
                 raise
         word = group.broadcast_object("checkpoint at a URL", name and str(name))
         if not shares:
@@ -145,9 +145,12 @@ class _Holder:
             raise ConfigError(FIELD, self.url, reason=reason, hint="stop it, or use another URL") from None
         except StorageError as error:
             raise _error(self.url, error) from None
+        if self.signals.stop_reason:  # nobody waits for this thread any more
+            self.give_back()
+            self.signals.raise_if_signaled()
         self.token = self.lease.record.token
         same = self._previous is not None and self._previous.token == state.get("token")
-        self._is_same_copy = same and bool(state.get("complete")) and (self.path / CONFIG).exists()
+        self._is_same_copy = same and bool(state.get("complete")) and self._is_ahead()
         _write_state(self.path, token=self.token, complete=self._is_same_copy)
         if not self.lease.is_exclusive:
             self.screen.info(
@@ -155,9 +158,22 @@ class _Holder:
                 "not notice each other"
             )
 
-    def _adopt(self) -> list[str]:
-        self._previous = self.remote.newest_lease()
-        return [str(name) for name in self.remote.checkpoints(self._previous)]
+    def give_back(self) -> None:
+        """Release the lease of a run that was not changed."""
+        assert self.lease is not None
+        with suppress(LeaseLost, StorageError):
+            self.lease.release(self._previous.final if self._previous else {})
+
+    def _adopt(self, previous: LeaseRecord | None) -> list[str]:
+        self._previous = previous
+        return [str(name) for name in self.remote.checkpoints(previous)]
+
+    def _is_ahead(self) -> bool:
+        """Whether the local copy holds a checkpoint at least as new as the newest at the URL."""
+        assert self.lease is not None
+        there = [name.samples for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
+        here = [int(path.name) for path in checkpoint_paths(self.path / CHECKPOINTS)]
+        return (self.path / CONFIG).exists() and max(here, default=-1) >= max(there, default=-1)
 
     def _report_wait(self, lease: LeaseRecord) -> None:
         self.screen.info(
@@ -193,7 +209,7 @@ class _Holder:
                 if file in CONTINUED or file.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
                     self.remote.download_file(file, self.path)
         assert self.lease is not None
-        adopted = [name for word in self.lease.record.adopted if (name := RemoteName.parse(word))]
+        adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
         valid, corrupt = [], []
         for name in sorted(adopted, reverse=True):
             self.signals.group.status.record_progress()

@@ -180,7 +180,7 @@ class FaultProxy:
                 raise Reset
             while await self._exchange(reader, writer):
                 pass
-        except (Reset, OSError, EOFError):
+        except (Reset, OSError, EOFError, asyncio.CancelledError):  # cancelled by `_stop`
             writer.transport.abort()
         finally:
             self._writers.discard(writer)
@@ -200,7 +200,7 @@ class FaultProxy:
             self._in_flight.append(request)
             status, answer, content = await self._answer(start, headers, body, rules)
             await self._respond(writer, (status, answer, content), request, rules)
-        except (Reset, OSError, EOFError):
+        except (Reset, OSError, EOFError, asyncio.CancelledError):  # cancelled by `_stop`
             request.status = 0
             raise
         finally:

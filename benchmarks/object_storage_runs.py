@@ -1,0 +1,384 @@
+"""Runs at URLs of S3 and GCS servers on this machine, behind a proxy that injects faults.
+
+    python benchmarks/object_storage_runs.py [--parts kills outages throughput] [--kills 30] [--runs 6] [--seed 0]
+
+kills: training runs are killed (SIGKILL) in random stages while the proxy injects errors. After every kill the local copy is
+removed: the next session has only the URL. The last parameters, the log and the accuracy at the URL must equal those of an
+uninterrupted run. outages: the proxy refuses or ignores all connections for a minute, in which training must go on.
+throughput: training with a local working directory and with a URL, alternated; bytes and requests of a checkpoint.
+
+Writes benchmarks/results/object_storage_runs.json, in which parts that were not measured stay as they are. Needs the extras
+cloud and cloud-test.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxdp.bench.environment import provenance
+from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
+from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.checkpoint.remote_reader import download_checkpoint, read_run_file
+from jaxdp.errors import EXIT_STOPPED
+from jaxdp.loggers.writers import TIMING
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+RESULT = ROOT / "benchmarks/results/object_storage_runs.json"
+PARTS = ("kills", "outages", "throughput")
+KINDS = ("s3", "gcs")
+LATENCY = 0.05  # seconds
+WRITES = ["PUT", "POST"]
+FAULTS = [  # of the proxy, and their probability for each request
+    ("status", {"status": 503, "rate": 0.05}),
+    ("status", {"status": 429, "rate": 0.05}),
+    ("cut_upload", {"methods": WRITES, "rate": 0.03}),
+    ("lost_response", {"methods": WRITES, "rate": 0.03}),
+    ("cut_download", {"methods": ["GET"], "rate": 0.02}),
+]
+STAGES = ("starting", "leasing", "downloading", "compiling", "stepping", "saving", "uploading", "ending")
+LEASE_SECONDS = 4
+ATTEMPTS = 8  # of the last session, which may fail because of injected errors before it trains
+OUTAGE_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 60, 20, 40
+SMALL = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "256", "--data.eval-examples", "250"),
+    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2"),
+    *("--batch.0.global-batch", "16", "--evaluation.batch", "250", "--logging.no-tensorboard", "--logging.every-steps", "1"),
+]
+KILLED = [*SMALL, "--epochs", "8", "--checkpoint.every-samples", "200", "--storage.upload-seconds", "2"]
+LONG = [*SMALL, "--epochs", "5000", "--evaluation.every-epochs", "500", "--checkpoint.every-samples", "4000"]
+LARGE = [
+    *("--data.source", "synthetic", "--data.image-size", "32", "--data.train-examples", "1600", "--data.eval-examples", "64"),
+    *("--model.depth", "18", "--model.stem", "small", "--batch.0.global-batch", "16", "--logging.no-tensorboard"),
+]
+
+
+def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
+    """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
+    lease = ["--storage.directory", str(folder / "copies"), "--storage.lease-seconds", str(LEASE_SECONDS)]
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *training, *lease]
+    environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
+    with open(folder / "out", "w") as out:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+
+
+def outcome(url: str, folder: Path) -> dict:
+    """What a finished run leaves at its URL that does not depend on time."""
+    shutil.rmtree(folder, ignore_errors=True)
+    manifest = download_checkpoint(url, "--workdir", folder)
+    log, result = (read_run_file(url, name) or b"" for name in ("metrics.jsonl", "result.json"))
+    return described(manifest.arrays, log.decode(), json.loads(result))
+
+
+def described(arrays: dict, log: str, result: dict) -> dict:
+    records = [json.loads(line) for line in log.splitlines()]
+    lines = [{name: value for name, value in record.items() if name not in TIMING} for record in records]
+    return {"arrays": arrays, "log": lines} | {name: result[name] for name in ("accuracy", "loss", "steps")}
+
+
+def uninterrupted(folder: Path) -> dict:
+    """The outcome of the run in a local directory."""
+    folder.mkdir()
+    process = start(folder / "run", KILLED, folder, {})
+    assert process.wait() == 0, (folder / "out").read_text()
+    log, result = ((folder / "run" / name).read_text() for name in ("metrics.jsonl", "result.json"))
+    return described(latest_valid(folder / "run/checkpoints").arrays, log, json.loads(result))
+
+
+def stage(folder: Path, proxy) -> str:
+    """The stage of a session that began without a local copy, judged by its files and its requests."""
+    runs = folder / "copies/runs"
+    states = list(runs.glob("*.lease/copy.json"))
+    if not states:
+        return "leasing" if proxy.in_flight() else "starting"
+    copy = next((path for path in runs.iterdir() if path.is_dir() and not path.name.endswith(".lease")), None)
+    if copy is None or not json.loads(states[0].read_text())["complete"]:
+        return "downloading"
+    if (copy / "result.json").exists():
+        return "ending"
+    if any("checkpoints" in request["path"] and request["method"] in WRITES for request in proxy.in_flight()):
+        return "uploading"
+    if any((copy / "checkpoints").glob("saving-*")):
+        return "saving"
+    return "stepping" if "img/s" in (folder / "out").read_text() else "compiling"
+
+
+def kill_session(url: str, folder: Path, storage, draw: random.Random) -> dict | None:
+    """Start a session without a local copy and kill it a random time after a random stage begins; None if it has ended."""
+    shutil.rmtree(folder / "copies", ignore_errors=True)
+    chosen, delay = draw.choice(STAGES), draw.random() ** 2 * 0.5
+    process = start(url, KILLED, folder, storage.environment)
+    try:
+        while process.poll() is None and stage(folder, storage.proxy) != chosen:
+            time.sleep(0.005)
+        time.sleep(delay)
+        killed_in = stage(folder, storage.proxy)
+    finally:
+        process.kill()
+    if (code := process.wait()) == -signal.SIGKILL:
+        return {"stage": killed_in, "kind": storage.kind}
+    print((folder / "out").read_text().strip().splitlines()[-1:], f"ended with code {code}", flush=True)
+    return None
+
+
+def finish(url: str, folder: Path, storage) -> int:
+    """Train to the end, each session without a local copy; returns how many sessions ended in an error."""
+    for failures in range(ATTEMPTS):
+        shutil.rmtree(folder / "copies", ignore_errors=True)
+        if start(url, KILLED, folder, storage.environment).wait() == 0:
+            return failures
+        print((folder / "out").read_text().strip().splitlines()[-1:], flush=True)
+    raise RuntimeError((folder / "out").read_text())
+
+
+def inject(proxy) -> None:
+    proxy.add("latency", seconds=LATENCY)
+    for fault, options in FAULTS:
+        proxy.add(fault, **options)
+
+
+def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
+    from helpers.object_storage import object_storage
+
+    expected = uninterrupted(folder / "uninterrupted")
+    per_run = [kills // runs + (number < kills % runs) for number in range(runs)]
+    points: list[list[dict]] = []
+    different: list[int] = []
+    failures = 0
+    faults: Counter = Counter()
+    for number, wanted in enumerate(per_run):
+        draw, here = random.Random(f"{seed} {number}"), folder / f"run-{number}"
+        here.mkdir()
+        with object_storage(KINDS[number % len(KINDS)]) as storage:
+            os.environ.update(storage.environment)
+            inject(storage.proxy)
+            url = f"{storage.url}/runs/{number}"
+            points.append([])
+            while len(points[-1]) < wanted:
+                if point := kill_session(url, here, storage, draw):
+                    points[-1].append(point)
+                    print(f"run {number}: {point}", flush=True)
+                elif b'"released": true' in newest_lease_text(storage) and read_run_file(url, "result.json"):
+                    break  # finished
+            failures += finish(url, here, storage)
+            faults.update(name for request in storage.proxy.log() for name in request["fault"].split() if name != "latency")
+            storage.proxy.clear()
+            is_equal = outcome(url, here / "downloaded") == expected
+            different += [] if is_equal else [number]
+            print(f"run {number} on {storage.kind}: {'equal' if is_equal else 'DIFFERS'}", flush=True)
+    return {
+        "seed": seed,
+        "runs": runs,
+        "equal": runs - len(different),
+        "different": different,
+        "steps": expected["steps"],
+        "kills": points,
+        "failed_sessions": failures,
+        "injected": dict(faults),
+    }
+
+
+def newest_lease_text(storage) -> bytes:
+    contents = storage.contents()
+    return contents[max(name for name in contents if "/.lease/" in name)]
+
+
+def lines_of(log: Path) -> int:
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def measure_outages(folder: Path) -> list[dict]:
+    return [measure_outage(folder, kind, mode) for kind in KINDS for mode in ("refuse", "ignore")]
+
+
+def measure_outage(folder: Path, kind: str, mode: str) -> dict:
+    """Steps a second before and during an outage, and whether the URL holds everything after a stop signal."""
+    from helpers.object_storage import object_storage
+
+    here = folder / f"{kind}-{mode}"
+    here.mkdir()
+    with object_storage(kind, separate_proxy=True) as storage:
+        storage.proxy.add("latency", seconds=LATENCY)
+        os.environ.update(storage.environment)
+        url = f"{storage.url}/runs/outage"
+        process = start(url, [*LONG, "--storage.upload-seconds", "2"], here, storage.environment)
+        try:
+            wait_until(lambda: any(here.glob("copies/runs/*/checkpoints/[1-9]*")), process, here)
+            log = next(here.glob("copies/runs/*/metrics.jsonl"))
+            counts = [lines_of(log)]
+            for seconds in (BEFORE_SECONDS, OUTAGE_SECONDS, AFTER_SECONDS):
+                if seconds == OUTAGE_SECONDS:
+                    storage.proxy.outage(OUTAGE_SECONDS, mode)
+                time.sleep(seconds)
+                counts.append(lines_of(log))
+            process.terminate()
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        output = (here / "out").read_text()
+        assert code == EXIT_STOPPED, output
+        newest = read_manifest(checkpoint_paths(log.parent / "checkpoints")[0])
+        there = download_checkpoint(url, "--workdir", here / "downloaded")
+        complete = (there.samples, there.arrays) == (newest.samples, newest.arrays)
+        complete = complete and read_run_file(url, "metrics.jsonl") == log.read_bytes()
+    resumed = re.search(r"continue after (\d+) s", output)
+    rates = [(after - before) / seconds for before, after, seconds in zip(counts, counts[1:], times(), strict=False)]
+    row = {"kind": kind, "mode": mode, "steps_per_second": rates, "complete": complete}
+    row |= {"delayed": output.count("are delayed"), "resumed_after_seconds": int(resumed[1]) if resumed else None}
+    print(row, flush=True)
+    return row
+
+
+def times() -> tuple[int, int, int]:
+    return BEFORE_SECONDS, OUTAGE_SECONDS, AFTER_SECONDS
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen, folder: Path) -> None:
+    while not condition():
+        assert process.poll() is None, (folder / "out").read_text()
+        time.sleep(0.1)
+
+
+def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: float) -> dict:
+    """Images a second with a local directory and with a URL, alternated, and what a checkpoint costs."""
+    from helpers.object_storage import object_storage
+
+    training = [
+        *LARGE,
+        "--epochs",
+        str(epochs),
+        "--checkpoint.every-minutes",
+        str(minutes),
+        "--checkpoint.every-epochs",
+        "9999",
+    ]
+    rates: dict[str, list[float]] = {"local": [], **{kind: [] for kind in KINDS}}
+    costs = {}
+    for number in range(rounds + 1):  # the first is not counted: it compiles
+        for name in ("local", *KINDS):
+            here = folder / f"{name}-{number}"
+            here.mkdir()
+            if name == "local":
+                assert start(here / "run", training, here, {}).wait() == 0, (here / "out").read_text()
+                result = json.loads((here / "run/result.json").read_text())
+            else:
+                with object_storage(name, separate_proxy=True) as storage:
+                    os.environ.update(storage.environment)
+                    storage.proxy.add("latency", seconds=LATENCY)
+                    url = f"{storage.url}/runs/x"
+                    assert start(url, training, here, storage.environment).wait() == 0, (here / "out").read_text()
+                    result = json.loads(read_run_file(url, "result.json") or b"")
+                    costs[name] = cost(storage.proxy.log(), url, here / "downloaded")
+            if number:
+                rates[name].append(result["images_per_second"])
+            print(name, result["images_per_second"], flush=True)
+            shutil.rmtree(here)
+    return {"seconds_between_checkpoints": 60 * minutes, "rates": rates, "costs": costs}
+
+
+def cost(log: list[dict], url: str, folder: Path) -> dict:
+    """Requests and bytes of a checkpoint, from the requests of a run; the requests of its removal are included."""
+
+    def of(word: str) -> list[dict]:
+        return [request for request in log if word in request["path"].replace("%2F", "/")]
+
+    def is_upload(request: dict) -> bool:
+        return request["method"] in WRITES and request["status"] in (200, 201)
+
+    manifests = len({request["path"] for request in of("manifest.json") if is_upload(request)})
+    requests = of("checkpoints")
+    sent = sum(request["sent"] for request in requests)
+    manifest = download_checkpoint(url, "--workdir", folder)
+    return {
+        "checkpoints": manifests,
+        "state_bytes": manifest.num_bytes,
+        "state_files": len(manifest.files),
+        "bytes_sent": sent / manifests,
+        "requests": len(requests) / manifests,
+        "lease_requests": len(of(".lease")),
+        "other_requests": len(log) - len(requests) - len(of(".lease")),
+    }
+
+
+def table(record: dict) -> str:
+    """Kills by stage, the outages, and the cost of mirroring."""
+    kills = record["kills"]
+    points = Counter((point["stage"], point["kind"]) for run in kills["kills"] for point in run)
+    lines = ["| killed while | S3 | GCS |", "|---|---|---|"]
+    lines += [f"| {name} | {points[name, 's3']} | {points[name, 'gcs']} |" for name in STAGES]
+    injected = sum(kills["injected"].values())
+    lines += [
+        "",
+        f"{sum(points.values())} kills of {kills['runs']} runs, {injected:,} injected errors; {kills['equal']} runs equal the "
+        "uninterrupted one bit by bit.",
+    ]
+    if outages := record.get("outages"):
+        lines += ["", "| outage of a minute | steps/s before | during | after | everything at the URL |", "|---" * 5 + "|"]
+    for row in outages or []:
+        how = {"refuse": "connections refused", "ignore": "no answer"}[row["mode"]]
+        rates = " | ".join(f"{rate:.1f}" for rate in row["steps_per_second"])
+        lines.append(f"| {row['kind'].upper()}, {how} | {rates} | {'yes' if row['complete'] else 'no'} |")
+    if throughput := record.get("throughput"):
+        medians = {name: statistics.median(rates) for name, rates in throughput["rates"].items()}
+        lines += [
+            "",
+            "| working directory | images/s | | bytes sent per checkpoint | requests per checkpoint |",
+            "|---" * 5 + "|",
+        ]
+        for name, rate in medians.items():
+            lost = "" if name == "local" else f"{100 * (rate / medians['local'] - 1):+.1f} %"
+            costs = throughput["costs"].get(name)
+            cells = f"{costs['bytes_sent'] / 1e6:,.1f} MB | {costs['requests']:.0f}" if costs else "|"
+            lines.append(f"| {name if name == 'local' else name.upper()} | {rate:.1f} | {lost} | {cells} |")
+        size = throughput["costs"]["s3"]["state_bytes"] / 1e6
+        rounds = len(throughput["rates"]["local"])
+        lines += [
+            "",
+            f"Medians of {rounds} alternating rounds, a checkpoint of {size:,.1f} MB every "
+            f"{throughput['seconds_between_checkpoints']:.0f} s. The server shares the cores of the training.",
+        ]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--runs", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=5, help="of throughput, after one that compiles")
+    parser.add_argument("--minutes", type=float, default=0.5, help="between checkpoints of throughput")
+    parser.add_argument("--epochs", type=float, default=4.0, help="of throughput")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+        measure = {
+            "kills": lambda: measure_kills(folder, kills=given.kills, runs=given.runs, seed=given.seed),
+            "outages": lambda: measure_outages(folder),
+            "throughput": lambda: measure_throughput(folder, rounds=given.rounds, minutes=given.minutes, epochs=given.epochs),
+        }
+        for part in given.parts:
+            measured = measure[part]()
+            record = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+            made_by = provenance(("jax", "orbax-checkpoint", "fsspec", "s3fs", "gcsfs", "moto"))
+            record = {"provenance": made_by} | record | {part: measured}
+            RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+
+
+if __name__ == "__main__":
+    main()

