@@ -29,7 +29,7 @@ MESSAGE_AT = dict.fromkeys(
         "UnusableModule",
     ],
     0,
-) | dict.fromkeys(["_error", "_damaged", "_refused", "_read_error", "_foreign_file"], 1)
+) | dict.fromkeys(["_error", "damaged", "_refused", "_read_error", "_foreign_file"], 1)
 # Exceptions that a user does not see: bugs of the caller, or turned into one of the errors above.
 NOT_SHOWN = {
     "ValueError",
@@ -45,6 +45,10 @@ NOT_SHOWN = {
     "InvalidMessage",
     "ConnectionEnded",
     "StopTraining",
+    "UnknownFormatError",
+    "StorageError",
+    "InterruptedError",
+    "BlockingIOError",
 }
 
 
