@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
@@ -11,6 +12,7 @@ import numpy as np
 
 from jaxdp.storage.location import CONNECTIONS
 
+STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop
 WAIT_SECONDS = 0.5  # after which a waiting thread looks whether it should stop
 ITEMS, BYTES = 8 * CONNECTIONS, 2**28  # most items, and about the most bytes, that are fetched before they are asked for
 
@@ -54,17 +56,18 @@ class ReadAhead:
         self.order: Iterator[int] = iter(())
         self.pending: dict[int, list] = {}  # index -> [future, how often it will be asked for]
         self.items = self.bytes = self.stops = 0
+        self.stopped = False
 
     def stop(self) -> None:
         """Let threads that wait for an item raise InterruptedError, so that the process can exit during an outage."""
         with self.lock:
-            self.stops += 1
+            self.stops, self.stopped = self.stops + 1, True
             self.order = iter(())
 
     def follow(self, order: Iterable[np.ndarray]) -> None:
         """Fetch the items in this order from now on. order: arrays of indices."""
         with self.lock:
-            self.pending, self.items, self.bytes = {}, 0, 0
+            self.pending, self.items, self.bytes, self.stopped = {}, 0, 0, False
             self.order = itertools.chain.from_iterable(map(np.ndarray.tolist, order))
             self._fill()
 
@@ -78,8 +81,10 @@ class ReadAhead:
                 future = entry[0]
                 self._take(index, entry)
                 self._fill()
+        began = time.monotonic()
         while not wait([future], timeout=WAIT_SECONDS).done:
-            if self.stops != stops:
+            late = self.stopped and time.monotonic() - began > STOPPED_SECONDS  # asked for after the stop, by a queued batch
+            if late or self.stops != stops:
                 raise InterruptedError("stopped while waiting for object storage")
         return future.result()
 

@@ -83,14 +83,17 @@ def test_errors_of_a_fetch_are_raised_where_the_item_is_asked_for():
         ahead[1]
 
 
-def test_stop_releases_threads_that_wait_for_an_item():
+def test_stop_releases_threads_that_wait_for_an_item_or_ask_later(monkeypatch):
     release = threading.Event()
-    ahead = ReadAhead(lambda index: release.wait(30), lambda index: 1, Daemons(2))
+    ahead = ReadAhead(lambda index: release.wait(30), lambda index: 1, Daemons(3))
     threading.Timer(0.1, ahead.stop).start()
     with pytest.raises(InterruptedError):
         ahead[1]
+    monkeypatch.setattr(read_ahead, "STOPPED_SECONDS", 0.2)
+    with pytest.raises(InterruptedError):
+        ahead[2]
     release.set()
-    assert ahead[2]
+    assert ahead[3]
 
 
 def test_threads_share_a_pool():
