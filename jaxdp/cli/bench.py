@@ -214,7 +214,7 @@ def _bench_input(options: Input, flags: list[str]) -> None:
     if has_source and config.data.source in IN_MEMORY:
         reason = "has no files to read"
         raise ConfigError("data.source", config.data.source, reason=reason, hint="use folder or a prepared data set")
-    source = open_split(config.data, config.data.train_split) if has_source else None
+    source = open_split(config, config.data.train_split) if has_source else None
     count = max(n for n in range(1, len(devices) + 1) if options.batch_size % n == 0)
     record = bench.run(config, make_mesh(1, count), batch_size=options.batch_size, repeats=options.repeats, source=source)
     _bench_result(options, "input", record, bench=bench)

@@ -4,7 +4,7 @@ Folders 0, 1, ... N - 1 are in the order of their numbers, as in ImageNet-V2.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -57,22 +57,15 @@ class ImageFolder:
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
                 raise error(f"dangling link {entry.path!r}", "fix or remove it")
-        names = _class_order([entry.name for entry in entries if entry.is_dir()])
+        names = class_order([entry.name for entry in entries if entry.is_dir()])
         if not names:
             raise error(f"{split.name!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
         for name in names:
             if not _is_utf8(name):
                 raise error(f"class folder name {name!r} is not UTF-8", "rename it")
-        classes = names if classes is None else classes
-        if unknown := sorted(set(names) - set(classes)):
-            empty = "" if os.listdir(split / unknown[0]) else "empty "
-            reason = f"{split.name!r} has the {empty}class {unknown[0]!r}, which the training split lacks"
-            raise error(reason, "add it to the training split, or remove it")
-        if missing := sorted(set(classes) - set(names)):
-            raise error(
-                f"{split.name!r} has no folder for {len(missing)} of {len(classes)} training classes, such as {missing[0]!r}",
-                "add the folders with their images, or remove these classes from the training split",
-            )
+        classes = match_classes(
+            names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / name)
+        )
         paths, labels, ignored = [], [], []
         for label, name in enumerate(classes):
             status.current().record_progress()
@@ -108,7 +101,33 @@ class ImageFolder:
         return os.path.basename(self.paths[index])
 
 
-def _class_order(names: list[str]) -> list[str]:
+def match_classes(
+    names: list[str],
+    classes: list[str] | None,
+    *,
+    split: str,
+    error: Callable[[str, str], ConfigError],
+    is_empty: Callable[[str], bool] = lambda name: False,
+) -> list[str]:
+    """The classes of a split with class folders `names`: `classes`, those of the training split, or `names` where that is None.
+
+    error: (reason, hint) -> error; raised if the names differ. is_empty: of a class folder.
+    """
+    if classes is None:
+        return names
+    if unknown := sorted(set(names) - set(classes)):
+        empty = "empty " if is_empty(unknown[0]) else ""
+        reason = f"{split!r} has the {empty}class {unknown[0]!r}, which the training split lacks"
+        raise error(reason, "add it to the training split, or remove it")
+    if missing := sorted(set(classes) - set(names)):
+        raise error(
+            f"{split!r} has no folder for {len(missing)} of {len(classes)} training classes, such as {missing[0]!r}",
+            "add the folders with their images, or remove these classes from the training split",
+        )
+    return classes
+
+
+def class_order(names: list[str]) -> list[str]:
     """Folder names in the order of their labels."""
     numbers = list(map(str, range(len(names))))
     return numbers if set(names) == set(numbers) else sorted(names)
@@ -198,10 +217,15 @@ def evaluation_split(root: Path, requested: str | None) -> str:
         return requested
     existing = [name for name in EVALUATION_NAMES if (root / name).is_dir()]
     if not existing:
-        raise ConfigError(
-            "data.eval_split",
-            None,
-            reason=f"{str(root)!r} has none of the folders {', '.join(EVALUATION_NAMES)}",
-            hint=f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
-        )
+        raise missing_evaluation_split(str(root))
     return existing[0]
+
+
+def missing_evaluation_split(root: str) -> ConfigError:
+    """The error for a folder without a split to evaluate on."""
+    return ConfigError(
+        "data.eval_split",
+        None,
+        reason=f"{root!r} has none of the folders {', '.join(EVALUATION_NAMES)}",
+        hint=f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
+    )

@@ -1,7 +1,7 @@
 """Decodes encoded images into batches of one size, on a pool of threads."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
@@ -11,6 +11,7 @@ from PIL import Image
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
 from jaxdp.distributed import status
 from jaxdp.errors import OneLine
+from jaxdp.storage.location import StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = -1  # label of an image that cannot be used and does not count
@@ -74,6 +75,16 @@ class Loader:
         """Record images that an earlier session of the run could not read."""
         self.bad_images.update(reasons)
 
+    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
+        """Let a source that fetches images over a network know the coming order. order: arrays of indices."""
+        if hasattr(self.source, "read_ahead"):
+            self.source.read_ahead(order)
+
+    def stop_reading(self) -> None:
+        """Let threads that wait for images from a network fail, so that the process can exit."""
+        if hasattr(self.source, "stop_reading"):
+            self.source.stop_reading()
+
     def batch(self, indices: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(images [B, S, S, 3] uint8, labels [B] int32), freshly allocated. positions: [B] samples seen before each image."""
         images = np.empty((len(indices), self.size, self.size, 3), np.uint8)
@@ -85,8 +96,14 @@ class Loader:
                 labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
                 status.current().record_progress()
 
-        for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
-            pass
+        try:
+            for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
+                pass
+        except Exception:
+            raise
+        except BaseException:  # an interrupt of this thread
+            self.stop_reading()
+            raise
         return images, labels
 
     def _load(self, index: int, out: np.ndarray, position: int) -> int:
@@ -115,6 +132,8 @@ class Loader:
             image, label = (item["image"], item["label"]) if isinstance(item, dict) else item
         except ImageError:
             raise
+        except StorageError as error:  # no image is bad because it could not be fetched
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import Loader
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 
@@ -102,9 +103,7 @@ def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: 
     rows: int [R], the rows of the padded batch to return (see `local_rows`). "seen" [R] int32 is 1 for examples and 0 for
     padding; "weights" [R] int32 is also 0 for examples that the source ignores (labels below 0).
     """
-    positions = first + rows
-    real = positions < min(first + batch_size, len(source))
-    positions = np.where(real, positions, 0)
+    positions, real = _evaluated(source, first, batch_size=batch_size, rows=rows)
     images, labels = source.batch(positions, positions)
     return {
         "images": images,
@@ -115,14 +114,48 @@ def evaluation_batch(source: BatchSource, first: int, *, batch_size: int, rows: 
     }
 
 
+def _evaluated(source: BatchSource, first: int, *, batch_size: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(positions of these rows, 0 for padding; whether each is an example)."""
+    positions = first + rows
+    real = positions < min(first + batch_size, len(source))
+    return np.where(real, positions, 0), real
+
+
+def read_ahead(source: BatchSource, order: Iterable[np.ndarray]) -> None:
+    """Let a source that fetches images over a network know the coming order. order: arrays of indices."""
+    if isinstance(source, Loader):
+        source.read_ahead(order)
+
+
+def stop_reading(source: BatchSource) -> None:
+    """Let threads that wait for images from a network fail, so that the process can exit."""
+    if isinstance(source, Loader):
+        source.stop_reading()
+
+
+def evaluation_prefetcher(source: BatchSource, *, batch_size: int, rows: np.ndarray) -> "Prefetcher[int, Batch]":
+    """The batches of `evaluation_batch` for all of a source, in order."""
+    starts = range(0, len(source), batch_size)
+    read_ahead(source, (_evaluated(source, first, batch_size=batch_size, rows=rows)[0] for first in starts))
+    load = partial(evaluation_batch, source, batch_size=batch_size, rows=rows)
+    return Prefetcher(load, starts, threads=1, on_close=lambda: stop_reading(source))
+
+
 class Prefetcher(Generic[Item, Result]):
-    """Calls `load` for each item in order, `threads` items ahead of the caller.
+    """Calls `load` for each item in order, `threads` items ahead of the caller. on_close: called by `close`.
 
     wait_seconds: total time that `next` has blocked. Close it when done.
     """
 
-    def __init__(self, load: Callable[[Item], Result], items: Iterable[Item], threads: int = PREFETCH_DEPTH) -> None:
-        self.load, self.items, self.wait_seconds = load, iter(items), 0.0
+    def __init__(
+        self,
+        load: Callable[[Item], Result],
+        items: Iterable[Item],
+        threads: int = PREFETCH_DEPTH,
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.load, self.items, self.wait_seconds, self.on_close = load, iter(items), 0.0, on_close
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
         self.pending = deque(self.threads.submit(load, item) for item in itertools.islice(self.items, threads))
 
@@ -139,6 +172,7 @@ class Prefetcher(Generic[Item, Result]):
     def close(self) -> None:
         """Cancel what has not started."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.on_close()
 
 
 class DeviceIterator:
@@ -165,7 +199,11 @@ class DeviceIterator:
         self.mesh, self.global_batch, self.rows, self.repeats = mesh, global_batch, global_batch // mesh.size, repeats
         self.chunk_rows = chunk_rows or self.rows
         load: Callable[..., Batch] = load_indices if resident else load_images
-        self.chunks = Prefetcher(lambda rows: load(source, seed, rows), self._rows(first, end))
+        if not resident:
+            read_ahead(source, (sample_ids(seed, rows.order, len(source)) for rows in self._rows(first, end)))
+        self.chunks = Prefetcher(
+            lambda rows: load(source, seed, rows), self._rows(first, end), on_close=lambda: stop_reading(source)
+        )
 
     def _rows(self, first: int, end: int) -> Iterator[Rows]:
         """The rows of every chunk."""

@@ -43,7 +43,7 @@ class ArrayRecords:
             paths, expected = [str(file.filename) for file in instructions], [file.examples_in_shard for file in instructions]
             list(threads.map(check_array_record, paths, expected))
         allow_open_files(len(instructions))
-        return cls(builder.as_data_source(split, decoders=_skip_image_decoding()))
+        return cls(builder.as_data_source(split, decoders=skip_image_decoding()))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -60,7 +60,7 @@ class TFRecords:
 
     def __init__(self, features: Any, paths: list[str], offsets: list[np.ndarray]) -> None:
         self.features, self.paths, self.offsets = features, paths, offsets
-        self.decoders = _skip_image_decoding()
+        self.decoders = skip_image_decoding()
         self.starts = [0]
         for rows in offsets:
             self.starts.append(self.starts[-1] + len(rows))
@@ -71,7 +71,7 @@ class TFRecords:
         paths = [str(file.filename) for file in instructions]
         with ThreadPoolExecutor(CHECK_THREADS) as threads:
             offsets = list(threads.map(record_offsets, paths, [file.examples_in_shard for file in instructions]))
-        used = [rows[file.skip : file.skip + _count(file)] for rows, file in zip(offsets, instructions, strict=True)]
+        used = [rows[file.skip : file.skip + count_examples(file)] for rows, file in zip(offsets, instructions, strict=True)]
         return cls(builder.info.features, paths, used)
 
     def __len__(self) -> int:
@@ -93,18 +93,18 @@ class TFRecords:
 READERS: dict[str, type[ArrayRecords] | type[TFRecords]] = {"array_record": ArrayRecords, "tfrecord": TFRecords}
 
 
-def _skip_image_decoding() -> dict[str, Any]:
+def skip_image_decoding() -> dict[str, Any]:
     import tensorflow_datasets as tfds
 
     return {"image": tfds.decode.SkipDecoding()}
 
 
-def _count(instruction: Any) -> int:
+def count_examples(instruction: Any) -> int:
     """Examples that a FileInstruction takes; its `take` is -1 for all after `skip`."""
     return instruction.take if instruction.take >= 0 else instruction.examples_in_shard - instruction.skip
 
 
-def _damaged(path: str, reason: str) -> ConfigError:
+def damaged(path: str, reason: str) -> ConfigError:
     return ConfigError("data.directory", path, reason=f"damaged file: {reason}", hint="prepare it again")
 
 
@@ -118,9 +118,9 @@ def check_array_record(path: str, expected: int) -> None:
     try:
         reader.close()
     except RuntimeError as error:
-        raise _damaged(path, first_line(error, "truncated")) from None
+        raise damaged(path, first_line(error, "truncated")) from None
     if count != expected:
-        raise _damaged(path, f"{count} records, expected {expected}")
+        raise damaged(path, f"{count} records, expected {expected}")
 
 
 def allow_open_files(count: int) -> None:
@@ -149,15 +149,15 @@ def record_offsets(path: str, expected: int) -> np.ndarray:
             file.seek(offset)
             header = file.read(HEADER)
             if len(header) < HEADER:
-                raise _damaged(path, f"the record at byte {offset} is truncated")
+                raise damaged(path, f"the record at byte {offset} is truncated")
             if masked_checksum(header[:8]) != header[8:]:
-                raise _damaged(path, f"the length of the record at byte {offset} has the wrong checksum")
+                raise damaged(path, f"the length of the record at byte {offset} has the wrong checksum")
             (length,) = struct.unpack("<Q", header[:8])
             end = offset + HEADER + length + FOOTER
             if end > size:
-                raise _damaged(path, f"the record at byte {offset} is truncated")
+                raise damaged(path, f"the record at byte {offset} is truncated")
             records.append((offset, length))
             offset = end
     if len(records) != expected:
-        raise _damaged(path, f"{len(records)} records, expected {expected}")
+        raise damaged(path, f"{len(records)} records, expected {expected}")
     return np.array(records, np.int64).reshape(-1, 2)

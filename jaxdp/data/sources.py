@@ -5,28 +5,31 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config, at_image_size, crops_while_loading, evaluation_side, phase_image_size
 from jaxdp.config import Data as DataConfig
-from jaxdp.data import in_memory
+from jaxdp.data import in_memory, remote_folder
 from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop, resize_and_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
 from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
+from jaxdp.data.remote import Remote
+from jaxdp.data.remote_folder import RemoteFolder, split_names
+from jaxdp.data.remote_prepared import RemotePrepared
+from jaxdp.data.tfds import TfdsSource, open_builder
 from jaxdp.errors import ConfigError, plural
+from jaxdp.files import is_url
 from jaxdp.validation import check_classes
-
-if TYPE_CHECKING:
-    from jaxdp.data.tfds import TfdsSource
 
 SYNTHETIC_CLASSES = 1000  # unless the model's number is given
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 DecodedSource = ArraySource | SyntheticSource | Loader
+Files = ImageFolder | RemoteFolder | TfdsSource
 
 
 class Datasets(NamedTuple):
@@ -113,39 +116,59 @@ def _size_of_synthetic(config: Config) -> tuple[int, int]:
 
 def _open_files(config: Config, may_lack_classes: bool) -> Datasets:
     if may_lack_classes:
-        train = evaluation = open_evaluation_split(config.data)
+        train = evaluation = open_evaluation_split(config)
     else:
-        (_, train), (_, evaluation) = open_splits(config.data)
+        (_, train), (_, evaluation) = open_splits(config)
+    for source in (train, evaluation):
+        if isinstance(source, TfdsSource):
+            source.start()
     return _decoded(config, train, evaluation, name=config.data.source, may_lack_classes=may_lack_classes)
 
 
-def open_splits(data: DataConfig) -> "list[tuple[str, ImageFolder | TfdsSource]]":
+def open_splits(config: Config) -> list[tuple[str, Files]]:
     """(name, encoded images) of the training and the evaluation split of a folder or a data set of tensorflow-datasets.
 
     Raises ConfigError if one of them does not exist.
     """
+    data, remote = config.data, _open_remote(config)
     if data.source == "folder":
-        train_folder = _folder_split(data, data.train_split)
-        folder = evaluation_split(Path(data.directory or ""), data.eval_split)
-        return [(data.train_split, train_folder), (folder, _folder_split(data, folder, train_folder.classes))]
-    train = _tfds_split(data, data.train_split)
+        train_folder = _folder_split(data, data.train_split, remote=remote)
+        folder = _folder_evaluation_split(data, remote)
+        return [(data.train_split, train_folder), (folder, _folder_split(data, folder, train_folder.classes, remote=remote))]
+    prepared = RemotePrepared(remote, data.source) if remote else None
+    train = _tfds_split(data, data.train_split, prepared)
     split = _tfds_evaluation_split(data, train.splits)
-    return [(data.train_split, train), (split, _tfds_split(data, split))]
+    return [(data.train_split, train), (split, _tfds_split(data, split, prepared))]
 
 
-def open_evaluation_split(data: DataConfig) -> "ImageFolder | TfdsSource":
+def open_evaluation_split(config: Config) -> Files:
     """The encoded images of the evaluation split, without those of the training split, which need not exist.
 
     Raises ConfigError if the split does not exist.
     """
+    data, remote = config.data, _open_remote(config)
     if data.source == "folder":
-        root = Path(data.directory or "")
-        classes = _folder_split(data, data.train_split).classes if (root / data.train_split).is_dir() else None
-        return _folder_split(data, evaluation_split(root, data.eval_split), classes)
-    from jaxdp.data.tfds import open_builder
+        has_train = data.train_split in split_names(remote) if remote else (_root(data) / data.train_split).is_dir()
+        classes = _folder_split(data, data.train_split, remote=remote).classes if has_train else None
+        return _folder_split(data, _folder_evaluation_split(data, remote), classes, remote=remote)
+    prepared = RemotePrepared(remote, data.source) if remote else None
+    splits = tuple(open_builder(data.source, str(prepared.directory) if prepared else data.directory).info.splits)
+    return _tfds_split(data, _tfds_evaluation_split(data, splits), prepared)
 
-    splits = tuple(open_builder(data.source, data.directory).info.splits)
-    return _tfds_split(data, _tfds_evaluation_split(data, splits))
+
+def _open_remote(config: Config) -> Remote | None:
+    """The data set at the URL of `data.directory`; None for a local directory."""
+    return Remote(config.data.directory, config.storage) if config.data.directory and is_url(config.data.directory) else None
+
+
+def _root(data: DataConfig) -> Path:
+    return Path(data.directory or "")
+
+
+def _folder_evaluation_split(data: DataConfig, remote: Remote | None) -> str:
+    if remote:
+        return remote_folder.evaluation_split(remote, data.eval_split)
+    return evaluation_split(_root(data), data.eval_split)
 
 
 def _tfds_evaluation_split(data: DataConfig, splits: tuple[str, ...]) -> str:
@@ -162,12 +185,12 @@ def _size_of_files(config: Config) -> tuple[int, int | None]:
     published = SOURCES[data.source]
     if published.train_images is not None and data.train_split == "train" and data.directory is None:
         return published.train_images, published.classes
-    source = open_split(data, data.train_split)
+    source = open_split(config, data.train_split)
     return len(source), _stated_classes(source)
 
 
 def _size_of_folder(config: Config) -> tuple[int, int | None]:
-    (_, train), _ = open_splits(config.data)  # the evaluation split too, to raise what a run would
+    (_, train), _ = open_splits(config)  # the evaluation split too, to raise what a run would
     return len(train), _stated_classes(train)
 
 
@@ -227,20 +250,23 @@ def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, m
     return _reader(config).open(config, may_lack_classes)
 
 
-def open_split(data: DataConfig, split: str) -> "ImageFolder | TfdsSource":
+def open_split(config: Config, split: str) -> Files:
     """The encoded images of a split of a folder or a data set of tensorflow-datasets."""
-    return _folder_split(data, split) if data.source == "folder" else _tfds_split(data, split)
+    data, remote = config.data, _open_remote(config)
+    if data.source == "folder":
+        return _folder_split(data, split, remote=remote)
+    return _tfds_split(data, split, RemotePrepared(remote, data.source) if remote else None)
 
 
-def _folder_split(data: DataConfig, split: str, classes: list[str] | None = None) -> ImageFolder:
-    return ImageFolder.open(Path(data.directory or "") / split, classes)
+def _folder_split(
+    data: DataConfig, split: str, classes: list[str] | None = None, *, remote: Remote | None
+) -> ImageFolder | RemoteFolder:
+    return RemoteFolder.open(remote, split, classes) if remote else ImageFolder.open(_root(data) / split, classes)
 
 
-def _tfds_split(data: DataConfig, split: str) -> "TfdsSource":
-    from jaxdp.data.tfds import TfdsSource
-
+def _tfds_split(data: DataConfig, split: str, prepared: RemotePrepared | None) -> TfdsSource:
     field = "data.train_split" if split == data.train_split else "data.eval_split"
-    return TfdsSource.open(data.source, data.directory, split, field=field)
+    return TfdsSource.open(data.source, data.directory, split, field=field, prepared=prepared)
 
 
 def training_transform(config: Config) -> tuple[Transform, int]:
@@ -357,6 +383,7 @@ def _loaded(
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader
     indices = np.arange(len(source))
+    loader.read_ahead([indices])
     images, labels = loader.batch(indices, indices)
     return ArraySource(images, labels, loader.bad_images, source=source)
 

@@ -2,15 +2,21 @@
 
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxdp.config import IN_MEMORY
 from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS, Records
+from jaxdp.data.remote_prepared import RemotePrepared
+from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError, first_line, nearest
 from jaxdp.files import check_local
+from jaxdp.storage.location import StorageError
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = (*IN_MEMORY, "folder")
@@ -39,14 +45,23 @@ class TfdsSource:
     """the data set and split, for the names of images"""
 
     @classmethod
-    def open(cls, name: str, directory: str | None, split: str, *, field: str = "data.train_split") -> "TfdsSource":
+    def open(
+        cls,
+        name: str,
+        directory: str | None,
+        split: str,
+        *,
+        field: str = "data.train_split",
+        prepared: RemotePrepared | None = None,
+    ) -> "TfdsSource":
         """Open a split.
 
-        directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors.
+        directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors;
+        prepared: the data set, if it is at a URL.
 
         Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
         """
-        builder = open_builder(name, directory)
+        builder = open_builder(name, str(prepared.directory) if prepared else directory)
         features, splits = builder.info.features, builder.info.splits
         for feature in ("image", "label"):
             if feature not in features:
@@ -60,16 +75,18 @@ class TfdsSource:
             raise ConfigError(field, split, reason=reason, hint=f"give {', '.join(splits)}") from None
         if splits[split].num_examples <= 0:
             raise ConfigError(field, split, reason=f"{name} has no examples there")
-        for file in instructions:
-            if not os.path.exists(file.filename):
-                hint = f"prepare {name} again"
-                raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
         file_format = builder.info.file_format.value
         if file_format not in READERS:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason)
         try:
-            records = READERS[file_format].open(builder, split, instructions)
+            if prepared and file_format == "array_record":
+                records: Records = RemoteArrayRecords.open(builder, instructions, prepared=prepared)
+            else:
+                if prepared:
+                    instructions = prepared.copied(instructions)
+                _check_exist(instructions, name)
+                records = READERS[file_format].open(builder, split, instructions)
             len(records)
         except ConfigError:
             raise
@@ -80,16 +97,35 @@ class TfdsSource:
         label = features["label"]
         return cls(records, label.num_classes, label.names, tuple(splits), f"{name}, {split}")
 
+    def start(self) -> None:
+        """Check files at a URL, as `open` has checked local ones. Raises ConfigError for damaged ones."""
+        if isinstance(self.records, RemoteArrayRecords):
+            self.records.start()
+
+    @property
+    def warnings(self) -> list[str]:
+        return getattr(self.records, "warnings", [])
+
     def __len__(self) -> int:
         return len(self.records)
 
+    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
+        """Fetch records at a URL in this order from now on. order: arrays of indices."""
+        if isinstance(self.records, RemoteArrayRecords):
+            self.records.read_ahead(order)
+
+    def stop_reading(self) -> None:
+        """Let threads that wait for a record raise InterruptedError."""
+        if isinstance(self.records, RemoteArrayRecords):
+            self.records.stop_reading()
+
     def __getitem__(self, index: int) -> tuple[bytes, int]:
-        """(encoded image, label). Raises ImageError for a record that cannot be read."""
+        """(encoded image, label). Raises ImageError for a record that cannot be read, and StorageError for a failed request."""
         try:
             example = self.records[index]
             image = example["image"]
             return (image if isinstance(image, bytes) else getattr(image, "item", lambda: image)()), int(example["label"])
-        except (IndexError, ImageError):
+        except (IndexError, ImageError, StorageError, InterruptedError):
             raise
         except Exception as error:  # RuntimeError, DecodeError, ..., by reader
             raise ImageError(f"cannot read the record ({type(error).__name__}: {first_line(error)})") from None
@@ -102,6 +138,13 @@ class TfdsSource:
         """The name of the image's file in the original data set; "" if the data set does not state it."""
         name = self.records[index].get("file_name", b"")
         return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _check_exist(instructions: Sequence[Any], name: str) -> None:
+    for file in instructions:
+        if not os.path.exists(file.filename):
+            hint = f"prepare {name} again"
+            raise ConfigError("data.directory", str(file.filename), reason="file not found", hint=hint)
 
 
 def open_builder(

@@ -11,6 +11,7 @@ from jaxdp.data.loader import DataError, Loader
 from jaxdp.data.sources import open_splits
 from jaxdp.doctor.check_result import Problem, ResultBuilder
 from jaxdp.errors import ConfigError, plural
+from jaxdp.storage.location import StorageError
 from jaxdp.validation import check_classes
 
 HINT = "replace or remove what cannot be read, or train with --data.on-bad-image skip"
@@ -29,6 +30,8 @@ def check_data(result: ResultBuilder, config: Config) -> None:
         except ImageError as error:
             message = f"cannot read the first image of {name}: {error}"
             result.error(message, HINT)
+        except StorageError as error:
+            result.error(f"cannot read the first image of {name}: {error.filename}: {error.strerror}", "see docs/data.md")
     if not splits:
         return
     classes = _class_count(splits[0][1])
@@ -56,6 +59,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
         )
         for start in range(0, len(split), IMAGES_AT_A_TIME):
             rows = np.arange(start, min(start + IMAGES_AT_A_TIME, len(split)))
+            loader.read_ahead([rows])
             try:
                 loader.batch(rows, rows)
             except DataError as error:
@@ -76,7 +80,7 @@ def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
         result.ok(f"{config.data.source}: no files needed")
         return []
     try:
-        return list(open_splits(config.data))
+        return list(open_splits(config))
     except ConfigError as error:
         Problem.from_error(error).report(result, default_fix="see docs/data.md for the layout of a data set")
         return []

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,8 +184,7 @@ def _most_likely(
     step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)
     images, rows = inference_batch(config, len(loader), mesh)
     starts = range(0, len(loader), images)
-    load = partial(prefetch.evaluation_batch, loader, batch_size=images, rows=np.arange(rows))
-    prefetcher = prefetch.Prefetcher(load, starts, threads=1)
+    prefetcher = prefetch.evaluation_prefetcher(loader, batch_size=images, rows=np.arange(rows))
     parts = []
     try:
         for start, batch in zip(starts, iter(prefetcher.next, None), strict=True):

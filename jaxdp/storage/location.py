@@ -11,14 +11,16 @@ from typing import Any
 
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import create_atomically, read_regular, write_atomically
+from jaxdp.storage.objects import ObjectInfo
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
+CONNECTIONS = 64  # requests at a time
 
 
 def _s3_options() -> dict[str, Any]:
     # s3fs repeats failed requests itself
-    retries = {"max_attempts": 1}
-    return {"config_kwargs": {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS, "retries": retries}}
+    timeouts = {"connect_timeout": CONNECT_SECONDS, "read_timeout": READ_SECONDS}
+    return {"config_kwargs": timeouts | {"retries": {"max_attempts": 1}, "max_pool_connections": CONNECTIONS}}
 
 
 def _gcs_options() -> dict[str, Any]:
@@ -106,6 +108,14 @@ class Location:
         with self._errors(name):
             return self.fs.cat_file(f"{self.path}/{name}")
 
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes from `start` to before `end` of an object."""
+        with self._errors(name):
+            data = self.fs.cat_file(f"{self.path}/{name}", start=start, end=end)
+        if len(data) != end - start:
+            raise StorageError(f"incomplete answer: {len(data)} of {end - start} bytes", join_url(self.url, name))
+        return data
+
     def write(self, name: str, data: bytes) -> None:
         with self._errors(name):
             if self._is_local:
@@ -151,13 +161,26 @@ class Location:
 
     def top_sizes(self) -> dict[str, int]:
         """Name -> bytes of the objects in this folder, without those in folders below."""
-        with self._errors(""):
-            try:
-                found = self.fs.ls(self.path, detail=True)
-            except FileNotFoundError:
-                return {}
-        files = {info["name"].rpartition("/")[2]: info["size"] for info in found if info["type"] == "file"}
-        return {name: int(size) for name, size in files.items() if name}
+        with suppress(ObjectNotFoundError):
+            return {name: info.size for name, info in self.list_folder()[1].items()}
+        return {}
+
+    def info(self, name: str) -> ObjectInfo:
+        """Size and tag of an object."""
+        with self._errors(name):
+            return ObjectInfo.from_fsspec(self.fs.info(f"{self.path}/{name}"))
+
+    def list_folder(self, name: str = "") -> tuple[list[str], dict[str, ObjectInfo]]:
+        """(names of the folders, name -> information of the objects) directly in a folder, as names relative to that folder.
+
+        Raises ObjectNotFoundError for a folder without objects: object storage has no others.
+        """
+        root = f"{self.path}/{name}" if name else self.path
+        with self._errors(name):
+            entries = [(entry["name"].rstrip("/")[len(root) + 1 :], entry) for entry in self.fs.ls(root, detail=True)]
+        folders = sorted(child for child, entry in entries if child and entry["type"] == "directory")
+        objects = {child: ObjectInfo.from_fsspec(entry) for child, entry in entries if child and entry["type"] != "directory"}
+        return folders, objects
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that do not exist are skipped."""

@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import jax
@@ -124,9 +123,8 @@ def evaluate(
             observe(_local_rows(predicted))
 
     images, rows = batch
-    load = partial(prefetch.evaluation_batch, source, batch_size=images, rows=prefetch.local_rows(mesh, rows))
     starts = range(0, len(source), images)
-    prefetcher = prefetch.Prefetcher(load, starts, threads=1)
+    prefetcher = prefetch.evaluation_prefetcher(source, batch_size=images, rows=prefetch.local_rows(mesh, rows))
     try:
         for _ in starts:
             local_batch = prefetcher.next(wait_for)

@@ -73,7 +73,7 @@ def test_a_rejected_checkpoint_does_not_count_and_is_kept(remote, saved):
     put(remote, saved, "10.1.1")
     remote.reject(RemoteName(10, 1, 1), "it is corrupt")
     assert names(remote) == []
-    remote.remove_others([])
+    remote.remove_others([], lease=LEASE)
     assert remote.location.read("checkpoints/10.1.1/rejected") == b"it is corrupt"
 
 
@@ -87,7 +87,7 @@ def test_remove_others_removes_what_is_incomplete_expired_or_of_another_process(
     for name in ("10.1.1", "20.1.2"):
         put(remote, saved, name)
     put(remote, saved, "30.1.3", without=(MANIFEST,))
-    remote.remove_others([RemoteName(10, 1, 1)])
+    remote.remove_others([RemoteName(10, 1, 1)], lease=LEASE)
     assert {name.split("/")[1] for name in remote.location.sizes("checkpoints")} == {"10.1.1"}
 
 

@@ -28,7 +28,7 @@ def test_random_crops_while_decoding_have_the_size_of_the_phase(pictures):
     for phase, size in zip(setup.plan.phases, (24, 32), strict=True):
         images, _ = setup.datasets.train_at(phase.image_size).batch(np.array([5]), np.array([7]))
         expected = np.empty((size, size, 3), np.uint8)
-        pixels = decode(sources.open_split(config.data, "train")[5][0], Scratch())
+        pixels = decode(sources.open_split(config, "train")[5][0], Scratch())
         random_resized_crop(pixels, expected, ranges=config.augment, random=random_numbers(config.seed, 7))
         np.testing.assert_array_equal(images[0], expected)
     assert setup.datasets.evaluation.batch(np.array([0]), np.array([0]))[0].shape == (1, 32, 32, 3)

@@ -30,7 +30,7 @@ MESSAGE_AT = dict.fromkeys(
         "Rejected",
     ],
     0,
-) | dict.fromkeys(["_error", "_damaged", "_refused", "_read_error", "_foreign_file"], 1)
+) | dict.fromkeys(["_error", "damaged", "_refused", "_read_error", "_foreign_file"], 1)
 # Exceptions that a user does not see: bugs of the caller, or turned into one of the errors above.
 NOT_SHOWN = {
     "ValueError",
@@ -50,6 +50,9 @@ NOT_SHOWN = {
     "LeaseHeld",
     "LeaseLost",
     "Unavailable",  # tried again
+    "UnknownFormatError",
+    "InterruptedError",
+    "BlockingIOError",
 }
 
 

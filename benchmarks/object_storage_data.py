@@ -1,0 +1,163 @@
+"""Throughput of the loader with images on a local disk and at a URL, with 50 ms for each request.
+
+    pip install -e '.[cloud,cloud-test]' && python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
+
+JPEGs of 400x350 pixels to random crops of 224x224 in batches of 64, as a folder and as array_record files of
+tensorflow-datasets. The server runs on this machine behind a proxy that delays every request, so both take time from the
+loader's cores; a third of a round therefore runs with a consumer that takes images at a fixed rate, as a device does. Rounds
+alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
+quarter of the data ("small cache"). Writes benchmarks/results/object_storage_data.json.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+import jaxdp
+from jaxdp.bench.environment import provenance
+from jaxdp.bench.input import make_images
+from jaxdp.config import Storage
+from jaxdp.data import prefetch, sources
+from jaxdp.data.loader import Loader
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+from helpers.object_storage import BUCKET, object_storage  # noqa: E402
+from helpers.tfds_miniature import prepare_miniature  # noqa: E402
+
+RESULT = ROOT / "benchmarks/results/object_storage_data.json"
+IMAGES, SHARDS, BATCH, WARM_UP = 2048, 8, 64, 4
+LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
+
+
+def prepare(folder: Path) -> None:
+    """Write the same images as a folder and as a prepared data set of several files."""
+    import tensorflow_datasets as tfds
+
+    make_images(folder / "folder/train", IMAGES)
+    make_images(folder / "folder/val", 4)
+    files = sorted((folder / "folder/train").rglob("*.jpg"))
+    features = {"image": tfds.features.Image(encoding_format="jpeg"), "label": tfds.features.ClassLabel(num_classes=2)}
+    splits = {
+        "train": [(io.BytesIO(file.read_bytes()), {"label": number % 2}) for number, file in enumerate(files)],
+        "validation": [(io.BytesIO(file.read_bytes()), {"label": 0}) for file in files[:SHARDS]],
+    }
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        config = tfds.download.DownloadConfig(num_shards=SHARDS)
+        prepare_miniature(
+            folder / "records", name="cifar10", version="3.0.2", features=features, splits=splits, download=config
+        )
+
+
+def upload(folder: Path, storage) -> None:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            storage.direct.pipe_file(f"{BUCKET}/{file.relative_to(folder)}", file.read_bytes())
+
+
+def measure(
+    directory: str, layout: str, cache: Path, *, gigabytes: float, pace: float | None, threads: int, wait_for_copies: bool
+) -> dict:
+    """Images a second of one epoch from the end of the warm-up on, and seconds until the first batch.
+
+    pace: images a second that the consumer takes, None for as many as it gets.
+    """
+    source = {"folder": "folder", "records": "cifar10"}[layout]
+    flags = ["--data.source", source, "--data.directory", f"{directory}/{layout}", "--data.threads", str(threads)]
+    config = jaxdp.load_config("imagenet_goyal_256", flags)
+    config = dataclasses.replace(config, storage=Storage(directory=str(cache), cache_gigabytes=gigabytes))
+    began, cpu = time.perf_counter(), time.process_time()
+    opened = sources.open_split(config, "train")
+    if hasattr(opened, "start"):
+        opened.start()
+    transform, size = sources.training_transform(config)
+    loader = Loader(opened, transform=transform, size=size, classes=2, threads=threads)
+    rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
+    prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))
+    batches = prefetch.Prefetcher(lambda row: prefetch.load_images(loader, 0, row), rows)
+    counted = first = waited = 0.0
+    while batches.next() is not None:
+        now = time.perf_counter()
+        counted += 1
+        if counted == 1:
+            first = now - began
+        if counted == WARM_UP:
+            start, waited = now, batches.wait_seconds
+        if pace and counted >= WARM_UP:
+            time.sleep(max(0.0, start + (counted - WARM_UP + 1) * BATCH / pace - now))
+    end = time.perf_counter() if not pace else max(now, start + (counted - WARM_UP) * BATCH / pace)
+    if wait_for_copies and layout == "records":
+        while not all(shard.local for shard in opened.records.shards):
+            time.sleep(0.1)
+    images = (counted - WARM_UP) * BATCH
+    return {
+        "images_per_second": images / (end - start),
+        "first_batch_seconds": first,
+        "waited_seconds": batches.wait_seconds - waited,
+        "cpu_milliseconds": 1000 * (time.process_time() - cpu) / len(loader),
+    }
+
+
+def compare(folder: Path, storage, *, layout: str, pace: float | None, threads: int) -> dict[str, dict]:
+    """Name of a case -> measurement, one after the other. All of a case's requests are counted."""
+    data = sum(file.stat().st_size for file in (folder / layout).rglob("*") if file.is_file()) / 1e9
+    results = {}
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as small:
+        cases = {
+            "disk": (str(folder), cache, 100.0),
+            "cold": (storage.url, cache, 100.0),
+            "warm": (storage.url, cache, 100.0),
+            "filling a small cache": (storage.url, small, data / 4),
+            "small cache": (storage.url, small, data / 4),
+        }
+        for name, (directory, local, gigabytes) in cases.items():
+            storage.proxy.forget()
+            local = Path(local)
+            options = {"gigabytes": gigabytes, "pace": pace, "threads": threads, "wait_for_copies": name == "cold"}
+            results[name] = measure(directory, layout, local, **options)
+            results[name]["requests"] = sum(total["requests"] for total in storage.proxy.totals().values())
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
+    arguments = parser.parse_args()
+    rounds, threads = defaultdict(list), len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        for kind in arguments.kinds:
+            with object_storage(kind, separate_proxy=True) as storage:
+                os.environ.update(storage.environment)
+                upload(folder, storage)
+                storage.proxy.add("latency", seconds=LATENCY)
+                for number, layout, pace in product(range(arguments.repeats), ("folder", "records"), (None, PACED)):
+                    for case, result in compare(folder, storage, layout=layout, pace=pace, threads=threads).items():
+                        name = f"{kind}, {layout}, {'paced' if pace else 'full speed'}, {case}"
+                        rounds[name].append(result)
+                        print(number, name, {key: round(value, 2) for key, value in result.items()}, flush=True)
+    medians = {
+        name: {key: statistics.median(result[key] for result in results) for key in results[0]}
+        for name, results in rounds.items()
+    }
+    settings = {"images": IMAGES, "files": SHARDS, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
+    record = settings | {"medians": medians, "rounds": rounds, "load_average": os.getloadavg()[0], "provenance": provenance()}
+    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

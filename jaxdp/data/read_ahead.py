@@ -1,0 +1,109 @@
+"""Fetches items that take long to arrive, many at a time, in the order in which they will be asked for."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from jaxdp.storage.location import CONNECTIONS
+
+STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop
+WAIT_SECONDS = 0.5  # after which a waiting thread looks whether it should stop
+ITEMS, BYTES = 8 * CONNECTIONS, 2**28  # most items, and about the most bytes, that are fetched before they are asked for
+
+
+class Daemons:
+    """A pool of threads that do not keep a process from exiting."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.started, self.lock = threads, 0, threading.Lock()
+        self.calls: SimpleQueue[tuple] = SimpleQueue()
+
+    def submit(self, function: Callable, *arguments: Any) -> Future:
+        """The future result of a call."""
+        future: Future = Future()
+        self.calls.put((future, function, arguments))
+        with self.lock:
+            if self.started < self.threads:
+                self.started += 1
+                threading.Thread(target=self._serve, name="storage", daemon=True).start()
+        return future
+
+    def _serve(self) -> None:
+        while True:
+            future, function, arguments = self.calls.get()
+            try:
+                future.set_result(function(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+            del future, function, arguments  # not kept until the next call
+
+
+class ReadAhead:
+    """Items of a source by index, fetched before they are asked for once their order is known.
+
+    fetch: index -> item. size: index -> about its bytes.
+    """
+
+    def __init__(self, fetch: Callable[[int], Any], size: Callable[[int], int], daemons: Daemons) -> None:
+        self.fetch, self.size, self.daemons = fetch, size, daemons
+        self.lock = threading.Lock()
+        self.order: Iterator[int] = iter(())
+        self.pending: dict[int, list] = {}  # index -> [future, how often it will be asked for]
+        self.items = self.bytes = self.stops = 0
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Let threads that wait for an item raise InterruptedError, so that the process can exit during an outage."""
+        with self.lock:
+            self.stops, self.stopped = self.stops + 1, True
+            self.order = iter(())
+
+    def follow(self, order: Iterable[np.ndarray]) -> None:
+        """Fetch the items in this order from now on. order: arrays of indices."""
+        with self.lock:
+            self.pending, self.items, self.bytes, self.stopped = {}, 0, 0, False
+            self.order = itertools.chain.from_iterable(map(np.ndarray.tolist, order))
+            self._fill()
+
+    def __getitem__(self, index: int) -> Any:
+        """The item; fetched now unless it was expected. Raises what `fetch` raised."""
+        with self.lock:
+            stops, entry = self.stops, self.pending.get(index)
+            if entry is None:
+                future = self.daemons.submit(self.fetch, index)
+            else:
+                future = entry[0]
+                self._take(index, entry)
+                self._fill()
+        began = time.monotonic()
+        while not wait([future], timeout=WAIT_SECONDS).done:
+            late = self.stopped and time.monotonic() - began > STOPPED_SECONDS  # asked for after the stop, by a queued batch
+            if late or self.stops != stops:
+                raise InterruptedError("stopped while waiting for object storage")
+        return future.result()
+
+    def _take(self, index: int, entry: list) -> None:
+        entry[1] -= 1
+        self.items -= 1
+        if entry[1] == 0:
+            del self.pending[index]
+            self.bytes -= self.size(index)
+
+    def _fill(self) -> None:
+        while self.items < ITEMS and self.bytes < BYTES:
+            index = next(self.order, None)
+            if index is None:
+                return
+            entry = self.pending.get(index)
+            if entry is None:
+                self.pending[index] = [self.daemons.submit(self.fetch, index), 1]
+                self.bytes += self.size(index)
+            else:
+                entry[1] += 1
+            self.items += 1

@@ -1,0 +1,162 @@
+"""Objects of a data set at a URL: listed, fetched, checked, kept in the local cache."""
+
+import base64
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import google_crc32c
+
+from jaxdp.config import Storage
+from jaxdp.data.read_ahead import Daemons
+from jaxdp.distributed import status
+from jaxdp.errors import ConfigError
+from jaxdp.storage.cache import Cache
+from jaxdp.storage.local import local_directory
+from jaxdp.storage.location import CONNECTIONS, Location, ObjectNotFoundError, StorageError, join_url, open_location
+from jaxdp.storage.objects import ObjectInfo
+from jaxdp.storage.patience import Patience
+
+START_SECONDS, RUN_SECONDS = 20.0, 3600.0  # how long failing requests are repeated until data are open, and then
+PIECE = 2**23  # bytes of an object that one request fetches
+PIECES_AHEAD = 4
+DOWNLOADS = 4  # objects that are copied to files at a time
+BUSY_SECONDS = 0.2  # pause where another process makes a copy
+Result = TypeVar("Result")
+
+
+class Remote:
+    """The data set at the URL of `data.directory`, of which objects are named relative to it.
+
+    Raises ConfigError for a URL that cannot be read, and if local copies cannot be written.
+    """
+
+    def __init__(self, url: str, storage: Storage) -> None:
+        self.url, self.location = url, open_location(url, "data.directory")
+        self.limit = round(storage.cache_gigabytes * 1e9)
+        self.cache = Cache(local_directory(storage) / "data", self.location.url, limit=self.limit, notice=self.notice)
+        self.patience = Patience(START_SECONDS, self.notice, while_waiting=lambda: status.current().record_progress())
+        self.daemons, self.pieces = Daemons(CONNECTIONS), Daemons(DOWNLOADS * PIECES_AHEAD)
+        self._etag_is_md5 = True
+
+    def notice(self, text: str) -> None:
+        """Show a line while a run goes on."""
+        print(text, file=sys.stderr, flush=True)
+
+    def url_of(self, name: str) -> str:
+        return join_url(self.location.url, name) if name else self.location.url
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Raise ConfigError for requests that fail while the data set is opened; then repeat them for longer."""
+        self.patience.seconds = START_SECONDS
+        try:
+            yield
+        except ObjectNotFoundError as error:
+            reason = f"{error.filename} not found: there is no such bucket, or no object below it"
+            raise ConfigError("data.directory", self.url, reason=reason) from None
+        except StorageError as error:
+            at = "" if error.filename == self.location.url else f"{error.filename}: "
+            hint = "check the credentials and permissions" if error.permanent else ""
+            raise ConfigError("data.directory", self.url, reason=f"{at}{error.strerror}", hint=hint) from None
+        self.patience.seconds = RUN_SECONDS
+
+    def ask(self, request: Callable[[Location], Result]) -> Result:
+        """The result of a request, which is repeated while it fails. Raises StorageError if it cannot succeed."""
+        return self.patience(lambda: request(self.location))
+
+    def each(self, function: Callable[[str], Result], names: list[str]) -> list[Result]:
+        """The results of a function of names, computed many at a time."""
+        return [future.result() for future in [self.daemons.submit(function, name) for name in names]]
+
+    def size_warnings(self, size: int) -> list[str]:
+        """A warning if the local copies of all objects of a split, of `size` bytes, would be larger than the cache."""
+        if size <= self.limit:
+            return []
+        share = 100 * (1 - self.limit / size)
+        return [
+            f"storage.cache_gigabytes={self.limit / 1e9:g}: a split of {self.url} has {size / 1e9:,.1f} GB, of which "
+            f"{share:.0f} % will be read from the URL in every epoch"
+        ]
+
+    def read(self, name: str, info: ObjectInfo) -> bytes:
+        """The content of an object, from its local copy if there is one."""
+        data = self.cache.read(name, info)
+        if data is None:
+            data = self.ask(lambda location: self.read_checked(location, name, info))
+            self.cache.write(name, info, data)
+        return data
+
+    def read_checked(self, location: Location, name: str, info: ObjectInfo) -> bytes:
+        """The content of an object from the URL. Raises StorageError if it is not what `info` says."""
+        data = location.read(name)
+        if info.matches(data):
+            return data
+        self._check_unchanged(location, name, info)
+        # S3's ETag of an object that is encrypted with a key of KMS looks like an MD5 digest, but is none.
+        may_be_none = len(data) == info.size and info.tag.startswith("md5:")
+        if may_be_none and (not self._etag_is_md5 or data == location.read(name)):
+            self._etag_is_md5 = False
+            return data
+        raise StorageError("the content does not have the size or the checksum of the object", self.url_of(name))
+
+    def _check_unchanged(self, location: Location, name: str, info: ObjectInfo) -> None:
+        if location.info(name) != info:
+            raise StorageError("changed since the data set was opened", self.url_of(name), permanent=True)
+
+    def download(self, name: str, info: ObjectInfo) -> Path | None:
+        """Copy an object to a local file; None if there is no room for it.
+
+        Raises BlockingIOError if another process copies it at this moment.
+        """
+        descriptor = self.cache.begin_file(name, info.size)
+        if descriptor is None:
+            return None
+        try:
+            crc = self._fill(descriptor, name, info)
+            self.ask(lambda location: self._check_unchanged(location, name, info))
+        except BaseException:
+            self.cache.abandon_file(descriptor, name, info.size)
+            raise
+        return self.cache.finish_file(descriptor, name, info, crc=crc)
+
+    def each_file(self, objects: dict[str, ObjectInfo]) -> list[Path | None]:
+        """Local copies of objects as files, made if they are missing, a few at a time; None where there is no room."""
+        downloads = Daemons(DOWNLOADS)
+        futures = [downloads.submit(self._verified_file, name, info) for name, info in objects.items()]
+        return [future.result() for future in futures]
+
+    def _verified_file(self, name: str, info: ObjectInfo) -> Path | None:
+        while True:
+            if path := self.cache.file(name, info, verify=True):
+                return path
+            try:
+                return self.download(name, info)
+            except BlockingIOError:  # another process makes this copy
+                status.current().record_progress()
+                time.sleep(BUSY_SECONDS)
+
+    def _fill(self, descriptor: int, name: str, info: ObjectInfo) -> int:
+        """Write the content of an object to a file; returns its CRC-32C. Raises StorageError for a wrong checksum."""
+        crc = google_crc32c.Checksum()
+
+        def fetch(start: int) -> bytes:
+            end = min(start + PIECE, info.size)
+            return self.ask(lambda location: location.read_range(name, start, end))
+
+        starts = list(range(0, info.size, PIECE))
+        futures = {start: self.pieces.submit(fetch, start) for start in starts[:PIECES_AHEAD]}
+        for number, start in enumerate(starts):
+            piece = futures.pop(start).result()
+            for following in starts[number + PIECES_AHEAD : number + PIECES_AHEAD + 1]:
+                futures[following] = self.pieces.submit(fetch, following)
+            os.pwrite(descriptor, piece, start)
+            crc.update(piece)
+        stated = info.checksum()
+        if stated and stated.kind == "crc32c" and info.tag != f"crc32c:{base64.b64encode(crc.digest()).decode()}":
+            raise StorageError("the content does not have the checksum of the object", self.url_of(name))
+        return int.from_bytes(crc.digest(), "big")

@@ -1,0 +1,122 @@
+"""Folders of images at a URL: URL/SPLIT/CLASS/IMAGE, in the order of the same folders on a disk."""
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxdp.data.decode import ImageError
+from jaxdp.data.image_folder import (
+    EVALUATION_NAMES,
+    EXTENSIONS,
+    LAYOUT_HINT,
+    class_order,
+    match_classes,
+    missing_evaluation_split,
+)
+from jaxdp.data.read_ahead import ReadAhead
+from jaxdp.data.remote import Remote
+from jaxdp.errors import ConfigError, plural, printable
+from jaxdp.files import LARGEST
+from jaxdp.storage.objects import ObjectInfo
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """The encoded images of a split at a URL, ordered by class and name. labels: indices into `classes`."""
+
+    remote: Remote
+    paths: list[str]
+    objects: list[ObjectInfo]
+    labels: list[int]
+    classes: list[str]
+    warnings: list[str]
+    ahead: ReadAhead = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ahead", ReadAhead(self._read, lambda index: self.objects[index].size, self.remote.daemons))
+
+    @classmethod
+    def open(cls, remote: Remote, split: str, classes: list[str] | None = None) -> "RemoteFolder":
+        """List a split: one request for it, and one for every 1,000 images of a class.
+
+        classes: those of the training split, which this split must have too. Raises ConfigError as `ImageFolder.open`.
+        """
+
+        def error(reason: str, hint: str = "") -> ConfigError:
+            return ConfigError("data.directory", remote.url, reason=reason, hint=hint)
+
+        with remote.opening():
+            if split not in split_names(remote):
+                raise error(f"it has no folder {split!r}", LAYOUT_HINT)
+            folders, _ = remote.ask(lambda location: location.list_folder(split))
+            names = class_order([name for name in folders if not name.startswith(".")])
+            if not names:
+                raise error(f"{split!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
+            classes = match_classes(names, classes, split=split, error=error)
+            listings = remote.each(lambda name: remote.ask(lambda location: location.list_folder(f"{split}/{name}")), classes)
+        paths, objects, labels, ignored = [], [], [], []
+        for label, (name, (_, files)) in enumerate(zip(classes, listings, strict=True)):
+            visible = sorted(file for file in files if not file.startswith("."))
+            images = [file for file in visible if file.lower().endswith(EXTENSIONS)]
+            if not images:
+                raise error(f"class folder {split + '/' + name!r} has no images ({', '.join(EXTENSIONS)})")
+            ignored += [f"{split}/{name}/{file}" for file in visible if not file.lower().endswith(EXTENSIONS)]
+            paths += [f"{split}/{name}/{file}" for file in images]
+            objects += [files[file] for file in images]
+            labels += [label] * len(images)
+        warnings = [
+            f"ignored {plural(len(ignored), 'file')} without an image extension in {remote.url_of(split)}, "
+            f"{printable(remote.url_of(name))} first"
+            for name in ignored[:1]
+        ]
+        warnings += remote.size_warnings(sum(info.size for info in objects))
+        return cls(remote, paths, objects, labels, classes, warnings)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        """(encoded image, label). Raises StorageError if the object cannot be read."""
+        return self.ahead[index], self.labels[index]
+
+    def _read(self, index: int) -> bytes:
+        info = self.objects[index]
+        if info.size > LARGEST:
+            raise ImageError(os.strerror(errno.EFBIG))
+        return self.remote.read(self.paths[index], info)
+
+    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
+        """Fetch images in this order from now on. order: arrays of indices."""
+        self.ahead.follow(order)
+
+    def stop_reading(self) -> None:
+        """Let threads that wait for an image raise InterruptedError."""
+        self.ahead.stop()
+
+    def name(self, index: int) -> str:
+        """The image's URL, printable."""
+        return printable(self.remote.url_of(self.paths[index]), 4096)
+
+    def file_name(self, index: int) -> str:
+        """The name of the image's file."""
+        return self.paths[index].rpartition("/")[2]
+
+
+def split_names(remote: Remote) -> list[str]:
+    """The names of the folders at the URL of a data set. Raises ConfigError."""
+    with remote.opening():
+        return remote.ask(lambda location: location.list_folder())[0]
+
+
+def evaluation_split(remote: Remote, requested: str | None) -> str:
+    """The evaluation split: the requested name, or the first of EVALUATION_NAMES that exists."""
+    if requested is not None:
+        return requested
+    folders = split_names(remote)
+    existing = [name for name in EVALUATION_NAMES if name in folders]
+    if not existing:
+        raise missing_evaluation_split(remote.url)
+    return existing[0]

@@ -1,0 +1,111 @@
+"""Items are fetched in the order in which they will be asked for, and only so many ahead."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jaxdp.data import read_ahead
+from jaxdp.data.read_ahead import Daemons, ReadAhead
+
+
+class Source:
+    """Fetches squares; records the order."""
+
+    def __init__(self, seconds=0.0):
+        self.fetched, self.seconds = [], seconds
+
+    def fetch(self, index):
+        self.fetched.append(index)
+        time.sleep(self.seconds)
+        return index**2
+
+
+def test_items_are_fetched_ahead_in_order_and_once(monkeypatch):
+    monkeypatch.setattr(read_ahead, "ITEMS", 10)
+    source = Source()
+    ahead = ReadAhead(source.fetch, lambda index: 1, Daemons(1))
+    order = np.random.default_rng(0).permutation(40)
+    ahead.follow(np.split(order, 8))
+    seen = []
+    for number, index in enumerate(order.tolist()):
+        seen.append(ahead[index])
+        assert len(source.fetched) <= number + 1 + 10
+    assert seen == [index**2 for index in order.tolist()]
+    assert source.fetched == order.tolist()
+
+
+def test_an_item_that_is_asked_for_several_times_is_fetched_once(monkeypatch):
+    source = Source()
+    ahead = ReadAhead(source.fetch, lambda index: 1, Daemons(4))
+    ahead.follow([np.array([3, 3, 0, 0, 0])])
+    assert [ahead[index] for index in (3, 0, 0, 3, 0)] == [9, 0, 0, 9, 0]
+    assert sorted(source.fetched) == [0, 3]
+    assert (ahead.items, ahead.bytes, ahead.pending) == (0, 0, {})
+
+
+def test_bytes_limit_what_is_fetched_ahead(monkeypatch):
+    monkeypatch.setattr(read_ahead, "BYTES", 100)
+    source = Source()
+    ahead = ReadAhead(source.fetch, lambda index: 30, Daemons(4))
+    ahead.follow([np.arange(50)])
+    ahead[0]
+    time.sleep(0.05)
+    assert len(source.fetched) == 5
+
+
+def test_latency_is_hidden_by_many_requests():
+    source = Source(seconds=0.05)
+    ahead = ReadAhead(source.fetch, lambda index: 1, Daemons(64))
+    ahead.follow([np.arange(512)])
+    began = time.monotonic()
+    assert [ahead[index] for index in range(512)] == [index**2 for index in range(512)]
+    assert time.monotonic() - began < 0.25 * 512 * 0.05
+
+
+def test_unexpected_items_and_another_order_do_no_harm():
+    source = Source()
+    ahead = ReadAhead(source.fetch, lambda index: 1, Daemons(2))
+    assert ahead[7] == 49
+    ahead.follow([np.arange(5)])
+    ahead.follow([np.arange(5, 10)])
+    assert [ahead[index] for index in (9, 0, 5, 6)] == [81, 0, 25, 36]
+
+
+def test_errors_of_a_fetch_are_raised_where_the_item_is_asked_for():
+    def fetch(index):
+        raise ValueError(f"no item {index}")
+
+    ahead = ReadAhead(fetch, lambda index: 1, Daemons(2))
+    ahead.follow([np.arange(3)])
+    with pytest.raises(ValueError, match="no item 1"):
+        ahead[1]
+
+
+def test_stop_releases_threads_that_wait_for_an_item_or_ask_later(monkeypatch):
+    release = threading.Event()
+    ahead = ReadAhead(lambda index: release.wait(30), lambda index: 1, Daemons(3))
+    threading.Timer(0.1, ahead.stop).start()
+    with pytest.raises(InterruptedError):
+        ahead[1]
+    monkeypatch.setattr(read_ahead, "STOPPED_SECONDS", 0.2)
+    with pytest.raises(InterruptedError):
+        ahead[2]
+    release.set()
+    assert ahead[3]
+
+
+def test_threads_share_a_pool():
+    daemons, results = Daemons(3), []
+
+    def submit(number):
+        results.append(daemons.submit(lambda: number).result(timeout=5))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == list(range(20))
+    assert daemons.started == 3

@@ -1,0 +1,244 @@
+"""Data sets at URLs: the same images in the same order as on a disk, from copies or from the URL. Here of file:// URLs."""
+
+import dataclasses
+import itertools
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from helpers.images import folder_config
+from helpers.remote_data import at_url
+
+from jaxdp.config import Config, Data, Model
+from jaxdp.data import prefetch, remote, sources
+from jaxdp.data.loader import DataError
+from jaxdp.data.remote_folder import RemoteFolder
+from jaxdp.errors import ConfigError
+from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
+from jaxdp.training.consistency import data_digest
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Gives up failing requests at once."""
+    monkeypatch.setattr(remote, "START_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "RUN_SECONDS", 0.0)
+
+
+def batches(loader, *, seed=3, epochs=2, size=10):
+    """The training batches of some epochs, read ahead."""
+    rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) * epochs // size * size).reshape(-1, size)]
+    prefetch.read_ahead(loader, (prefetch.sample_ids(seed, row.order, len(loader)) for row in rows))
+    return [prefetch.load_images(loader, seed, row) for row in rows]
+
+
+def assert_equal_batches(one, other):
+    for a, b in zip(one, other, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("gigabytes", [1.0, 1e-5], ids=["copied", "larger than the cache"])
+def test_a_folder_at_a_url_gives_the_batches_of_the_folder(pictures, tmp_path, gigabytes):
+    config = folder_config(pictures)
+    local = sources.open_datasets(config)
+    for _ in range(2):  # without and with copies
+        far = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache", gigabytes))
+        assert isinstance(far.train.source, RemoteFolder)
+        assert (far.classes, far.train.source.labels) == (local.classes, local.train.source.labels)
+        assert_equal_batches(batches(local.train), batches(far.train))
+        for ours, theirs in ((far.train, local.train), (far.evaluation, local.evaluation)):
+            assert data_digest(ours) == data_digest(theirs)
+        assert far.train.source.name(8) == f"file://{pictures}/train/dog/1.JPEG"
+        assert far.train.source.file_name(8) == "1.JPEG"
+    assert bool(far.warnings) == (gigabytes < 1)
+
+
+def test_sizes_are_known_without_reading_an_image(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(Location, "read", None)
+    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
+    assert sources.inspect(config)[1] == 24
+
+
+def test_copies_are_used_again_and_replaced_if_damaged_or_out_of_date(pictures, tmp_path, monkeypatch):
+    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
+    read, names = Location.read, []
+    monkeypatch.setattr(Location, "read", lambda self, name: names.append(name) or read(self, name))
+    first = batches(sources.open_datasets(config).train, epochs=1, size=24)
+    assert len(names) == 24
+    copies = sorted((tmp_path / "cache").rglob("copies/*/*"))
+    copies[0].write_bytes(b"")
+    copies[1].write_bytes(copies[2].read_bytes())
+    os.utime(pictures / "train/cat/0.JPEG", (5, 5))
+    names.clear()
+    assert_equal_batches(first, batches(sources.open_datasets(config).train, epochs=1, size=24))
+    assert 2 <= len(names) <= 3
+    assert "train/cat/0.JPEG" in names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: shutil.rmtree(root), "file:///.* not found: there is no such bucket, or no object below it$"),
+        (lambda root: (root / "train").rename(root / "t"), "it has no folder 'train'; arrange images as train/"),
+        (lambda root: (root / "val").rename(root / "valley"), "has none of the folders val, validation, valid, test"),
+        (lambda root: (root / "val/cat").rename(root / "val/cow"), "has the class 'cow', which the training split lacks"),
+        (lambda root: shutil.rmtree(root / "val/cat"), "'val' has no folder for 1 of 3 training classes, such as 'cat'"),
+        (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "'train/dog' has no images"),
+        (lambda root: [shutil.rmtree(f) for f in (root / "val").iterdir()], "'val' has no class folders"),
+    ],
+)
+def test_an_unusable_folder_at_a_url_raises_one_line(pictures, tmp_path, change, message):
+    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
+    change(pictures)
+    with pytest.raises(ConfigError, match=message) as error:
+        sources.open_datasets(config)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_images_are_ignored_with_a_warning(pictures, tmp_path):
+    (pictures / "train/cat/notes.txt").write_text("")
+    (pictures / "train/cat/.hidden.jpg").write_text("")
+    datasets = sources.open_datasets(at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache"))
+    assert len(datasets.train) == 24
+    url = f"file://{pictures}/train"
+    assert datasets.warnings == (f"ignored 1 file without an image extension in {url}, {url}/cat/notes.txt first",)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+@pytest.mark.parametrize(
+    "failure", [ObjectNotFoundError("u/a.jpg"), StorageError("no answer", "u/a.jpg")], ids=["gone", "network"]
+)
+def test_an_image_that_cannot_be_fetched_is_no_bad_image(pictures, tmp_path, monkeypatch, quick, policy, failure):
+    config = at_url(folder_config(pictures, on_bad_image=policy), f"file://{pictures}", tmp_path / "cache")
+    loader = sources.open_datasets(config).train
+
+    def fail(self, name):
+        raise failure
+
+    monkeypatch.setattr(Location, "read", fail)
+    with pytest.raises(DataError, match=r"^u/a.jpg cannot be read: (not found|no answer)$"):
+        batches(loader, epochs=1)
+    assert loader.bad_images == {}
+
+
+def test_a_damaged_image_at_a_url_is_skipped_as_on_a_disk(pictures, tmp_path):
+    (pictures / "train/cat/3.JPEG").write_bytes(b"\xff\xd8 no image")
+    config = folder_config(pictures, on_bad_image="skip")
+    local = sources.open_datasets(config).train
+    far = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache")).train
+    assert_equal_batches(batches(local), batches(far))
+    assert list(far.bad_images.values()) == list(local.bad_images.values())
+
+
+def test_a_changed_object_stops_the_run(pictures, tmp_path, quick):
+    datasets = sources.open_datasets(at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache"))
+    (pictures / "train/cat/3.JPEG").write_bytes(b"another image")
+    with pytest.raises(DataError, match=r"cat/3.JPEG cannot be read: changed since the data set was opened"):
+        batches(datasets.train, epochs=1)
+
+
+def test_torn_downloads_are_repeated(pictures, tmp_path, monkeypatch):
+    config, torn, read = folder_config(pictures), itertools.count(), Location.read
+
+    def tear(self, name):
+        data = read(self, name)
+        return data[: len(data) // 2] if next(torn) % 3 == 0 else data
+
+    monkeypatch.setattr(Location, "read", tear)
+    far = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache"))
+    assert_equal_batches(batches(sources.open_datasets(config).train), batches(far.train))
+
+
+def records_config(directory):
+    data = Data(source="imagenet2012", directory=str(directory), image_size=32, augmentation="random_resized_crop")
+    return Config(data=data, model=Model(classes=1000))
+
+
+def test_prepared_data_at_a_url_give_the_batches_of_the_disk(imagenet, tmp_path):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    config = records_config(imagenet)
+    local = sources.open_datasets(config)
+    for gigabytes in (1e-6, 1.0, 1.0):  # without room for copies, making them, with them
+        far = sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache", gigabytes))
+        assert_equal_batches(batches(local.train), batches(far.train))
+        for ours, theirs in ((far.train, local.train), (far.evaluation, local.evaluation)):
+            assert data_digest(ours) == data_digest(theirs)
+        records = far.train.source.records
+        if gigabytes == 1.0:
+            deadline = time.monotonic() + 60
+            while not records.shards[0].local:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    assert far.train.source.file_name(3) == local.train.source.file_name(3) != ""
+    assert records.shards[0].memory == -1
+
+
+def test_slices_of_prepared_data_at_a_url(imagenet, tmp_path):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    config = records_config(imagenet)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="train[20%:60%]"))
+    far = sources.open_split(at_url(config, f"file://{imagenet}", tmp_path / "cache"), "train[20%:60%]")
+    local = sources.open_split(config, "train[20%:60%]")
+    assert [far[index] for index in range(len(far))] == [local[index] for index in range(len(local))]
+
+
+def test_a_damaged_copy_of_a_shard_is_replaced(imagenet, tmp_path):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    config = at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache")
+    source = sources.open_split(config, "train")
+    (shard,) = source.records.shards
+    shard.copy()
+    (copy,) = (file.with_suffix("") for file in (tmp_path / "cache").rglob("copies/*/*.tag"))
+    with open(copy, "r+b") as file:
+        file.seek(2000)
+        file.write(b"damage")
+    local = sources.open_split(records_config(imagenet), "train")
+    far = sources.open_split(config, "train")
+    far.start()
+    assert far.records.shards[0].local
+    assert [far[index] for index in range(20)] == [local[index] for index in range(20)]
+    assert far.records.shards[0].local is None
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other"])
+def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path, damage):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    shutil.copytree(imagenet, tmp_path / "tfds")
+    (file,) = (tmp_path / "tfds").rglob("*-train.array_record-*")
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] if damage == "truncated" else os.urandom(len(data)))
+    with pytest.raises(ConfigError, match=r"data.directory='file:///.*': damaged file: .*; prepare it again"):
+        sources.open_datasets(at_url(records_config(imagenet), f"file://{tmp_path}/tfds", tmp_path / "cache"))
+
+
+def test_tfrecords_at_a_url_are_copied_first(imagenet_tfrecord, imagenet, tmp_path):
+    config = records_config(imagenet_tfrecord)
+    local = sources.open_datasets(config)
+    url = f"file://{imagenet_tfrecord}"
+    with pytest.raises(ConfigError, match=r"storage.cache_gigabytes=1e-06: TFRecord files of 0.0 GB are copied before"):
+        sources.open_datasets(at_url(config, url, tmp_path / "cache", 1e-6))
+    far = sources.open_datasets(at_url(config, url, tmp_path / "cache"))
+    assert_equal_batches(batches(local.train), batches(far.train))
+    copy = next(file.with_suffix("") for file in (tmp_path / "cache").rglob("copies/*/*.tag"))
+    copy.write_bytes(bytes(copy.stat().st_size))
+    assert_equal_batches(batches(local.train), batches(sources.open_datasets(at_url(config, url, tmp_path / "cache")).train))
+
+
+def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
+    config = records_config(imagenet)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="cifar10"))
+    with pytest.raises(ConfigError, match=r"data.source='cifar10': not found at file:///.*, which has .*imagenet2012; copy"):
+        sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="imagenet2012", eval_split="valid"))
+    with pytest.raises(ConfigError, match=r"data.eval_split='valid': not a split of imagenet2012"):
+        sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("url", ["s4://bucket/a", "file:/tmp/a"])
+def test_a_url_that_nothing_reads_raises_one_line(pictures, tmp_path, url):
+    with pytest.raises(ConfigError, match=r"data.directory="):
+        sources.open_datasets(at_url(folder_config(pictures), url, tmp_path / "cache"))
