@@ -71,6 +71,13 @@ class Loss(Choice):
     title: str = ""
 
 
+@dataclass(frozen=True)
+class Metric(Choice):
+    """A metric of evaluations. sign: 1 if higher values are better, -1 if lower ones are."""
+
+    sign: int = 1
+
+
 Entry = TypeVar("Entry", bound=Choice)
 
 
@@ -294,6 +301,15 @@ NON_FINITE = Choices(
     "guard",
     {"stop": Choice("end the run"), "skip": Choice("skip the step (dynamic loss scaling always does)", "skip_at_most")},
 )
+STOP_METRICS = Choices(
+    "stop.metric",
+    "stop",
+    {
+        "eval_accuracy": Metric("held-out accuracy, the higher the better"),
+        "eval_top5": Metric("held-out top-5 accuracy, the higher the better; with six classes or more"),
+        "eval_loss": Metric("held-out loss, the lower the better", sign=-1),
+    },
+)
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
     MOMENTUM_RULES,
@@ -306,4 +322,5 @@ TABLES: tuple[Choices, ...] = (
     SOURCES,
     BATCH_STATISTICS,
     NON_FINITE,
+    STOP_METRICS,
 )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     MixName: TypeAlias = str
     BatchStatistics: TypeAlias = str
     NonFinite: TypeAlias = str
+    StopMetric: TypeAlias = str
 else:
     (
         MomentumRule,
@@ -50,6 +51,7 @@ else:
         MixName,
         BatchStatistics,
         NonFinite,
+        StopMetric,
     ) = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
@@ -62,10 +64,12 @@ else:
             ("Blending of each image with another of its worker's batch", choices.MIXES),
             ("Batch statistics (mean and variance of batch normalization) for evaluation", choices.BATCH_STATISTICS),
             ("Action on a non-finite loss or gradient", choices.NON_FINITE),
+            ("Metric of evaluations that early stopping follows, and by which a checkpoint is the best", choices.STOP_METRICS),
         )
     )
 
 RESNET = "resnet"  # the built-in model
+TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 NAME_PATTERN = r"[a-z][a-z0-9_]*"
 RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
 StrategyName = Annotated[
@@ -487,8 +491,28 @@ class Evaluation(_Strict):
 
 
 @dataclass(frozen=True)
+class Stop(_Strict):
+    """Early stopping: the run ends when a metric of its evaluations no longer improves, and its result is the best checkpoint.
+
+    The learning rate stays that of the whole run: it does not depend on where the run ends.
+    """
+
+    metric: StopMetric = "eval_accuracy"
+    patience: Count | None = None
+    """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
+    if its metric is better, by more than `min_delta`, than at the last evaluation that improved. The first one improves; one
+    whose metric is not finite does not"""
+    min_delta: NonNegative = 0.0
+    """Difference that an improvement must exceed, in the unit of the metric: 0.001 is 0.1 % of accuracy. The best checkpoint is
+    the best by any difference"""
+
+
+@dataclass(frozen=True)
 class Checkpoint(_Strict):
-    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal."""
+    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal.
+
+    With early stopping, every evaluation that is the best so far is also followed by one.
+    """
 
     every_epochs: Positive | None = 1.0
     """Number of epochs between checkpoints (None: not by epochs)"""
@@ -497,7 +521,7 @@ class Checkpoint(_Strict):
     every_minutes: Minutes | None = 30.0
     """Largest number of minutes between checkpoints (None: not by time)"""
     keep: Count = 2
-    """Number of recent checkpoints to keep, besides the most accurate one"""
+    """Number of recent checkpoints to keep, besides the best one by `stop.metric`"""
 
 
 @dataclass(frozen=True)
@@ -564,6 +588,10 @@ class Logging(_Strict):
     """Least time in seconds between printed step lines, without a terminal; 0: a line for each in metrics.jsonl"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the run to; offline with WANDB_MODE=offline"""
+    mlflow: str | None = None
+    """Tracking URI of the MLflow server to send the run to, such as http://localhost:5000"""
     profile: str | None = None
     """Steps to profile, as FIRST,COUNT with the run's first step as 1; the trace is written to the directory `profile`"""
 
@@ -592,6 +620,7 @@ class Config(_Strict):
     mesh: Mesh = field(default_factory=Mesh)
     reduce: Reduce = field(default_factory=Reduce)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    stop: Stop = field(default_factory=Stop)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     guard: Guard = field(default_factory=Guard)
     compile: Compile = field(default_factory=Compile)

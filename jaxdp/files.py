@@ -120,13 +120,30 @@ def write_atomically(path: Path, data: bytes | str, *, sync: bool = False) -> No
         temporary.unlink(missing_ok=True)
 
 
+def create_atomically(path: Path, data: bytes) -> None:
+    """Create a file with its content at once. Raises FileExistsError, and OSError with the file's name."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_output(path: Path, data: bytes) -> None:
     """Write a file named by the user: a regular file atomically, a pipe or device directly. Missing folders are created.
 
     A symbolic link stays and its target is replaced. Raises OSError with the file's name.
     """
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)

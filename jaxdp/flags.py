@@ -18,7 +18,14 @@ from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterp
 
 Options = TypeVar("Options")
 WORKDIR = "--workdir"
-TAKE_URLS = ("--coordinator", WORKDIR, "WORKDIR", "--resume", "--data.directory")  # --coordinator is no path
+TAKE_URLS = (
+    "--coordinator",
+    "--logging.mlflow",
+    WORKDIR,
+    "WORKDIR",
+    "--resume",
+    "--data.directory",
+)  # the first two are no paths
 UNEXPECTED = "unexpected argument"
 ANY = "a value"  # what a flag of type STR expects
 NUMBERS = {int: "an integer", float: "a number"}
@@ -261,9 +268,12 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
 
 
 def _meant_by(word: str, flags: Flags) -> str | None:
-    """The flags with which a command takes a recipe or a folder of images; None for another word."""
+    """The flags with which a command takes a recipe, a folder of images or a file to write; None for another word."""
     from jaxdp.recipes import known_recipes
 
+    for flag, suffix in (("--output", ".safetensors"), ("--card", ".md")):
+        if flag in flags.named and word.endswith(suffix):
+            return f"{flag} {shlex.quote(word)}"
     if "--config" in flags.named and (word in known_recipes() or word.endswith((".py", ".json"))):
         return f"--config {shlex.quote(word)}"
     is_folder = "--data.directory" in flags.named and Path(word).is_dir()

@@ -170,8 +170,10 @@ _ROWS = {
     "output output-dir save-dir": Counterpart("--workdir"),
     "-n nproc-per-node": Counterpart("--processes", "", "2", command="jaxdp launch"),
     "experiment": Counterpart("--name"),
-    "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the most accurate one"),
+    "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the best one"),
+    "patience early-stopping": Counterpart("--stop.patience", "evaluations without a better --stop.metric", "5"),
     "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; printed lines: --logging.print-seconds"),
+    "wandb log-wandb wandb-project": Counterpart("--logging.wandb", "takes the project", "digits"),
     "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
 }
 # Name without the leading -- (a short flag with its dash).
@@ -185,9 +187,7 @@ _PROCESSES = "jaxdp reads the launcher's variables; see docs/clusters.md"
 _ACCUMULATION = "devices accumulate if --batch.0.global-batch exceeds devices x --batch.0.per-worker-batch"
 _COMPILED = "not needed: jaxdp always compiles the step, with channels last"
 _PARALLEL = "not needed: a run is always data-parallel, on all GPUs that it sees"
-_STOPPING = "jaxdp has no early stopping; the most accurate checkpoint is kept"
 _EVALUATE = "use jaxdp evaluate"
-_WANDB = "jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"
 # Name -> what to do instead, for flags that have no flag of the same purpose.
 NO_COUNTERPART = {
     "drop": _DROPOUT,
@@ -223,9 +223,4 @@ NO_COUNTERPART = {
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",
     "start-epoch": "the same command resumes a run where it stopped",
-    "patience": _STOPPING,
-    "early-stopping": _STOPPING,
-    "wandb": _WANDB,
-    "log-wandb": _WANDB,
-    "wandb-project": _WANDB,
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 START_ROWS = {"run", "model", "data", "devices", "all-reduce", "optimizer", "schedule", "loss", "fine-tuning", "phase"}
+START_ROWS |= {"early stopping"}
 
 
 def model_summary(config: Config) -> dict[str, Any]:
@@ -239,6 +240,8 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("loss", "; ".join(filter(None, [LOSSES[optimizer.loss].title, training, f"held-out: {HELD_OUT_LABELS}"]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
+    if config.stop.patience is not None:
+        rows.append(("early stopping", _describe_stopping(plan, config.stop.patience)))
     if config.finetune != Finetune():
         rows.append(("fine-tuning", _describe_finetuning(config)))
     rows.append(
@@ -368,6 +371,13 @@ def _describe_folding(plan: Plan) -> list[str]:
     }
     shown = " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
     return [f"batch norm folded into {shown} convolution{'s' * (counts != {1})}"]
+
+
+def _describe_stopping(plan: Plan, patience: int) -> str:
+    stop, evaluations = plan.config.stop, plan.evaluations_before_end
+    delta = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+    waits = f"when {stop.metric} has not improved{delta} for {plural(patience, 'evaluation')} in a row"
+    return f"{waits} ({evaluations} before the end); the result is the best checkpoint"
 
 
 def _describe_finetuning(config: Config) -> str:

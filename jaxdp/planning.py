@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from jaxdp import schedules
 from jaxdp.config import LARGEST, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
 from jaxdp.strategies import unsupported_reason
-from jaxdp.validation import check_targets
+from jaxdp.validation import check_stop, check_targets
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,14 @@ class Plan:
         """Samples seen at the end of the run."""
         return self.phases[-1].end
 
+    @property
+    def evaluations_before_end(self) -> int:
+        """Evaluations before that at the end of the run; an upper bound if an interval is shorter than a step."""
+        if self.config.evaluation.every_epochs is None:
+            return 0
+        interval = Fraction(str(self.config.evaluation.every_epochs)) * self.examples
+        return min(self.total_steps - 1, math.floor((self.total_samples - self.phases[-1].global_batch) / interval))
+
     def training_hours(self, images_per_second: float) -> float:
         """Hours of all steps if each device that a phase uses trains `images_per_second` of `data.image_size`.
 
@@ -116,6 +125,7 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     if devices < 1:
         raise ConfigError("devices", devices, reason="must be at least 1")
     check_targets(config)  # again, now that the number of classes is known
+    check_stop(config)
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
     spans = schedules.phase_steps(config.batch, config.epochs, examples)
     phases, errors = [], {}

@@ -19,6 +19,7 @@ from jaxdp.config import (
     RESNET,
     RESUME_SAFE_FIELDS,
     SMALLEST,
+    TOP5_CLASSES,
     Config,
     Finetune,
     crops_while_loading,
@@ -29,6 +30,8 @@ from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
+WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
+MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
 
 
 def validate(config: Config) -> Config:
@@ -278,6 +281,17 @@ def check_targets(config: Config) -> None:
         raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
 
 
+def check_stop(config: Config) -> None:
+    """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
+    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
+    if stop.min_delta and stop.patience is None:
+        hint = "use --stop.patience 5, or omit it"
+        raise ConfigError("stop.min_delta", stop.min_delta, reason="requires stop.patience", hint=hint)
+    if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
+        reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
+        raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
+
+
 def _check_loss_scale(config: Config) -> None:
     """float16 has loss scaling, and a dynamic scale starts within its range."""
     scale = config.loss_scale
@@ -358,9 +372,27 @@ def _check_profile(config: Config) -> None:
     profiled_steps(config.logging.profile)
 
 
+def _check_trackers(config: Config) -> None:
+    """Names that Weights & Biases and MLflow accept."""
+    project, uri = config.logging.wandb, config.logging.mlflow
+    if project is not None and not WANDB_PROJECT.fullmatch(project):
+        reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
+        raise ConfigError("logging.wandb", project, reason=reason, hint="WANDB_ENTITY names a team")
+    if uri is None:
+        return
+    if not MLFLOW_URI.fullmatch(uri):
+        hint = "for example http://localhost:5000, of `mlflow server`"
+        raise ConfigError("logging.mlflow", uri, reason="must be the URI of an MLflow server", hint=hint)
+    if uri.startswith("http") and "@" in uri:
+        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        shown = re.sub(r"//[^/]*@", "//...@", uri)
+        raise ConfigError("logging.mlflow", shown, reason="must not hold a password, which the run would store", hint=hint)
+
+
 CHECKS = (
     _check_dependent_fields,
     _check_profile,
+    _check_trackers,
     _check_phases,
     _check_worker_batches,
     _check_deterministic,
@@ -369,6 +401,7 @@ CHECKS = (
     _check_momentum_rule,
     _check_evaluation,
     check_targets,
+    check_stop,
     _check_gradients,
     _check_blocks,
     _check_loss_scale,

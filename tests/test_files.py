@@ -14,7 +14,6 @@ from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
 from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
-from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.inference.predict import Images
 from jaxdp.models import weights
 from jaxdp.report import report, write
@@ -120,13 +119,6 @@ def test_report_with_a_pipe_in_place_of_the_page_raises(tiny_resnet, tmp_path):
 def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, url):
     monkeypatch.chdir(tmp_path)
     calls = [
-        lambda: jaxdp.train(tiny_resnet, url),
-        lambda: jaxdp.train(tiny_resnet, Path(url)),
-        lambda: jaxdp.train(tiny_resnet, tmp_path / "run", resume=url),
-        lambda: jaxdp.evaluate(None, url),
-        lambda: list_checkpoints(url),
-        lambda: report(url),
-        lambda: write([url]),
         lambda: jaxdp.load_config(url),
         lambda: weights.import_file(url, "out.safetensors"),
         lambda: weights.import_file("in.safetensors", f"{url}.safetensors"),
@@ -141,20 +133,18 @@ def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, 
 
 
 FLAGS = {
-    "train": "--workdir --resume --config --data.directory --finetune.weights --compile.cache --name",
+    "train": "--config --finetune.weights --compile.cache --name",
     "plan": "--config --picture",
-    "evaluate": "--workdir",
-    "predict": "--workdir --csv --config IMAGES",
-    "checkpoints": "--workdir",
-    "export": "--workdir --output --config",
+    "predict": "--csv --config IMAGES",
+    "export": "--output --config",
     "import": "--output FILE",
     "bench allreduce": "--config --output --compile.cache",
-    "bench input": "--config --output --data.directory",
+    "bench input": "--config --output",
     "bench scaling": "--config --output",
     "bench step": "--config --output",
     "data prepare": "--directory --manual-directory",
-    "report": "--output --config WORKDIR",
-    "doctor": "--config --workdir --output --data.directory",
+    "report": "--output --config",
+    "doctor": "--config --output",
 }
 
 

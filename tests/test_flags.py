@@ -63,7 +63,7 @@ def failing(capsys, *arguments) -> str:
             "or register it with jaxdp.register_strategy('tours', ...) in Python, "
             "or give the recipe that registers it with --config",
         ),
-        ("train --wandb", "--wandb: unknown flag; jaxdp logs to TensorBoard; for others pass a writer, see docs/watching.md"),
+        ("train --wandb", "did you mean --logging.wandb, for example --logging.wandb digits (takes the project)?"),
         ("plan --output x", "--output: unknown flag; `jaxdp plan --help all` lists all flags"),
         (
             "train --batch.global-batch 32",
@@ -116,7 +116,7 @@ def failing(capsys, *arguments) -> str:
         ),
         ("train extra", "'extra': unexpected argument; `jaxdp train --help all` lists all flags"),
         ("plan --json=yes", "--json='yes': takes no value"),
-        ("export --workdir a", "--output: required; for example --output digits.safetensors"),
+        ("export --workdir a", "--output: required; for example --output digits.safetensors, or --card README.md"),
         ("import r18.pth", "--output: required; for example --output resnet50-jaxdp.safetensors"),
         ("train --epochs --help", "--epochs: missing value; expected a number"),
         ("evaluate --workdir -h", "--workdir: missing value; expected: Working directory of the run"),
@@ -144,6 +144,7 @@ def test_invalid_command_line_is_one_line_with_a_hint(capsys, arguments, message
         ("evaluate runs/b", "'runs/b': is a run; give it with --workdir runs/b"),
         ("checkpoints runs/none", "'runs/none': unexpected argument; did you mean --workdir runs/none?"),
         ("export --workdir a w.safetensors", "'w.safetensors': unexpected argument; did you mean --output w.safetensors?"),
+        ("export --workdir a card.md", "'card.md': unexpected argument; did you mean --card card.md?"),
         ("evaluate --workdir runs/b -b 8", "-b: unknown flag; did you mean --evaluation.batch 8 (of all GPUs together)?"),
         ("train runs", "'runs': unexpected argument; did you mean --data.source folder --data.directory runs?"),
         ("report --workdir runs/b", "--workdir: unknown flag; give it as an argument: jaxdp report runs/b"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxdp.choices import TABLES
-from jaxdp.config import Config, Data, Model, Optimizer
+from jaxdp.config import Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.hang_rules import HangLimits
 from jaxdp.distributed.watchdog import watch
 from jaxdp.errors import ConfigError
@@ -159,3 +159,29 @@ def test_automatic_form_of_batch_norm_equals_the_form_that_it_selects(old, new, 
     config = load_config("digits")
     old, new = (dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm=form)) for form in (old, new))
     assert changes(old, new) == expected
+
+
+@pytest.mark.parametrize("project", ["", "a/b", "x" * 129, "50%", "a\nb"])
+def test_project_that_weights_and_biases_refuses_is_an_error(project):
+    with pytest.raises(ConfigError, match=r"^logging\.wandb=.*: must be a name of 1 to 128 characters"):
+        validate(Config(logging=Logging(wandb=project)))
+
+
+@pytest.mark.parametrize("uri", ["", "runs", "./mlruns", "file:///tmp/x", "http://", "http://a b", "localhost:5000"])
+def test_uri_that_is_no_mlflow_server_is_an_error(uri):
+    with pytest.raises(ConfigError, match=r"^logging\.mlflow=.*: must be the URI of an MLflow server"):
+        validate(Config(logging=Logging(mlflow=uri)))
+
+
+def test_password_in_a_uri_is_an_error_that_does_not_show_it():
+    with pytest.raises(ConfigError, match="must not hold a password") as error:
+        validate(Config(logging=Logging(mlflow="https://me:secret@host/mlflow")))
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["http://localhost:5000", "https://host/mlflow", "databricks", "databricks://x", "sqlite:///a.db"]
+)
+def test_names_of_trackers_are_accepted(uri):
+    config = Config(logging=Logging(wandb="My project-1.ü", mlflow=uri))
+    assert validate(config) == config

@@ -1,6 +1,7 @@
 """The checkpoints in a folder: listing, choosing, and renaming corrupt ones."""
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from jaxdp.checkpoint.manifest import (
     read_manifest,
     verify_files,
 )
+from jaxdp.choices import STOP_METRICS
+
+CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a checkpoint, besides its number of samples
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -44,10 +48,15 @@ def latest_valid(folder: Path, max_samples: int | None = None) -> Manifest | Non
     return next(filter(is_valid, candidates), None)
 
 
-def by_accuracy(manifests: Iterable[Manifest]) -> list[Manifest]:
-    """The checkpoints saved right after an evaluation, best first; ties are broken in favor of the newer one."""
-    scored = [manifest for manifest in manifests if manifest.accuracy is not None]
-    return sorted(scored, key=lambda manifest: (manifest.accuracy, manifest.samples), reverse=True)
+def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
+    """The checkpoints saved right after an evaluation, best first; ties are broken in favor of the newer one.
+
+    metric: a name in `jaxdp.choices.STOP_METRICS`. Checkpoints whose value is not finite are left out.
+    """
+    sign = STOP_METRICS[metric].sign
+    values = [(manifest.metric(metric), manifest) for manifest in manifests]
+    scored = [(sign * value, manifest) for value, manifest in values if value is not None and math.isfinite(value)]
+    return [manifest for _, manifest in sorted(scored, key=lambda pair: (pair[0], pair[1].samples), reverse=True)]
 
 
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:

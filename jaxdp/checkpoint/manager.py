@@ -29,7 +29,7 @@ from jaxdp.checkpoint.orbax_io import (
     all_finite,
     copy_to_host,
     load_state,
-    make_checkpointer,
+    make_writer,
     part_folder,
     save_error,
     silence_orbax,
@@ -38,6 +38,7 @@ from jaxdp.checkpoint.orbax_io import (
 from jaxdp.checkpoint.replicas import StateReport, rejection_reason
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint as CheckpointConfig
+from jaxdp.config import Stop
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.errors import TrainingError
 
@@ -85,8 +86,8 @@ class CheckpointManager:
     All processes of the group write; rank 0 completes, removes and reports. In a run of one process a failed save is reported
     and the run continues; with several processes it ends the run, because a disk that is full for one would block all of them.
 
-    info: called with each message for the user. uploader: told of complete and of quarantined checkpoints. last_error: why the
-    last save failed; None if it succeeded.
+    info: called with each message for the user. uploader: told of complete and of quarantined checkpoints. metric: the best
+    checkpoint by it is kept. last_error: why the last save failed; None if it succeeded.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class CheckpointManager:
         *,
         group: ProcessGroup | None = None,
         uploader: Uploader | None = None,
+        metric: str = Stop.metric,
     ) -> None:
         self.folder, self.info, self.group, self.uploader = folder, info, group or SingleProcess(), uploader
-        self.retention = Retention(config.keep)
+        self.retention = Retention(config.keep, metric)
         self.last_error: str | None = None
         self._rejection: TrainingError | None = None
         self._host_state: Any = None  # host memory that every save reuses
@@ -108,7 +110,7 @@ class CheckpointManager:
         silence_orbax()
         if self.group.num_processes == 1 and (unfinished := _last_saves.pop(folder.absolute(), None)):
             wait([unfinished])
-        self._checkpointer = make_checkpointer(self.group.rank, self.group.num_processes)
+        self._writer = make_writer(self.group.rank, self.group.num_processes)
 
     def save(
         self,
@@ -290,7 +292,7 @@ class CheckpointManager:
         rank, processes = self.group.rank, self.group.num_processes
         error, files = None, {}
         try:
-            write_state(self._checkpointer, path, host_state, part=rank, parts=processes)
+            write_state(self._writer, path, host_state, part=rank, parts=processes)
             files = {name: file_checksum(path / name) for name in state_files(path, part_folder(rank, processes))}
         except Exception as failure:  # for example a full disk
             error = save_error(failure)

@@ -60,7 +60,7 @@ class _Metadata(BaseModel):
     progress: Annotated[Progress, BeforeValidator(_check_required), AfterValidator(_check_range)]
     config: dict
     epoch: Annotated[float, Field(allow_inf_nan=False)]
-    accuracy: float | None = None
+    evaluation: dict[str, float] | None = None
     data: dict[str, str] | None = None
     per_worker_batch: dict[str, tuple[int, int | None]] | None = None
 
@@ -80,8 +80,9 @@ class Manifest:
     """A checkpoint's manifest.
 
     path: the checkpoint's directory. samples: number of samples seen. metadata: JSON-compatible dict with the run's progress,
-    config, epoch and accuracy. arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum]. parts: number of
-    processes that wrote the state, each a part of the arrays. url: where the checkpoint was downloaded from.
+    config, epoch and evaluation, the record of one at this position or None. arrays: path -> [dtype, shape, checksum]. files:
+    name -> [bytes, checksum]. parts: number of processes that wrote the state, each a part of the arrays. url: where the
+    checkpoint was downloaded from.
     """
 
     path: Path
@@ -100,7 +101,11 @@ class Manifest:
     @property
     def accuracy(self) -> float | None:
         """Held-out accuracy in [0, 1]; None if the checkpoint was not saved right after an evaluation."""
-        return self.metadata.get("accuracy")
+        return self.metric("eval_accuracy")
+
+    def metric(self, name: str) -> float | None:
+        """A metric of the held-out images, such as eval_loss; None without an evaluation, and if that lacks the metric."""
+        return (self.metadata.get("evaluation") or {}).get(name)
 
     @property
     def epoch(self) -> float:

@@ -26,14 +26,31 @@ class CheckpointMismatch(Exception):
 
 
 def make_checkpointer(rank: int, num_processes: int) -> ocp.StandardCheckpointer:
-    """An Orbax checkpointer for this process alone: Orbax's collectives would interleave with those of the training step."""
-    async_options = ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS)
+    """An Orbax checkpointer that reads in this process alone, and writes in a run of one process."""
+    timeout = ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS)
+    return ocp.StandardCheckpointer(multiprocessing_options=_alone(rank, num_processes), async_options=timeout)
+
+
+def make_writer(rank: int, num_processes: int) -> ocp.Checkpointer:
+    """An Orbax checkpointer that writes this process's part of a state.
+
+    With several processes it is not asynchronous: the processes would take each other's signals for their own.
+    """
     if num_processes == 1:
-        return ocp.StandardCheckpointer(async_options=async_options)
-    options = ocp.options.MultiprocessingOptions(
-        primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"rank {rank}"
-    )
-    return ocp.StandardCheckpointer(multiprocessing_options=options, async_options=async_options)
+        return make_checkpointer(rank, num_processes)
+    # By default, rank 0 writes all NumPy arrays, and each process writes a slice of every replicated array.
+    arrays = ocp.type_handlers.ArrayHandler(primary_host=rank, replica_id=0, use_replica_parallel=False)
+    registry, options = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays)), _alone(rank, num_processes)
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options, type_handler_registry=registry)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _alone(rank: int, num_processes: int) -> ocp.options.MultiprocessingOptions:
+    """Options without barriers between processes: Orbax's collectives would interleave with those of the training step."""
+    if num_processes == 1:
+        return ocp.options.MultiprocessingOptions()
+    name = f"rank {rank}"
+    return ocp.options.MultiprocessingOptions(primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=name)
 
 
 def load_state(manifest: Manifest, abstract_state: Any) -> Any:
@@ -83,16 +100,31 @@ def part_folder(part: int, parts: int) -> str:
     return STATE if parts == 1 else f"{STATE}/part-{part}"
 
 
-def write_state(checkpointer: ocp.StandardCheckpointer, path: Path, host_state: Any, *, part: int, parts: int) -> None:
+def write_state(writer: ocp.Checkpointer, path: Path, host_state: Any, *, part: int, parts: int) -> None:
     """Write a part of the state of the checkpoint at `path` and wait until it is complete. Each process writes its own."""
-    numbers, tree = _part(host_state, part, parts)
     if parts == 1:
         tree = host_state
     else:
         (path / STATE).mkdir(parents=True, exist_ok=True)
-    if numbers:
-        checkpointer.save((path / part_folder(part, parts)).absolute(), tree)
-        checkpointer.wait_until_finished()
+        _, tree = _part(host_state, part, parts)
+        tree = _global_arrays(tree, part)
+    if tree:
+        writer.save((path / part_folder(part, parts)).absolute(), tree)
+    if isinstance(writer, ocp.AsyncCheckpointer):
+        writer.wait_until_finished()
+
+
+def _global_arrays(tree: Any, rank: int) -> Any:
+    """Arrays that are replicated over the first device of every process, with this process's as the first replica.
+
+    Orbax writes the first replica, and refuses arrays of only one process. Nothing is sent to other processes.
+    """
+    first_devices: dict[int, jax.Device] = {}
+    for device in jax.devices():
+        first_devices.setdefault(device.process_index, device)
+    devices = [first_devices.pop(rank), *first_devices.values()]
+    sharding = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), ("process",)), jax.sharding.PartitionSpec())
+    return jax.tree.map(lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__), tree)
 
 
 def _part(tree: Any, part: int, parts: int) -> tuple[list[int], dict]:

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxdp.checkpoint.listing import by_accuracy
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RemoteName, RemoteRun
+from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.files import CONFIG
 from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
@@ -63,11 +64,14 @@ def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[
         return remote, [name for name in names if name in manifests], manifests
 
 
-def download_checkpoint(url: str, field: str, folder: Path, *, checkpoint: str = "newest") -> Manifest:
+def download_checkpoint(
+    url: str, field: str, folder: Path, *, checkpoint: str = "newest", metric: str = Stop.metric
+) -> Manifest:
     """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
 
-    url: of the run, or of one of its checkpoints. checkpoint: newest, best (by accuracy), or its number of samples; newest and
-    best skip corrupt ones and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    url: of the run, or of one of its checkpoints. checkpoint: result (the newest, or with early stopping the best that the
+    newest one knows), newest, best (by `metric`), or its number of samples; names skip corrupt ones and report them on stderr.
+    Raises ConfigError if there is no such checkpoint.
     """
     run, _, last = url.rstrip("/").rpartition(f"/{CHECKPOINTS}/")
     named = RemoteName.parse(last) if run else None
@@ -75,7 +79,7 @@ def download_checkpoint(url: str, field: str, folder: Path, *, checkpoint: str =
     if not names and CONFIG not in remote.location.top_sizes():
         raise ConfigError(field, url, reason=f"it holds no run (no {CONFIG})")
     errors: list[str] = []
-    for name in _chosen(names, manifests, checkpoint=checkpoint, named=named):
+    for name in _chosen(names, manifests, checkpoint=checkpoint, named=named, metric=metric):
         error = manifests[name] if isinstance(manifests[name], str) else ""
         if not error:
             with storage_errors(url, field):
@@ -92,30 +96,37 @@ def download_checkpoint(url: str, field: str, folder: Path, *, checkpoint: str =
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
                 print(message, file=sys.stderr, flush=True)
             return manifest
-        if named or checkpoint not in ("newest", "best"):
+        if named or checkpoint not in CHECKPOINT_NAMES:
             raise ConfigError("--checkpoint", str(name.samples), reason=error, hint="use another checkpoint")
         errors.append(error)
-    if named or checkpoint not in ("newest", "best"):
+    if named or checkpoint not in CHECKPOINT_NAMES:
         available = ", ".join(str(name.samples) for name in names) or "none"
         wanted = str(named) if named else checkpoint
         raise ConfigError(
-            "--checkpoint", wanted, reason="checkpoint not found", hint=f"use newest, best, or one of: {available}"
+            "--checkpoint",
+            wanted,
+            reason="checkpoint not found",
+            hint=f"use {', '.join(CHECKPOINT_NAMES)}, or one of: {available}",
         )
     raise ConfigError(field, url, reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
 
 
 def _chosen(
-    names: list[RemoteName], manifests: dict[RemoteName, Any], *, checkpoint: str, named: RemoteName | None
+    names: list[RemoteName], manifests: dict[RemoteName, Any], *, checkpoint: str, named: RemoteName | None, metric: str
 ) -> list[RemoteName]:
     """The checkpoints to try, in order."""
     if named:
         return [name for name in names if name == named]
     if checkpoint == "newest":
         return names
+    if checkpoint == "result":
+        newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
+        best = newest and newest.metadata["progress"].get("best")
+        return [name for name in names if best and name.samples == best["samples"]] + names
     if checkpoint != "best":
         return [name for name in names if str(name.samples) == checkpoint]
     valid = {manifest.samples: name for name, manifest in manifests.items() if not isinstance(manifest, str)}
-    scored = by_accuracy(manifests[name] for name in valid.values())
+    scored = by_metric([manifests[name] for name in valid.values()], metric)
     if valid and not scored:
         reason = "no checkpoint was saved right after an evaluation"
         raise ConfigError("--checkpoint", "best", reason=reason, hint="use newest")

@@ -24,7 +24,8 @@ from jaxdp.storage.location import Location, ObjectNotFoundError
 
 CHECKPOINTS = "checkpoints"
 REJECTED = "rejected"  # object in a checkpoint that must not be used: it is corrupt, or may contain a wrong gradient
-RESULT, LOG, TENSORBOARD = "result.json", "metrics.jsonl", "tensorboard"
+RESULT, LOG = "result.json", "metrics.jsonl"
+FOLDERS = ("tensorboard", "trackers")  # that a run continues, besides the files at the top
 _NAME = re.compile(r"(0|[1-9]\d*)(?:\.(\d+)\.(\d+))?")
 
 
@@ -63,7 +64,9 @@ class RemoteRun:
 
     def files(self, lease: LeaseRecord | None) -> dict[str, int]:
         """Name -> bytes of the files of the run directory, without checkpoints. The result counts if its run has ended."""
-        files = self.location.top_sizes() | self.location.sizes(TENSORBOARD)
+        files = self.location.top_sizes()
+        for folder in FOLDERS:
+            files |= self.location.sizes(folder)
         if lease is not None and RESULT not in lease.final:
             files.pop(RESULT, None)
         return {name: size for name, size in files.items() if not name.startswith(".")}

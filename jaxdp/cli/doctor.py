@@ -15,7 +15,7 @@ from jaxdp.cli.options import ConfigFields, Launch, LaunchFields, Switch
 from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_FAILURE, ConfigError
-from jaxdp.files import check_output, write_output
+from jaxdp.files import check_output, is_url, write_output
 from jaxdp.flags import parse
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
@@ -67,6 +67,9 @@ def run(arguments: list[str], program: str) -> None:
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError("--images-per-second", rate, reason="must be greater than 0")
     if options.verify:
+        if is_url(options.workdir):
+            reason = "the processes of --verify need a directory that they share"
+            raise ConfigError("--workdir", options.workdir, reason=reason, hint="use a directory")
         if rate is not None:
             raise ConfigError("--images-per-second", rate, reason="has no effect with --verify")
         if options.check_images:
@@ -92,7 +95,7 @@ def run(arguments: list[str], program: str) -> None:
 
     results = runner.run_checks(
         config,
-        Path("runs") / config.name if options.workdir is None else Path(options.workdir),
+        options.workdir or str(Path("runs") / config.name),
         images_per_second=rate,
         detect=partial(
             launchers.detect,

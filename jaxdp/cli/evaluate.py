@@ -28,8 +28,9 @@ class Evaluate:
     weights: str | None = None
     """Safetensors file of jaxdp, torchvision or timm to evaluate in place of a run, with --data.source"""
     run: ConfigFields = dataclasses.field(default_factory=Config)
-    checkpoint: str = "newest"
-    """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
+    checkpoint: str = "result"
+    """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+    number of samples as listed by `jaxdp checkpoints`"""
     config: str | None = None
     """Recipe file (.py) that registers the model or strategy of the run, if they are not jaxdp's"""
     real_labels: str | None = None

@@ -27,12 +27,13 @@ COMMANDS = {
     "evaluate": "Evaluate a checkpoint on the held-out images",
     "predict": "Predict the classes of images",
     "checkpoints": "List and verify the checkpoints of a run",
-    "export": "Write the weights of a checkpoint to a safetensors file",
+    "export": "Write the weights of a checkpoint, its network for serving, or a model card",
     "import": "Convert weights of torchvision or timm to a file for --finetune.weights",
     "bench": "Measure this machine: allreduce, input, lr, scaling, step",
     "data": "Prepare a data set of tensorflow-datasets",
     "launch": "Start several processes of a run on this machine",
     "report": "Summarize runs on a page with curves",
+    "watch": "Serve a page on localhost that shows runs while they train",
     "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
 }
 ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # commands that start JAX

@@ -38,8 +38,9 @@ class Predict:
     """Safetensors file of jaxdp, torchvision or timm to use in place of a run"""
     data: Preprocessing = dataclasses.field(default_factory=Preprocessing)
     model: GivenNetwork = dataclasses.field(default_factory=GivenNetwork)
-    checkpoint: str = "newest"
-    """Checkpoint to use: newest, best (by accuracy), or its number of samples as listed by `jaxdp checkpoints`"""
+    checkpoint: str = "result"
+    """Checkpoint to use: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+    number of samples as listed by `jaxdp checkpoints`"""
     top: int | None = None
     """Number of classes per image (None: 5, or all if there are fewer)"""
     csv: str | None = None

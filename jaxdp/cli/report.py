@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -10,8 +11,11 @@ import tyro
 from jaxdp.cli.options import Switch
 from jaxdp.distributed import address_space
 from jaxdp.errors import ConfigError
+from jaxdp.files import check_output, write_output
 from jaxdp.flags import parse
 from jaxdp.recipes import register_from
+
+STDOUT = "-"
 
 
 def run(arguments: list[str], program: str) -> None:
@@ -26,6 +30,7 @@ def run(arguments: list[str], program: str) -> None:
           jaxdp report runs/digits
           jaxdp report runs/first runs/second --output runs/compared
           jaxdp report runs/first runs/second --json --no-html
+          jaxdp report runs/first runs/second --csv metrics.csv --no-html
           jaxdp report runs/digits --communication
         """
 
@@ -37,20 +42,26 @@ def run(arguments: list[str], program: str) -> None:
         """HTML page; --no-html: print the summary only"""
         evaluate: bool = True
         """Evaluation of the held-out images by class, on the accelerators of this machine or on one CPU device"""
-        checkpoint: str = "newest"
-        """Checkpoint to evaluate: newest, best (by accuracy), or its number of samples"""
+        checkpoint: str = "result"
+        """Checkpoint to evaluate: result (the newest, or with early stopping the best), newest, best (by `stop.metric`), or its
+        number of samples"""
         config: str | None = None
         """Recipe file (.py) that registers the model or strategy of the runs, if they are not jaxdp's"""
         communication: Switch = False
         """Measurement of exposed communication on devices like those of the run; kept for later reports"""
         json: Switch = False
-        """Output as one JSON document: a list with an object per run"""
+        """Output as one JSON document: a list with an object per run, whose metrics are the records of its metrics.jsonl"""
+        csv: str | None = None
+        """CSV file to write, with a row for every record of all runs; -: stdout"""
+        overwrite: Switch = False
+        """Overwrite an existing CSV file"""
 
     options = parse(Report, arguments, program)
     if options.html:  # JAX starts
         address_space.check()
     register_from(options.config)
-    from jaxdp.report import as_text, report, write
+    from jaxdp.loggers.writers import without_nan
+    from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize, write
 
     if not options.workdir:
         raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
@@ -58,9 +69,23 @@ def run(arguments: list[str], program: str) -> None:
         raise ConfigError("--output", options.output, reason="has no effect with --no-html", hint="leave one of them out")
     if not options.html and options.communication:
         raise ConfigError("--communication", reason="has no effect with --no-html", hint="leave one of them out")
-    summaries = [{"workdir": workdir} | report(workdir) for workdir in options.workdir]
-    lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
-    print(json.dumps(summaries, indent=2) if options.json else "\n".join(lines), flush=True)
+    file = _csv_file(options.csv, options.overwrite, is_json=options.json)
+    labels, runs = labels_of(options.workdir), [read_run(workdir) for workdir in options.workdir]
+    summaries = [{"workdir": workdir} | summarize(*run) for workdir, run in zip(options.workdir, runs, strict=True)]
+    if options.json:
+        metrics = [{"metrics": [without_nan(record) for record in records]} for _, records in runs]
+        document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
+        print(json.dumps(document, indent=2), flush=True)
+    else:
+        lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
+        print("\n".join(lines), file=sys.stderr if options.csv == STDOUT else sys.stdout, flush=True)
+    if options.csv is not None:
+        table = metrics_csv({label: records for label, (_, records) in zip(labels, runs, strict=True)})
+        data = table.encode("utf-8", "backslashreplace")  # a name of a directory may not be Unicode
+        if file is None:
+            print(data.decode(), end="", flush=True)
+        else:
+            write_output(file, data)
     if options.html:
         from jaxdp.loggers.console import Screen
 
@@ -72,4 +97,11 @@ def run(arguments: list[str], program: str) -> None:
             communication=options.communication,
             info=Screen(sys.stderr).info,
         )
-        print(f"page: {page}", file=sys.stderr if options.json else sys.stdout)
+        print(f"page: {page}", file=sys.stderr if options.json or options.csv == STDOUT else sys.stdout)
+
+
+def _csv_file(name: str | None, overwrite: bool, *, is_json: bool) -> Path | None:
+    """The file of --csv; None for stdout and without it. Raises ConfigError for a file that cannot be written."""
+    if name == STDOUT and is_json:
+        raise ConfigError("--csv", name, reason="not possible with --json, which writes to stdout too", hint="give a file")
+    return None if name in (None, STDOUT) else check_output(name, overwrite, "--csv")

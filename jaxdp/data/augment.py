@@ -192,10 +192,15 @@ def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
     size, stored = config.data.image_size, images.shape[1]
     if stored == size or config.data.sets_evaluation:
         return images
-    side = stored * 7 / 8
-    indices = (stored - side) / 2 + (jnp.arange(size) + 0.5) * side / size - 0.5
+    indices = evaluation_indices(size, stored)
     rows, columns = jnp.meshgrid(indices, indices, indexing="ij")
     return jax.vmap(lambda image: resample(image, rows, columns))(images)
+
+
+def evaluation_indices(size: int, stored: int) -> jax.Array:
+    """Fractional indices [size] of the rows, and columns, that `resize_for_evaluation` samples from `stored` ones."""
+    side = stored * 7 / 8
+    return (stored - side) / 2 + (jnp.arange(size) + 0.5) * side / size - 0.5
 
 
 def mixup(images: jax.Array, partners: jax.Array, *, share: jax.Array) -> jax.Array:

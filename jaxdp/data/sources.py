@@ -262,14 +262,21 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
     As the fields `data.eval_...` say, if one is given. Else, after training on random crops, ImageNet's standard: short side
     256/224 of the image size, then the center. Otherwise all of the image in the stored size.
     """
+    short, size = evaluation_sides(config)
     if config.data.sets_evaluation:
-        prepare = partial(resize_and_crop, short_side=evaluation_side(config), interpolation=config.data.eval_interpolation)
-        return lambda pixels, out, position: prepare(pixels, out), config.data.evaluated_size
-    if crops_while_loading(config):
-        short, size = evaluation_side(config), config.data.image_size
-    else:
-        short = size = config.data.stored_size or config.data.image_size
+        prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_interpolation)
+        return lambda pixels, out, position: prepare(pixels, out), size
     return lambda pixels, out, position: center_crop(pixels, out, short), size
+
+
+def evaluation_sides(config: Config) -> tuple[int, int]:
+    """(short side, side of the center crop), in pixels, to which the host resizes evaluation images, then crops them."""
+    if config.data.sets_evaluation:
+        return evaluation_side(config), config.data.evaluated_size
+    if crops_while_loading(config):
+        return evaluation_side(config), config.data.image_size
+    size = config.data.stored_size or config.data.image_size
+    return size, size
 
 
 def prediction_loader(config: Config, source: ItemSource) -> Loader:

@@ -8,8 +8,10 @@ from rich.text import Text
 
 from jaxdp.config import Config
 from jaxdp.distributed import launchers
-from jaxdp.doctor import cuda, dataset, jax_probe, machine, network, packages
+from jaxdp.doctor import cuda, dataset, jax_probe, machine, network, packages, storage
 from jaxdp.doctor.check_result import Check, CheckResult, ResultBuilder, run_concurrently
+from jaxdp.files import is_url
+from jaxdp.storage.local import run_copy
 
 TIMEOUT_SECONDS = 60.0  # of all checks together, after the probe of JAX
 COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
@@ -17,7 +19,7 @@ COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def run_checks(
     config: Config,
-    workdir: Path,
+    workdir: str,
     *,
     images_per_second: float | None = None,
     detect: network.Detect = launchers.detect,
@@ -25,9 +27,10 @@ def run_checks(
 ) -> list[CheckResult]:
     """Run every check and return the results in the order in which they are printed.
 
-    images_per_second: training speed of one device, if known. detect: returns the processes of the run. Never raises,
-    and takes at most the timeouts of the JAX probe and of the other checks.
+    workdir: a directory or URL. images_per_second: training speed of one device, if known. detect: returns the processes of the
+    run. Never raises, and takes at most the timeouts of the JAX probe and of the other checks.
     """
+    path = run_copy(config.storage, workdir) if is_url(workdir) else Path(workdir)
     probe = jax_probe.probe_with_deadline(config)
     gpus = sum(device["platform"] in ("gpu", "cuda") for device in probe.devices)
     checks: dict[str, Check] = {
@@ -40,7 +43,7 @@ def run_checks(
         "variables": cuda.check_variables,
         "memory": partial(machine.check_memory, state_bytes=probe.state_bytes, input_bytes=probe.input_bytes),
         "cores": partial(machine.check_cores, config=config, images_per_second=images_per_second, devices=len(probe.devices)),
-        "disk": partial(machine.check_disk, config=config, workdir=workdir, state_bytes=probe.state_bytes),
+        "disk": partial(machine.check_disk, config=config, workdir=path, state_bytes=probe.state_bytes),
         "cache": partial(machine.check_compilation_cache, config=config),
         "data": partial(dataset.check_data, config=config),
         "open files": machine.check_open_files,
@@ -49,6 +52,8 @@ def run_checks(
         "interfaces": network.check_interfaces,
         "launcher": partial(network.check_launcher, detect=detect),
     }
+    if is_url(workdir):
+        checks["storage"] = partial(storage.check_storage, url=workdir)
     return run_concurrently(checks, timeout_seconds)
 
 

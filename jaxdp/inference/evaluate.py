@@ -21,7 +21,7 @@ from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_conf
 def evaluate(
     config: Config | None,
     workdir: str | Path,
-    checkpoint: str = "newest",
+    checkpoint: str = "result",
     *,
     datasets: tuple[Any, Any] | None = None,
     real_labels: str | Path | None = None,
@@ -29,8 +29,8 @@ def evaluate(
     """Evaluate a checkpoint of the run in `workdir` on all held-out images.
 
     config: the run's config with changes, such as other data or another evaluation split; None for the run's own. checkpoint:
-    newest, best, or its number of samples. datasets: as for `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see
-    `jaxdp.inference.real_labels`).
+    result (the newest, or with early stopping the best), newest, best, or its number of samples. datasets: as for
+    `jaxdp.train`. real_labels: the file of ImageNet's ReaL labels (see `jaxdp.inference.real_labels`).
 
     Returns eval_accuracy and eval_top5 in [0, 1], eval_loss, eval_examples, samples, epoch and checkpoint (its path); with
     `real_labels` also real_accuracy and real_examples. Raises ConfigError if the run, the checkpoint or the data cannot be
@@ -66,7 +66,7 @@ def evaluate_weights(
 
 
 def confusion_matrix(
-    config: Config | None, workdir: str | Path, checkpoint: str = "newest", *, datasets: tuple[Any, Any] | None = None
+    config: Config | None, workdir: str | Path, checkpoint: str = "result", *, datasets: tuple[Any, Any] | None = None
 ) -> tuple[dict[str, Any], np.ndarray, list[str]]:
     """Evaluate a checkpoint and count the held-out images by label and predicted class.
 

@@ -1,4 +1,4 @@
-"""Exporting a checkpoint's weights as a safetensors file."""
+"""Exporting a checkpoint: its weights as a safetensors file, or the network for serving."""
 
 import dataclasses
 import json
@@ -12,38 +12,73 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import RESNET, Config
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError
-from jaxdp.inference.load_run import load_run
+from jaxdp.files import check_output, write_output
+from jaxdp.inference import export_onnx
+from jaxdp.inference.export_stablehlo import to_stablehlo
+from jaxdp.inference.load_run import LoadedRun, load_run
+from jaxdp.inference.serving import served_model
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
 
-FORMATS = ("jaxdp", "torchvision", "timm")
+WEIGHTS_FORMATS = ("jaxdp", "torchvision", "timm")
+SERVING_SUFFIXES = {"stablehlo": ".jaxexport", "onnx": ".onnx"}
+FORMATS = (*WEIGHTS_FORMATS, *SERVING_SUFFIXES)
 
 
 def export(
     workdir: str | Path,
     output: str | Path,
-    checkpoint: str = "newest",
+    checkpoint: str = "result",
     *,
     format: str = "jaxdp",
+    dtype: str = "float32",
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Write the parameters and batch statistics that evaluation uses to a safetensors file.
+    """Write the parameters and batch statistics that evaluation uses, or the network that they belong to.
 
-    checkpoint: newest, best, or its number of samples. format: "jaxdp" names tensors by their tree paths; "torchvision" and
-    "timm" use the names and layouts of those libraries. The file's metadata contain the config as JSON, samples, epoch and
-    accuracy.
+    checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. format: "jaxdp"
+    names tensors of a safetensors file by their tree paths, "torchvision" and "timm" use the names and layouts of those
+    libraries; the file's metadata contain the config as JSON, samples, epoch and accuracy. "stablehlo" and "onnx" are whole
+    models, see docs/serving.md. dtype: of the activations of "stablehlo".
 
-    Returns {"output", "tensors", "bytes", "checkpoint", "format", "warnings"}. Raises ConfigError if the run or the checkpoint
-    cannot be used or the output file exists.
+    Returns {"output", "bytes", "checkpoint", "format", "warnings"}, with "tensors" (their number) for weights and "metadata"
+    for models. Raises ConfigError if the run or the checkpoint cannot be used or exported in this format, or if the output file
+    exists.
     """
     if format not in FORMATS:
         raise ConfigError("--format", format, reason="unknown format", hint=f"use one of: {', '.join(FORMATS)}")
-    output = weights.check_output_path(output, overwrite)
-    state, config, manifest = load_run(workdir, checkpoint)
-    if format != "jaxdp" and config.model.name != RESNET:
-        raise ConfigError(
-            "--format", format, reason=f"the run's model is {config.model.name!r}, not {RESNET!r}", hint="use jaxdp"
-        )
+    if format != "stablehlo" and dtype != "float32":
+        raise ConfigError("--dtype", dtype, reason="used only with --format stablehlo", hint="omit it")
+    if format == "onnx":
+        export_onnx.check_installed()
+    output = _check_output(output, format, overwrite)
+    loaded = load_run(workdir, checkpoint)
+    name = loaded.config.model.name
+    if format not in ("jaxdp", "stablehlo") and name != RESNET:
+        hint = "use stablehlo" if format == "onnx" else "use jaxdp"
+        raise ConfigError("--format", format, reason=f"the run's model is {name!r}, not {RESNET!r}", hint=hint)
+    if format in SERVING_SUFFIXES:
+        served = served_model(workdir, loaded, format=format, dtype=dtype)
+        data = to_stablehlo(served) if format == "stablehlo" else export_onnx.to_onnx(served)
+        write_output(output, data)
+        result = {"metadata": served.metadata, "bytes": len(data), "warnings": []}
+    else:
+        result = _export_weights(loaded, output, format)
+    return {"output": str(output), "checkpoint": loaded.manifest.location, "format": format, **result}
+
+
+def _check_output(output: str | Path, format: str, overwrite: bool) -> Path:
+    if format in WEIGHTS_FORMATS:
+        return weights.check_output_path(output, overwrite)
+    suffix = SERVING_SUFFIXES[format]
+    if Path(output).suffix != suffix:
+        raise ConfigError("--output", str(output), reason=f"must end in {suffix} with --format {format}")
+    return check_output(output, overwrite)
+
+
+def _export_weights(loaded: LoadedRun, output: Path, format: str) -> dict[str, Any]:
+    """Write a safetensors file. Returns its part of the result of `export`."""
+    state, config, manifest = loaded
     tensors, warnings = weights.named_tensors(*jax.device_get(state.evaluated)), _pixel_warnings(config)
     metadata = {
         "config": json.dumps(dataclasses.asdict(config)),
@@ -57,14 +92,7 @@ def export(
         tensors = to_torch(tensors, manifest.metadata["progress"]["steps"])
         metadata["format"] = "pt"  # some readers expect this for PyTorch's layouts
         warnings = _architecture_warnings(config, format) + _blur_warnings(config, format) + warnings
-    return {
-        "output": str(output),
-        "tensors": len(tensors),
-        "bytes": weights.save(output, tensors, metadata),
-        "checkpoint": manifest.location,
-        "format": format,
-        "warnings": warnings,
-    }
+    return {"tensors": len(tensors), "bytes": weights.save(output, tensors, metadata), "warnings": warnings}
 
 
 def _architecture(config: Config) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp import models
-from jaxdp.checkpoint.listing import by_accuracy, checkpoint_paths
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric, checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
     CorruptCheckpoint,
@@ -97,17 +97,20 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     return {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
 
 
-def choose_checkpoint(workdir: str | Path, checkpoint: str = "newest") -> Manifest:
-    """The checkpoint named "newest", "best" (by accuracy), or by its number of samples.
+def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manifest:
+    """The checkpoint named "result", "newest", "best" (by `stop.metric`), or by its number of samples.
 
-    "newest" and "best" skip invalid checkpoints and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    "result": what result.json describes, the newest, or with early stopping the best that the newest one knows. Names skip
+    invalid checkpoints and report them on stderr. Raises ConfigError if there is no such checkpoint.
     """
     folder = Path(workdir) / CHECKPOINTS
-    if checkpoint not in ("newest", "best"):
+    if checkpoint not in CHECKPOINT_NAMES:
         return _checkpoint_at(folder, checkpoint)
+    if checkpoint == "result":
+        return _best_known(folder) or choose_checkpoint(workdir, "newest")
     manifests, errors = _read_all(folder)
     if checkpoint == "best":
-        scored = by_accuracy(manifests)
+        scored = by_metric(manifests, run_config(workdir).stop.metric)
         if manifests and not scored:
             raise ConfigError(
                 "--checkpoint", "best", reason="no checkpoint was saved right after an evaluation", hint="use newest"
@@ -128,6 +131,21 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "newest") -> Manife
     raise ConfigError("--workdir", str(workdir), reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
 
 
+def _best_known(folder: Path) -> Manifest | None:
+    """The best checkpoint that the newest one knows by early stopping; None without, or if it is invalid, as stderr says."""
+    newest = next(read_manifests(folder), None)
+    best = newest and newest.metadata["progress"].get("best")
+    if not best:
+        return None
+    try:
+        manifest = read_manifest(folder / str(best["samples"]))
+        verify_files(manifest)
+    except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        print(f"jaxdp: using the newest checkpoint instead of the best one: {error}", file=sys.stderr, flush=True)
+        return None
+    return manifest
+
+
 def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
     """(valid manifests, newest first; errors of the other manifests by checkpoint)."""
     manifests, errors = [], {}
@@ -145,7 +163,10 @@ def _checkpoint_at(folder: Path, samples: str) -> Manifest:
     if samples not in names:
         available = ", ".join(names) or "none"
         raise ConfigError(
-            "--checkpoint", samples, reason="checkpoint not found", hint=f"use newest, best, or one of: {available}"
+            "--checkpoint",
+            samples,
+            reason="checkpoint not found",
+            hint=f"use {', '.join(CHECKPOINT_NAMES)}, or one of: {available}",
         )
     try:
         return read_manifest(folder / samples)
@@ -153,7 +174,7 @@ def _checkpoint_at(folder: Path, samples: str) -> Manifest:
         raise ConfigError("--checkpoint", samples, reason=str(error), hint="use another checkpoint") from None
 
 
-def load_run(workdir: str | Path, checkpoint: str = "newest", config: Config | None = None) -> LoadedRun:
+def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | None = None) -> LoadedRun:
     """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
     checkpoint: see `choose_checkpoint`. config: the run's config with changes; None for the run's own. Raises ConfigError if
@@ -163,7 +184,12 @@ def load_run(workdir: str | Path, checkpoint: str = "newest", config: Config | N
     if not is_url(workdir):
         return _load(choose_checkpoint(workdir, checkpoint), config)
     with temporary_directory(config.storage) as folder:
-        return _load(download_checkpoint(str(workdir), "--workdir", Path(folder), checkpoint=checkpoint), config)
+        return _load(
+            download_checkpoint(
+                str(workdir), "--workdir", Path(folder), checkpoint=checkpoint, metric=run_config(workdir).stop.metric
+            ),
+            config,
+        )
 
 
 def _load(manifest: Manifest, config: Config) -> LoadedRun:

@@ -49,13 +49,13 @@ class SourcePredictions(NamedTuple):
     checkpoint: dict[str, Any]
 
 
-def predict(workdir: str | Path, images: Any, checkpoint: str | int = "newest", *, top: int | None = None) -> Predictions:
+def predict(workdir: str | Path, images: Any, checkpoint: str | int = "result", *, top: int | None = None) -> Predictions:
     """Predict the most likely classes of images with a checkpoint of the run in `workdir`.
 
     images: uint8 [N, H, W, 3], or [N, H, W] or [N, H, W, 1] (grayscale), of NumPy, JAX or PyTorch; the path of an image; or a
     list of paths, Pillow images or uint8 arrays [H, W, 3] or [H, W] of any sizes. They are resized and cropped as in the run's
-    evaluation. checkpoint: newest, best, or its number of samples. top: number of classes per image (default: 5, or all if
-    there are fewer).
+    evaluation. checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. top:
+    number of classes per image (default: 5, or all if there are fewer).
 
     Raises ConfigError if the run, the checkpoint or an image cannot be used, or if a probability is not finite.
     """
@@ -109,7 +109,7 @@ class Images:
 
 
 def predict_source(
-    workdir: str | Path, source: Any, checkpoint: str = "newest", *, top: int | None = None
+    workdir: str | Path, source: Any, checkpoint: str = "result", *, top: int | None = None
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 

@@ -57,10 +57,10 @@ class StepLog:
         return ExampleCollector(total) if any(map(_wants_examples, self._writers)) else None
 
     def write_evaluation(self, record: dict[str, Any], examples: ExampleCollector | None) -> None:
-        self._write(record | self.wall_time)
-        if examples and examples.collected:
+        if examples and examples.collected:  # before the record, so that a reader of the log finds their pictures
             for writer in filter(_wants_examples, self._writers):
                 writer.write_examples(record, *examples.arrays())
+        self._write(record | self.wall_time)
 
     def _write(self, record: dict[str, Any]) -> None:
         for writer in self._writers:

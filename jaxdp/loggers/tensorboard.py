@@ -2,22 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
+from jaxdp.loggers.example_grid import example_grid
 from jaxdp.planning import PlannedPhase
 from jaxdp.validation import flatten, to_json
 
-if TYPE_CHECKING:
-    from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
-
-TILE, LINE, COLUMNS = 160, 17, 4  # pixels, pixels, images per row
-CORRECT, INCORRECT = (0, 0, 0), (213, 94, 0)  # RGB; distinguishable for color-blind readers (Okabe & Ito)
 ACCURACY_TAG = "evaluation/accuracy"
 EXAMPLES_TAG = "examples/held_out"  # not a scalar's tag: TensorBoard shows only one kind of data per tag
 
@@ -81,51 +75,10 @@ class TensorBoard:
                 self.writer.add_scalar(tag, value, record["samples"], summary_description=text)
 
     def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
-        """Write one image with a tile for each example: its label and, on an orange background, a wrong prediction.
-
-        arrays: images, labels and predicted classes.
-        """
+        """Write the image of `example_grid`. arrays: images, labels and predicted classes."""
         if len(arrays[0]):
-            tiles = [self._tile(*example) for example in zip(*arrays, strict=True)]
-            blank = np.zeros_like(tiles[0])
-            rows = [tiles[first : first + COLUMNS] for first in range(0, len(tiles), COLUMNS)]
-            width = min(COLUMNS, len(tiles))
-            grid = np.vstack([np.hstack([*row, *[blank] * (width - len(row))]) for row in rows])
+            grid = example_grid(*arrays, class_names=self.class_names)
             self.writer.add_image(EXAMPLES_TAG, grid, record["samples"], dataformats="HWC")
-
-    def _tile(self, image: np.ndarray, label: int, predicted: int) -> np.ndarray:
-        from PIL import Image, ImageDraw
-
-        tile = Image.new("RGB", (TILE, TILE + 2 * LINE + 4), CORRECT if label == predicted else INCORRECT)
-        tile.paste(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST), (0, 0))
-        draw, lines = ImageDraw.Draw(tile), [self._name(label)]
-        if label != predicted:
-            lines.append(f"predicted {self._name(predicted)}")
-        for number, text in enumerate(lines):
-            draw.text((4, TILE + 1 + LINE * number), _shorten(draw, text, TILE - 8), fill="white", font=_font())
-        return np.asarray(tile)
-
-    def _name(self, label: int) -> str:
-        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     def close(self) -> None:
         self.writer.close()
-
-
-@cache
-def _font() -> "FreeTypeFont":
-    """A font with more than the English letters."""
-    from matplotlib.font_manager import findfont
-    from PIL import ImageFont
-
-    return ImageFont.truetype(findfont("DejaVu Sans"), 12)
-
-
-def _shorten(draw: "ImageDraw", text: str, width: int) -> str:
-    """The text with its middle replaced by "…" if it is wider than `width` pixels."""
-    kept = len(text)
-    shown = text
-    while kept > 2 and draw.textlength(shown, font=_font()) > width:
-        kept -= 1
-        shown = f"{text[: -(-kept // 2)]}…{text[len(text) - kept // 2 :]}"
-    return shown

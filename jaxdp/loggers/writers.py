@@ -69,8 +69,12 @@ TIMING = (
 
 def to_json(record: dict[str, Any], indent: int | None = None) -> str:
     """A record as standard JSON: NaN and infinity become null."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    return json.dumps(finite, indent=indent, allow_nan=False)
+    return json.dumps(without_nan(record), indent=indent, allow_nan=False)
+
+
+def without_nan(record: dict[str, Any]) -> dict[str, Any]:
+    """A record in which null replaces NaN and infinity, which standard JSON does not have."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
 def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
@@ -81,17 +85,23 @@ def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
     records, damaged, number = [], [], 0
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int):
+            record = parse_record(line)
+            if record is not None:
                 records.append(record)
             else:
                 damaged.append(number)
     if strict and damaged and damaged[0] < number:
         raise ConfigError(str(path), reason=f"line {damaged[0]} is damaged", hint="restore or delete the line")
     return records
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """The record in a line of a metrics.jsonl; None for a damaged or torn one."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int) else None
 
 
 class Writer(Protocol):

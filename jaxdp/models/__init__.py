@@ -91,6 +91,7 @@ class Model:
 
 
 Network = Model | RegisteredModel
+EVERY_PLATFORM = "every platform"  # of `create`: the program chooses the fastest form when it is lowered
 Tree = TypeVar("Tree")
 
 
@@ -119,7 +120,8 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
         return build_registered(config)
     convolution: str = config.convolution
     if convolution == "auto":
-        convolution = "product" if (platform or jax.default_backend()) == "cpu" else "direct"
+        forms = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
+        convolution = forms.get(platform or jax.default_backend(), "direct")
     return Model(
         ResNet(
             depth=config.depth,

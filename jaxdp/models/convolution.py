@@ -20,9 +20,12 @@ SMALL_MAP = 4  # largest output side, in pixels, that is computed as a product o
 def convolve(images: jax.Array, kernel: jax.Array, stride: int = 1, *, method: str = "direct") -> jax.Array:
     """Cross-correlate, with zero padding of half the kernel on every side.
 
-    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct" or "product". Returns
-    [B, ceil(H / stride), ceil(W / stride), F].
+    images: [B, H, W, C]; kernel: [K, K, C, F], K odd; method: "direct", "product", or "by_platform", which is the product where
+    the program is compiled for a CPU, else direct. Returns [B, ceil(H / stride), ceil(W / stride), F].
     """
+    if method == "by_platform":
+        product, direct = (partial(convolve, stride=stride, method=form) for form in ("product", "direct"))
+        return lax.platform_dependent(images, kernel, cpu=product, default=direct)
     size = kernel.shape[0]
     if method == "product":
         if size == 1:

@@ -129,10 +129,11 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     if stated is None:
         notes += (f"BlurPool not stated, taken as {blur_pool.replace('_', ' ')}",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
-    return Weights(path, model, params, batch_stats, naming, _digest(tensors), notes)
+    return Weights(path, model, params, batch_stats, naming, digest_of(tensors), notes)
 
 
-def _digest(tensors: dict[str, np.ndarray]) -> str:
+def digest_of(tensors: dict[str, np.ndarray]) -> str:
+    """`Weights.digest` of float32 tensors by path."""
     sha = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.shape}\0".encode() + tensor.tobytes())

@@ -13,12 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import NotRegularError, check_local, is_url, read_regular
 from jaxdp.report.communication import measure_communication
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
-from jaxdp.report.run_history import History, read_all
+from jaxdp.report.run_history import History, check_workdirs, read_all
 from jaxdp.report.tables import (
     classes_table,
     curves_note,
@@ -36,18 +37,24 @@ PAGE = "report.html"
 GENERATOR = '<meta name="generator" content="jaxdp report">'
 FILES = '<meta name="files" content="{}">'
 STYLE = """
+:root { color-scheme: light dark; --text: #111; --page: #fff; --quiet: #555; --line: #ccc; --link: #0b57a4 }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #eee; --page: #111; --quiet: #b0b0b0; --line: #444; --link: #8ab8ff }
+  .plot img { filter: invert(0.93) hue-rotate(180deg) }
+}
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
-body { color: #111; background: #fff }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc } h3 { font-size: 1rem }
-img { width: 100%; height: auto } .wide { overflow-x: auto } .quiet { color: #555 } summary { cursor: pointer }
-table { border-collapse: collapse; font-size: 0.88rem } th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid #ddd }
+body { color: var(--text); background: var(--page) } h1, h3, p { overflow-wrap: anywhere }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line) }
+h3 { font-size: 1rem } a { color: var(--link) } :focus-visible { outline: 3px solid var(--link); outline-offset: 2px }
+img { width: 100%; height: auto } .wide { overflow-x: auto } .quiet { color: var(--quiet) } summary { cursor: pointer }
+table { border-collapse: collapse; font-size: 0.88rem } th, td { padding: 0.2rem 0.7rem; border-bottom: 1px solid var(--line) }
 th { text-align: left; font-weight: 600; max-width: 24rem; overflow-wrap: anywhere }
 thead th:not(:first-child) { text-align: right }
 td { text-align: right; font-variant-numeric: tabular-nums }
-tbody th { min-width: 7rem } .results th, .results td { padding: 0.2rem 0.5rem }
+tbody th { min-width: 9rem } .results th, .results td { padding: 0.2rem 0.5rem }
 .results td, .results thead th { white-space: nowrap }
 .plot { position: relative; min-width: 46rem } .plot svg { position: absolute; inset: 0; width: 100%; height: 100% }
-circle { fill: transparent } circle:hover, .shown { fill: #0003; stroke: #111; stroke-width: 2 }
+circle { fill: transparent } circle:hover, .shown { fill: #8885; stroke: var(--text); stroke-width: 2 }
 output { position: absolute; padding: 0.15rem 0.5rem; border-radius: 4px; font-size: 0.85rem }
 output { width: max-content; max-width: 22rem; color: #fff; background: #111d; pointer-events: none }
 """
@@ -61,7 +68,7 @@ def write(
     output: PathLike | None = None,
     *,
     evaluate: bool = True,
-    checkpoint: str = "newest",
+    checkpoint: str = "result",
     datasets: tuple | None = None,
     communication: bool = False,
     info: Callable[[str], None] = lambda text: None,
@@ -70,20 +77,17 @@ def write(
 
     workdirs: the directory or URL of a run, or a list of them. output: directory of the page; None: WORKDIR/report for one run,
     ./report for several or a URL. evaluate: evaluate the held-out images by class, on the accelerators of this machine or on
-    one CPU device. checkpoint: the checkpoint for it: newest, best, or its number of samples. datasets: as for `jaxdp.train`,
-    for runs that were given theirs. communication: first measure exposed communication on devices like those of the runs,
-    which must be idle, and keep it in WORKDIR/communication.json, unless WORKDIR is a URL.
-    info: receives progress lines. Replaces an earlier report in the directory.
+    one CPU device. checkpoint: the checkpoint for it: result (the newest, or with early stopping the best), newest, best, or
+    its number of samples. datasets: as for `jaxdp.train`, for runs that were given theirs. communication: first measure exposed
+    communication on devices like those of the runs, which must be idle, and keep it in WORKDIR/communication.json, unless
+    WORKDIR is a URL. info: receives progress lines. Replaces an earlier report in the directory.
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
     from jaxdp.report import plots
 
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
-    if not workdirs:
-        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
-    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
-        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
+    check_workdirs(workdirs)
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")
     check_local(output, "--output")
@@ -107,7 +111,7 @@ def write(
         for run, confusion in zip(runs, confusions, strict=True):
             if isinstance(confusion, str):
                 info(f"{run.label}: accuracy by class {confusion}")
-    files, layers = _figures(runs, confusions)
+    files, layers = draw(runs, confusions)
     for number, confusion in enumerate(confusions, 1):
         if isinstance(confusion, Confusion):
             files[f"classes-{number}.csv"] = classes_csv(confusion)
@@ -154,8 +158,9 @@ def _foreign_file(folder: Path, name: str) -> ConfigError:
 def _check_checkpoint(runs: list[History], checkpoint: str) -> None:
     """Raise ConfigError if no run has a checkpoint of this name."""
     known = {str(samples) for run in runs for samples in run.files.samples}
-    if checkpoint not in ("newest", "best", *known):
-        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint="give newest, best, or its number of samples")
+    if checkpoint not in (*CHECKPOINT_NAMES, *known):
+        hint = f"give {', '.join(CHECKPOINT_NAMES)}, or its number of samples"
+        raise ConfigError("--checkpoint", checkpoint, reason="not found", hint=hint)
 
 
 def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusion | str:
@@ -176,7 +181,7 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     return Confusion(counts, names, caption + f"{metrics['eval_examples']} held-out images")
 
 
-def _figures(runs: list[History], confusions: list[Confusion | str]) -> tuple[dict[str, bytes], dict[str, str]]:
+def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> tuple[dict[str, bytes], dict[str, str]]:
     """(PNG files, layers with the values on hover), both by file name."""
     import matplotlib
 
@@ -215,15 +220,13 @@ def _replace_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def _page(runs: list[History], confusions: list[Confusion | str], *, files: dict[str, bytes], layers: dict[str, str]) -> str:
-    from jaxdp.report.hover import SCRIPT
+    from jaxdp.report.hover import SCRIPT, picture
 
     def image(name: str, alt: str) -> str:
         if name not in files:
             return ""
-        data = base64.b64encode(files[name]).decode()
-        layer = f"{layers[name]}<output hidden></output>" if name in layers else ""
-        picture = f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
-        return f'<div class="wide"><div class="plot">{picture}{layer}</div></div>'
+        source = f"data:image/png;base64,{base64.b64encode(files[name]).decode()}"
+        return picture(source, alt, layers.get(name, ""))
 
     title = ", ".join(run.label for run in runs) if len(runs) <= 3 else f"{runs[0].label} and {len(runs) - 1} more runs"
     parts = [
@@ -260,6 +263,6 @@ def _page(runs: list[History], confusions: list[Confusion | str], *, files: dict
     head = f'<meta charset="utf-8">{GENERATOR}{FILES.format(" ".join(files))}'
     head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
-    parts.append(f"<script>{SCRIPT}</script>")
+    parts.append(f"<script>{SCRIPT}\nshowValues(document);</script>")
     body = "\n".join(filter(None, parts))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

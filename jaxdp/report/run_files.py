@@ -32,13 +32,17 @@ class RunFiles:
     copy: tempfile.TemporaryDirectory | None = None
 
 
+def local_run_files(path: Path, *, is_running: bool) -> RunFiles:
+    """The files of the run in a directory."""
+    folder = path / CHECKPOINTS
+    samples = [int(checkpoint.name) for checkpoint in checkpoint_paths(folder)]
+    return RunFiles(str(path), path, is_running, samples, next(read_manifests(folder), None))
+
+
 def open_run_files(workdir: str | os.PathLike) -> RunFiles:
     """The files of the run in a directory or at a URL. Raises ConfigError for a URL that cannot be read."""
     if not is_url(workdir):
-        path = Path(workdir)
-        folder = path / CHECKPOINTS
-        samples = [int(checkpoint.name) for checkpoint in checkpoint_paths(folder)]
-        return RunFiles(str(workdir), path, in_use(path), samples, next(read_manifests(folder), None))
+        return local_run_files(Path(workdir), is_running=in_use(Path(workdir)))
     url = str(workdir)
     copy = temporary_directory(Storage())
     path = Path(copy.name)

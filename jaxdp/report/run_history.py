@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 from jaxdp.files import read_text
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.report.summary import read_files
 from jaxdp.training.result import read_result
-from jaxdp.training.run_dir import read_result_text
+from jaxdp.training.run_dir import RESULT, read_result_text
 from jaxdp.validation import to_json
 
 NAN = float("nan")
@@ -62,6 +63,13 @@ class History:
         """Records of evaluations."""
         return [record for record in self.records if record.get("eval_accuracy") is not None]
 
+    @property
+    def evaluation(self) -> dict:
+        """The record of the evaluation that is the result: with early stopping the best one, else the last; {} without one."""
+        best = {"samples": self.result.get("best_samples")} if self.status == "finished" else self.result.get("best") or {}
+        chosen = [record for record in self.evaluations if record["samples"] == best.get("samples")]
+        return next(reversed(chosen or self.evaluations), {})
+
     def seconds(self) -> dict[str, float | None]:
         """Seconds of every part of `PARTS`, None for one that was not measured; {} without a result."""
         result = self.result
@@ -107,8 +115,13 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
     """The run in a directory. Raises ConfigError if it holds none, or if a file is damaged."""
     files = open_run_files(workdir)
     config, records = read_files(files)
-    label, path, newest = label or config.name, files.path, files.newest
-    if (path / "result.json").exists():
+    return assemble(files, label or config.name, config=config, records=records)
+
+
+def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict]) -> History:
+    """The history of a run whose config and log have been read. Raises ConfigError if its result is damaged."""
+    path, newest = files.path, files.newest
+    if (path / RESULT).exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
         return History(files, label, config, records, "finished", result, "the end")
     status = "running" if files.is_running else "stopped"
@@ -119,10 +132,23 @@ def read(workdir: str | os.PathLike, label: str | None = None) -> History:
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:
-    """Several runs, labeled by the names of their directories, or by the paths if names occur twice."""
+    """Several runs, with their labels. Raises ConfigError as `labels_of` and `read`."""
+    return [read(workdir, label) for workdir, label in zip(workdirs, labels_of(workdirs), strict=True)]
+
+
+def labels_of(workdirs: Sequence[str | os.PathLike]) -> list[str]:
+    """Labels of several runs: the names of their directories, or the paths if names occur twice. Raises as `check_workdirs`."""
+    check_workdirs(workdirs)
     names = [Path(os.path.realpath(workdir)).name for workdir in workdirs]
-    labels = names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
-    return [read(workdir, label) for workdir, label in zip(workdirs, labels, strict=True)]
+    return names if len(set(names)) == len(names) else [str(workdir) for workdir in workdirs]
+
+
+def check_workdirs(workdirs: Sequence[str | os.PathLike]) -> None:
+    """Raise ConfigError if there is no directory, or one is given twice."""
+    if not workdirs:
+        raise ConfigError("WORKDIR", reason="missing", hint="give the directory of at least one run")
+    if len({os.path.realpath(workdir) for workdir in workdirs}) < len(workdirs):
+        raise ConfigError("WORKDIR", reason="a run is given twice", hint="give every run once")
 
 
 def values(records: list[dict], name: str, scale: float = 1.0) -> list[float]:

@@ -35,9 +35,14 @@ def read_files(files: RunFiles) -> tuple[Config, list[dict]]:
     return run_config(files.path), read_log(files.path / LOG, strict=True)
 
 
+def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict]]:
+    """(config, log records) of the run in a directory or at a URL. Raises as `read_files`."""
+    return read_files(open_run_files(workdir))
+
+
 def report(workdir: str | os.PathLike) -> dict:
     """Summary of the run in a directory or at a URL, see `summarize`. Raises ConfigError if it holds no run."""
-    return summarize(*read_files(open_run_files(workdir)))
+    return summarize(*read_run(workdir))
 
 
 def summarize(config: Config, records: list[dict]) -> dict:

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
@@ -45,7 +46,7 @@ class Column:
 
 
 def _evaluated(name: str) -> Callable[[History], float | None]:
-    return lambda run: run.evaluations[-1].get(name) if run.evaluations else None
+    return lambda run: run.evaluation.get(name)
 
 
 def _logged(name: str) -> Callable[[History], float | None]:
@@ -71,7 +72,7 @@ def _devices(run: History) -> str | None:
 
 
 RESULTS = (
-    Column("status", lambda run: STATUS[run.status]),
+    Column("status", lambda run: "stopped early" if run.result.get("stopped_early") else STATUS[run.status]),
     Column("accuracy", _evaluated("eval_accuracy"), _percent, max),
     Column("top-5", _evaluated("eval_top5"), _percent, max),
     Column("held-out loss", _evaluated("eval_loss"), "{:.4f}".format, min),
@@ -114,7 +115,7 @@ def curves_note(runs: list[History]) -> str:
     note = (
         f"Training loss and held-out loss are different quantities. Training loss: training batches, {named}. Held-out loss: "
         f"held-out images, {HELD_OUT_LABELS}. Training curves: {METHOD}; pale dots: every log line. Point at a curve for its "
-        "values."
+        "values, or use the arrow keys."
     )
     return f'<p class="quiet">{escape(note)}</p>'
 
@@ -197,7 +198,7 @@ def _numbers(run: History) -> dict[str, str]:
     evaluation = run.evaluations[-1] if run.evaluations else {}
     best_epoch = "" if summary["best_epoch"] is None else f" (epoch {summary['best_epoch']:.2f})"
     numbers = {
-        "directory": run.files.workdir,
+        "directory": printable(run.files.workdir, 4096),
         "status": run.status,
         "data": config.data.source,
         "model": f"{config.model.title}, width {config.model.width}, {config.model.dtype}",
@@ -226,5 +227,7 @@ def _numbers(run: History) -> dict[str, str]:
         numbers["devices"] = f"{result['devices']} {result['device_kind']}, mesh {result['mesh'][0]}x{result['mesh'][1]}"
         numbers["all-reduce"] = result["strategy"] or MISSING
         numbers["skipped steps"] = str(result["skipped_steps"])
+        if config.stop.patience is not None:
+            numbers["stopped early"] = result["stop_reason"] or "no"
         numbers["jaxdp, JAX"] = f"{result['versions']['jaxdp']}, {result['versions']['jax']}"
     return numbers

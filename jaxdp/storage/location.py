@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import create_atomically, read_regular, write_atomically
 
 CONNECT_SECONDS, READ_SECONDS = 5.0, 30.0  # time-outs of one request
 
@@ -106,15 +108,19 @@ class Location:
 
     def write(self, name: str, data: bytes) -> None:
         with self._errors(name):
-            self._make_parent(name)
-            self.fs.pipe_file(f"{self.path}/{name}", data)
+            if self._is_local:
+                write_atomically(self._local_path(name), data)
+            else:
+                self.fs.pipe_file(f"{self.path}/{name}", data)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless it exists, in one atomic request; returns whether it was written."""
         with self._errors(name):
-            self._make_parent(name)
             try:
-                self.fs.pipe_file(f"{self.path}/{name}", data, mode="create")
+                if self._is_local:
+                    create_atomically(self._local_path(name), data)
+                else:
+                    self.fs.pipe_file(f"{self.path}/{name}", data, mode="create")
             except FileExistsError:
                 return False
             return True
@@ -122,8 +128,10 @@ class Location:
     def upload(self, file: Path, name: str) -> None:
         """Write an object with the content of a local file. An interrupted upload leaves no object, or the previous one."""
         with self._errors(name):
-            self._make_parent(name)
-            self.fs.put_file(str(file), f"{self.path}/{name}")
+            if self._is_local:
+                write_atomically(self._local_path(name), read_regular(file, sys.maxsize))
+            else:
+                self.fs.put_file(str(file), f"{self.path}/{name}")
 
     def download(self, name: str, file: Path) -> None:
         """Write an object to a local file; a download that failed leaves a file that is incomplete."""
@@ -157,10 +165,17 @@ class Location:
             with self._errors(name), suppress(FileNotFoundError):
                 self.fs.rm_file(f"{self.path}/{name}")
 
-    def _make_parent(self, name: str) -> None:
-        """Create the parent folder on a file system that has folders."""
-        if "file" in _protocols(self.fs):
-            self.fs.makedirs(self.fs._parent(f"{self.path}/{name}"), exist_ok=True)
+    @property
+    def _is_local(self) -> bool:
+        """Whether this is a directory (file://), where fsspec would write in place."""
+        protocols = (self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol
+        return "file" in protocols
+
+    def _local_path(self, name: str) -> Path:
+        """The path of a file in a directory, whose parent is created."""
+        path = Path(self.path, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -177,10 +192,6 @@ def _is_permanent(error: Exception) -> bool:
     """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or the words of gcsfs."""
     refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404")
     return isinstance(error, PERMANENT) or refused or str(error).startswith("Forbidden")
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
 
 
 def _reason(error: Exception) -> str:

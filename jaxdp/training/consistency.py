@@ -20,7 +20,7 @@ from jaxdp.files import read_regular
 from jaxdp.training.run_dir import CONFIG
 from jaxdp.validation import flatten
 
-MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights")  # paths and cores of a host
+MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights", "storage.directory")  # paths and cores of a host
 VISIBLE_SECONDS = 20.0  # within which every host must see a file that rank 0 wrote to a shared directory
 DIGEST_SAMPLES = 8
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")

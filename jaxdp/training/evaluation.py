@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxdp.config import Config
+from jaxdp.config import TOP5_CLASSES, Config
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.errors import TrainingError
@@ -21,8 +21,6 @@ from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training.step import Batch, PixelStats
-
-TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
 Observer = Callable[[dict[str, np.ndarray]], Callable[[np.ndarray], Any] | None]
@@ -42,7 +40,9 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None)
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
-        logits = _logits(config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=pixel_stats)
+        logits = evaluation_logits(
+            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
+        )
         weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
         losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
         other_logits = jnp.where(jnp.arange(logits.shape[-1]) == labels[:, None], -jnp.inf, logits)
@@ -72,7 +72,9 @@ def make_prediction_step(
     """
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        logits = _logits(config, model, params, batch_stats=batch_stats, batch=batch, pixel_stats=pixel_stats)
+        logits = evaluation_logits(
+            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
+        )
         logits = logits.astype(jnp.float32)
         top_logits, classes = lax.top_k(logits, top)
         return classes, jnp.exp(top_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
@@ -82,10 +84,11 @@ def make_prediction_step(
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
-def _logits(
-    config: Config, model: Network, params: dict, *, batch_stats: dict, batch: Batch, pixel_stats: PixelStats
+def evaluation_logits(
+    config: Config, model: Network, params: dict, *, batch_stats: dict, images: jax.Array, pixel_stats: PixelStats
 ) -> jax.Array:
-    images = normalize(resize_for_evaluation(config, batch["images"]), *pixel_stats)
+    """Logits [B, classes] float32 of uint8 images [B, S, S, 3], normalized, and before that resized if S is `stored_size`."""
+    images = normalize(resize_for_evaluation(config, images), *pixel_stats)
     logits, _ = model.apply(params, batch_stats, images, train=False)
     return logits
 

@@ -9,6 +9,7 @@ from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.step_log import StepLog
 from jaxdp.planning import PlannedPhase
 from jaxdp.training import conv_layout
+from jaxdp.training.early_stopping import EarlyStopping
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.step_compiler import StepCompiler
@@ -16,7 +17,10 @@ from jaxdp.training.step_timer import StepTimer
 
 
 class Evaluator:
-    """Evaluates parameters on the devices of a phase; logs, shows and records the result."""
+    """Evaluates parameters on the devices of a phase; logs, shows and records the result.
+
+    stopping: whether the evaluation is the best so far, and whether it ends the run.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,7 @@ class Evaluator:
     ) -> None:
         self.setup, self.compiler, self.timer, self.progress = setup, compiler, timer, timer.progress
         self.log, self.signals, self.group, self.screen = log, signals, signals.group, screen
+        self.stopping = EarlyStopping(setup.config, self.progress, self.group)
 
     def evaluate(self, evaluated: Callable[[], tuple[dict, dict]], phase: PlannedPhase) -> dict[str, Any]:
         """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop.
@@ -62,6 +67,7 @@ class Evaluator:
             self.group.set_activity("evaluate", detail="writing the log")
             self.log.write_evaluation(record, examples)
             self.screen.evaluated(record)
+            self.stopping.update(record)
             progress.finish_evaluation(record)
         return record
 

@@ -16,7 +16,7 @@ from typing import Any
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, state_files
 from jaxdp.checkpoint.orbax_io import part_folder
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RESULT, TENSORBOARD, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RESULT, RemoteName, RemoteRun
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError, first_line, plural
@@ -26,7 +26,7 @@ from jaxdp.storage.location import StorageError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
-EXTRA_FOLDERS = (TENSORBOARD, "profile")
+PROFILE = "profile"
 
 
 class Mirror:
@@ -240,7 +240,9 @@ class Mirror:
         self._remove_expired()
 
     def _upload_files(self) -> None:
-        files = [*self.workdir.iterdir(), *(file for name in EXTRA_FOLDERS for file in (self.workdir / name).rglob("*"))]
+        folders = [self.workdir, *(self.workdir / name for name in FOLDERS)]
+        files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
+        files += (self.workdir / PROFILE).rglob("*")
         for file in sorted(files):
             name = str(file.relative_to(self.workdir))
             if file.is_file() and not file.name.startswith(".") and name != RESULT:

@@ -10,19 +10,22 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, TENSORBOARD, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RemoteName, RemoteRun
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CONFIG, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.events import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
+from jaxdp.training import autotune
 from jaxdp.training.mirror import Mirror, MirrorFollower
-from jaxdp.training.run_dir import RUN_FILES, lock_run_dir
+from jaxdp.training.run_dir import CLASSES, RESULT, lock_run_dir
 
 FIELD = "--workdir"
+CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, autotune.FILE)  # files that the local copy of a run has
 STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
 
 
@@ -182,7 +185,7 @@ class _Holder:
         self.signals.raise_if_signaled()
 
     def fill(self, complete_here: bool) -> RemoteName | None:
-        """Make the local copy that of the URL; returns the checkpoint that was downloaded, None for none.
+        """Make the local copy that of the URL; returns its newest checkpoint if it was downloaded, else None.
 
         A complete copy that this machine made under the last lease stays: it may be ahead of the URL. complete_here: whether
         all processes see this copy.
@@ -203,29 +206,30 @@ class _Holder:
         files = self.remote.files(self._previous)
         if CONFIG in files:
             for file in files:
-                if file in RUN_FILES or file.startswith(f"{TENSORBOARD}/"):
+                if file in CONTINUED or file.startswith(tuple(f"{folder}/" for folder in FOLDERS)):
                     self.remote.download_file(file, self.path)
         assert self.lease is not None
         adopted = [name for word in self.lease.record.adopted or [] if (name := RemoteName.parse(word))]
-        corrupt = []
+        valid, corrupt = [], []
         for name in sorted(adopted, reverse=True):
             self.signals.group.status.record_progress()
             try:
-                manifest = self.remote.download_checkpoint(name, self.path / CHECKPOINTS)
+                self.remote.download_checkpoint(name, self.path / CHECKPOINTS)
+                valid.append(name)
             except CorruptCheckpoint as error:
                 corrupt.append((name, str(error)))
-                continue
-            for bad_name, reason in corrupt:
-                self.screen.info(f"skipped the checkpoint of samples {bad_name.samples}: {reason}")
-                self.remote.reject(bad_name, reason)
-            if self.remote.location.sizes(name.path(LOG)):
-                self.remote.location.download(name.path(LOG), self.path / LOG)
-            self.screen.info(f"downloaded {manifest.location}")
-            return name
-        if corrupt:
+        if corrupt and not valid:
             reasons = "; ".join(reason for _, reason in corrupt)
             raise TrainingError(f"no checkpoint in {self.url} is valid ({reasons}); to start over, use --resume never")
-        return None
+        for name, reason in corrupt:
+            self.screen.info(f"skipped the checkpoint of samples {name.samples}: {reason}")
+            self.remote.reject(name, reason)
+        if not valid:
+            return None
+        if self.remote.location.sizes(valid[0].path(LOG)):
+            self.remote.location.download(valid[0].path(LOG), self.path / LOG)
+        self.screen.info(f"downloaded {self.remote.url_of(valid[0])}")
+        return valid[0]
 
 
 def _error(url: str, error: Exception) -> ConfigError:

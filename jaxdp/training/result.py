@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,13 +17,18 @@ from jaxdp.distributed.stragglers import describe
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.console import Quiet, Screen, format_duration
 from jaxdp.training.run_dir import RESULT
-from jaxdp.training.run_setup import RunSetup
+
+if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
+    from jaxdp.training.run_setup import RunSetup
 
 
 @dataclass(frozen=True, repr=False)
 class TrainResult:
     """Result of a finished run. Seconds are wall-clock time, summed over all sessions of the run.
 
+    With early stopping (`stop.patience`), accuracy, top5 and loss are those of the best checkpoint, of best_samples samples at
+    best_epoch (None without early stopping); steps, samples and epochs are those of the whole run. stopped_early: whether it
+    ended before its last epoch; stop_reason: why.
     accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out cross entropy.
     images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
     start of the command. compilation_seconds: time that the run waited for a program; most programs are compiled while it
@@ -67,6 +72,10 @@ class TrainResult:
     slowest: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     refused_connections: int = 0
     save_error: str | None = None
+    best_samples: int | None = None
+    best_epoch: float | None = None
+    stopped_early: bool = False
+    stop_reason: str | None = None
 
     def __repr__(self) -> str:
         return (
@@ -78,20 +87,26 @@ class TrainResult:
     def collect(
         cls,
         progress: Progress,
-        setup: RunSetup,
+        setup: "RunSetup",
         *,
         workdir: Path,
+        evaluation: dict[str, Any],
+        stop_reason: str | None,
         strategies: Sequence[str],
         group: ProcessGroup,
         save_error: str | None,
     ) -> "TrainResult":
-        """The result of a run at the end of its plan. All processes call this. strategies: of every phase."""
+        """The result of a run that has ended. All processes call this.
+
+        evaluation: of the checkpoint that is the result. stop_reason: why the run ended early; None if it did not. strategies:
+        of every phase.
+        """
         by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
         bad_images = {name: reason for images in by_process for name, reason in images.items()}
         progress = dataclasses.replace(progress, bad_images=bad_images)
-        assert progress.last_evaluation is not None  # `collect` is called after the last evaluation
         assert progress.first_step_seconds is not None
-        report, evaluation, phase = group.straggler_report(whole_run=True), progress.last_evaluation, setup.plan.phases[-1]
+        report, phase = group.straggler_report(whole_run=True), setup.plan.phase_before(progress.samples)
+        has_best = setup.config.stop.patience is not None
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
         return cls(
             accuracy=evaluation["eval_accuracy"],
@@ -113,6 +128,10 @@ class TrainResult:
             slowest=report.get("slowest", []),
             refused_connections=group.refused_connections,
             save_error=save_error,
+            best_samples=evaluation["samples"] if has_best else None,
+            best_epoch=evaluation["epoch"] if has_best else None,
+            stopped_early=stop_reason is not None,
+            stop_reason=stop_reason,
             **{name: getattr(progress, name) for name in shared},
         )
 
@@ -140,10 +159,14 @@ def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
     """Show the summary of a finished run."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
     top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
+    length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
+    is_best, reason = result.best_epoch is not None, f"; stopped early: {result.stop_reason}" * result.stopped_early
     screen.info(
-        f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  after "
-        f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
+        f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  "
+        + (f"at epoch {result.best_epoch:.1f}, of the best checkpoint" if is_best else f"after {length}")
     )
+    if is_best:
+        screen.info(f"trained for {length}{reason}")
     sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
     screen.info(
         f"time {format_duration(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "

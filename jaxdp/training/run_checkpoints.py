@@ -11,12 +11,13 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
 from jaxdp.checkpoint.progress import Progress
+from jaxdp.config import RESUME_SAFE_FIELDS
 from jaxdp.distributed.preemption import SignalHandler, Stopped
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.planning import PlannedPhase
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import run_dir
+from jaxdp.training import early_stopping, run_dir
 from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.result import versions
 from jaxdp.training.run_setup import RunSetup
@@ -49,8 +50,10 @@ class RunCheckpoints:
     ) -> None:
         self.setup, self.workdir, self.signals, self.group, self.screen = setup, workdir, signals, signals.group, screen
         folder = workdir / run_dir.CHECKPOINTS
-        self.mirror = mirror
-        self.manager = CheckpointManager(folder, setup.config.checkpoint, screen.info, group=self.group, uploader=mirror)
+        config, self.mirror = setup.config, mirror
+        self.manager = CheckpointManager(
+            folder, config.checkpoint, screen.info, group=self.group, uploader=mirror, metric=config.stop.metric
+        )
         self.last_save = time.monotonic()
         self.saved_samples: int | None = None
 
@@ -77,8 +80,11 @@ class RunCheckpoints:
         else:
             return None
         progress = Progress(**manifest.metadata["progress"]).next_session()
-        if changes(from_dict(manifest.metadata["config"]), self.setup.config):
+        saved = from_dict(manifest.metadata["config"])
+        if changes(saved, self.setup.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
             progress.discard_evaluation()  # it was of another configuration
+        same_data = manifest.metadata.get("data") == self.setup.data_fingerprint
+        early_stopping.adapt(progress, saved, self.setup.config, same_images=restored is not None and same_data)
         return Restored(state, progress, manifest)
 
     def is_due(self, phase: PlannedPhase, *, before: int, after: int) -> bool:
@@ -108,10 +114,9 @@ class RunCheckpoints:
         self.group.set_activity("save", progress.steps, "waiting for the previous save")
         self.last_save, self.saved_samples = time.monotonic(), progress.samples
         evaluation = progress.last_evaluation
-        accuracy = evaluation["eval_accuracy"] if evaluation and evaluation["samples"] == progress.samples else None
         metadata: dict[str, Any] = {
             "progress": dataclasses.asdict(progress),
-            "accuracy": accuracy,
+            "evaluation": evaluation if evaluation and evaluation["samples"] == progress.samples else None,
             "epoch": progress.samples / self.setup.plan.examples,
             "config": dataclasses.asdict(self.setup.config),
             "versions": versions(),
@@ -124,6 +129,19 @@ class RunCheckpoints:
         """Wait for the save in progress. Raises TrainingError if it rejected the state."""
         self.manager.wait()
         self.manager.check()
+
+    def result_evaluation(self, progress: Progress) -> dict[str, Any]:
+        """The evaluation of the checkpoint that is the result of the run: with early stopping the best one, else the last.
+
+        All processes call this at the end, when all checkpoints are saved. If the best one could not be saved, it is the last.
+        """
+        assert progress.last_evaluation is not None
+        best, folder = progress.best or progress.last_evaluation, self.manager.folder
+        names = [str(manifest.samples) for manifest in read_manifests(folder)] if self.group.is_rank0 else []
+        if progress.best is None or self.group.broadcast_object("best checkpoint", str(best["samples"]) in names):
+            return best
+        self.screen.info(f"the best checkpoint, {folder / str(best['samples'])}, does not exist; the result is the last one")
+        return progress.last_evaluation
 
     def latest(self) -> Manifest | None:
         """The newest checkpoint, after the save in progress; on rank 0 the newest one whose files are all intact.

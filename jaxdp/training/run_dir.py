@@ -4,11 +4,13 @@ import errno
 import fcntl
 import itertools
 import json
+import random
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
@@ -21,6 +23,7 @@ from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
 
 CHECKPOINTS, RESULT, CLASSES, LOCK = "checkpoints", "result.json", "classes.json", ".lock"
+TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 
 PathLike = str | Path
@@ -56,11 +59,24 @@ def lock_run_dir(workdir: Path) -> Iterator[Path]:
             return
         raise _error(workdir, error.strerror or str(error), "use another directory") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _error(workdir, "another process is training in it", "use another directory") from None
+        if not _lock_for_training(lock):
+            raise _error(workdir, "another process is training in it", "use another directory")
         yield workdir
+
+
+def _lock_for_training(lock: IO[bytes]) -> bool:
+    """Lock the file; False if another process is training. `in_use`, which may hold it for a moment, does not stop a run."""
+    for _ in range(100):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(random.uniform(0.001, 0.01))
+    return False
 
 
 def in_use(workdir: Path) -> bool:
@@ -107,7 +123,8 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
     if manifest is not None:
         check_same_optimizer(manifest, config)
     if is_finished and not differences:
-        remarks = [f"these changes have no effect on the finished run: {'; '.join(all_changes)}"] if all_changes else []
+        without_effect = changes(saved, config, ignore=TRACKERS)
+        remarks = [f"these changes have no effect on the finished run: {'; '.join(without_effect)}"] if without_effect else []
         return read_result_text(workdir), remarks
     return None, [f"resuming with changes: {'; '.join(all_changes)}"] if all_changes and has_started else []
 

@@ -23,11 +23,14 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
 from jaxdp.files import is_url
 from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
+from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
 from jaxdp.training.mirror import Mirror, MirrorFollower
@@ -181,6 +184,7 @@ class _Session:
 
     def _run(self, origin: Manifest | None) -> TrainResult:
         group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
+        check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
         consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
@@ -200,7 +204,18 @@ class _Session:
         if origin is not None and not accept_changes:
             _check_same_config(origin, config)
 
-        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext():
+        def while_waiting() -> str | None:
+            group.status.record_progress()  # waiting for a tracker is no hang
+            return signals.stop_reason
+
+        trackers = Trackers(
+            config if group.is_rank0 else None,
+            path,
+            class_names=setup.datasets.classes,
+            info=screen.info,
+            while_waiting=while_waiting,
+        )
+        with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
             if self.mirror is None:
@@ -211,30 +226,40 @@ class _Session:
                 if manifest is not None and origin is None:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
-                    self.mirror.begin(Retention.of_run(config.checkpoint.keep, manifest))
+                    self.mirror.begin(Retention.of_run(config, manifest))
                 result = read_result(path, result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
-                return _show_and_check(screen, result)
+                result = _show_and_check(screen, result)
+                trackers.send_finished()
+                return result
             screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
-            for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
-                screen.info(remark)
-            trainer = Trainer(
-                setup,
-                path,
-                StartPoint(origin, weights, accept_changes),
-                signals=signals,
-                screen=screen,
-                started=self.started,
-                writers=self.writers,
-                mirror=self.mirror,
-            )
-            result = trainer.fit()
+            events = EventLog(path if group.is_rank0 else None)
+            with events.session(Stopped):
+                recorded = RecordedScreen(screen, events)
+                for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
+                    recorded.info(remark)
+                group.set_activity("start", detail="connecting to trackers")
+                trackers.connect()
+                trainer = Trainer(
+                    setup,
+                    path,
+                    StartPoint(origin, weights, accept_changes),
+                    signals=signals,
+                    screen=recorded,
+                    started=self.started,
+                    writers=[*self.writers, *trackers.writers],
+                    mirror=self.mirror,
+                )
+                events.position = trainer.position
+                result = trainer.fit()
             group.set_activity("finish")
             group.all_gather_object(
                 "the end of the run", None, while_waiting=lambda: None
             )  # everything is saved: ignore stop requests
-            return _show_and_check(screen, result)
+            result = _show_and_check(screen, result)
+            trackers.finish("finished")
+            return result
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
         """The digest of the weights file that the run to be resumed stored; None for a new run."""
@@ -275,6 +300,8 @@ def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
             "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
             "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
+    if too_few := too_few_evaluations(setup.plan):
+        warnings.append(too_few)
     if small := small_worker_warning(setup.plan, has_batch_norm=bool(setup.model_summary["statistics"])):
         warnings.append(small)
     if not setup.keeps_per_worker_batch:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -69,8 +70,12 @@ class Trainer:
         self.log = StepLog(every, started)
         self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
 
+    def position(self) -> dict[str, Any]:
+        """{"samples", "wall_seconds"} of the last step, for an event; {} before the log is open."""
+        return {"samples": self.progress.samples} | self.log.wall_time if self.log.is_open else {}
+
     def fit(self) -> TrainResult:
-        """Train to the end of the plan, from the newest checkpoint if there is one, and write result.json.
+        """Train to the end of the plan or to an early stop, from the newest checkpoint if there is one; write result.json.
 
         Raises Stopped after a stop signal, TrainingError if the run cannot continue, ConfigError if it cannot start.
         """
@@ -97,17 +102,22 @@ class Trainer:
                         if self.progress.evaluation_due and phase is self.plan.phase_before(self.progress.samples):
                             self.evaluator.evaluate(self._evaluated, phase)  # the previous session stopped before or during it
                             self._save()
+                        if self.evaluator.stopping.ends_run:
+                            break
                         if self.progress.samples < phase.end:
                             self._train_phase(phase, self.plan.phases[index + 1 :])
-                        if phase is self.plan.phases[-1]:
-                            self._finish(phase)
+                phase = self.plan.phase_before(self.progress.samples)
+                with health.out_of_memory_as_config_error(phase):
+                    self._finish(phase)
                 self.group.set_activity("finish", self.progress.steps, "waiting for the last save")
                 self.checkpoints.wait()
                 result = TrainResult.collect(
                     self._progress_now(),
                     self.setup,
                     workdir=self.workdir,
-                    strategies=[self.compiler.shown_strategy(phase) for phase in self.plan.phases],
+                    evaluation=self.checkpoints.result_evaluation(self.progress),
+                    stop_reason=self.evaluator.stopping.reason() if self.progress.samples < self.plan.total_samples else None,
+                    strategies=[self.compiler.shown_strategy(phase) for phase in self.plan.phases[: phase.index + 1]],
                     group=self.group,
                     save_error=self.checkpoints.manager.last_error,
                 )
@@ -216,9 +226,12 @@ class Trainer:
             if progress.evaluation_due:
                 self.metrics.drain()
                 self.evaluator.evaluate(self._evaluated, phase)
-            if self.checkpoints.is_due(phase, before=before, after=progress.samples):
+            is_due = self.checkpoints.is_due(phase, before=before, after=progress.samples)
+            if is_due or self.evaluator.stopping.is_best:
                 self.metrics.drain()
                 self._save()
+            if self.evaluator.stopping.ends_run:
+                break
         self.metrics.drain()
 
     def _next_batch(self, batches: prefetch.DeviceIterator) -> dict[str, jax.Array] | None:
@@ -238,8 +251,8 @@ class Trainer:
         if evaluation is None or evaluation["samples"] != progress.samples:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self._evaluated, phase)
-        health.check_evaluation(evaluation)
-        if warning := health.chance_level_warning(evaluation, chance_loss(self.config)):
+        health.check_evaluation(progress.best or evaluation)
+        if warning := health.chance_level_warning(progress.best or evaluation, chance_loss(self.config)):
             self.screen.info(warning)
         if self.checkpoints.saved_samples != progress.samples:
             self._save()

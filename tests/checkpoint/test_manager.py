@@ -51,11 +51,12 @@ def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
     mesh = make_mesh(1, 1)
     manager = CheckpointManager(tmp_path, Checkpoint(keep=2), print)
     for samples, accuracy in [(10, 0.2), (20, 0.9), (30, 0.5), (40, None), (50, 0.9), (60, 0.1), (70, None)]:
-        manager.save(replicate(mesh, x=np.full(3, samples)), samples, metadata(samples) | {"accuracy": accuracy})
+        evaluation = accuracy and {"eval_accuracy": accuracy}
+        manager.save(replicate(mesh, x=np.full(3, samples)), samples, metadata(samples) | {"evaluation": evaluation})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["70", "60", "50"]  # 50 is as accurate as 20, and newer
     manager.retention.retain(50)
-    manager.save(replicate(mesh, x=np.zeros(3)), 80, metadata(80) | {"accuracy": 1.0})
+    manager.save(replicate(mesh, x=np.zeros(3)), 80, metadata(80) | {"evaluation": {"eval_accuracy": 1.0}})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
 

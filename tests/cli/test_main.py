@@ -74,7 +74,9 @@ def test_train_with_an_invalid_config_exits_with_2_and_one_line(capsys, tmp_path
 
 def test_main_with_an_unknown_command_suggests_the_nearest(capsys):
     assert "command='trian': invalid choice; did you mean train?" in failing(capsys, "trian")
-    known = "choose from train, plan, evaluate, predict, checkpoints, export, import, bench, data, launch, report, doctor"
+    known = (
+        "choose from train, plan, evaluate, predict, checkpoints, export, import, bench, data, launch, report, watch, doctor"
+    )
     assert known in failing(capsys, "qqq")
 
 

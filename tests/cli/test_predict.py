@@ -72,7 +72,7 @@ def test_predict_files_and_folders_writes_csv_and_json_and_reports_bad_images(fl
         (["{empty}/none.png"], "none.png': no such file or folder"),
         (["{image}", "--top", "5"], "--top=5: must be an integer from 1 to 4, the number of classes"),
         (["{image}", "--top", "0"], "--top=0: must be an integer from 1 to 4"),
-        (["{image}", "--checkpoint", "17"], "--checkpoint='17': checkpoint not found; use newest, best"),
+        (["{image}", "--checkpoint", "17"], "--checkpoint='17': checkpoint not found; use result, newest, best"),
         (["{image}", "--workdir", "{empty}"], "it holds no run (no config.json)"),
     ],
 )

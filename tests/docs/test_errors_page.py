@@ -27,6 +27,7 @@ MESSAGE_AT = dict.fromkeys(
         "ForcedStop",
         "SecretUnavailable",
         "UnusableModule",
+        "Rejected",
     ],
     0,
 ) | dict.fromkeys(["_error", "_damaged", "_refused", "_read_error", "_foreign_file"], 1)
@@ -45,6 +46,10 @@ NOT_SHOWN = {
     "InvalidMessage",
     "ConnectionEnded",
     "StopTraining",
+    "StorageError",  # its reason is that of an error above
+    "LeaseHeld",
+    "LeaseLost",
+    "Unavailable",  # tried again
 }
 
 

@@ -102,6 +102,27 @@ def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_re
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
+def test_early_stopping_on_two_processes_ends_both_and_resumes_after_a_kill_of_one_bitwise(tmp_path):
+    """The loss falls by less than 1 in an evaluation: the fourth one, in the second phase, is the third without improvement."""
+    flags = ["--stop.metric", "eval_loss", "--stop.patience", "3", "--stop.min-delta", "1", "--evaluation.every-epochs", "0.75"]
+    wait_for_exit(launch(2, tmp_path / "whole", *flags))
+    result = json.loads((tmp_path / "whole/result.json").read_text())
+    evaluations = [line for line in outcome(tmp_path / "whole")[0] if "eval_loss" in line]
+    assert (result["samples"], result["stopped_early"]) == (192, True)
+    assert [line["samples"] for line in evaluations] == [48, 96, 144, 192]
+    best = min(evaluations, key=lambda line: line["eval_loss"])
+    assert (result["best_samples"], result["loss"]) == (best["samples"], best["eval_loss"])
+    assert (tmp_path / f"whole/checkpoints/{best['samples']}/manifest.json").exists()
+
+    process = launch(2, tmp_path / "cut", *flags)
+    wait_for_lines(tmp_path / "cut", 14, process)
+    os.kill(pids_of(process, 2)[1], signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    wait_for_exit(launch(2, tmp_path / "cut", *flags))
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+
+
 def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
     wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
     log, _, arrays, _ = outcome(tmp_path / "run")
@@ -393,17 +414,16 @@ def script_of(tmp_path, body):
 
 
 def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint(tmp_path):
-    """The other process is in a barrier of Orbax by then, whose timeout is minutes."""
     body = f"""
         import errno
         import orbax.checkpoint as ocp
-        save, saves = ocp.StandardCheckpointer.save, []
+        save, saves = ocp.Checkpointer.save, []
         def failing(*arguments, **more):
             saves.append(None)
             if rank == 1 and len(saves) == 2:
                 raise OSError(errno.ENOSPC, "No space left on device")
             return save(*arguments, **more)
-        ocp.StandardCheckpointer.save = failing
+        ocp.Checkpointer.save = failing
         jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
     """
     began = time.monotonic()

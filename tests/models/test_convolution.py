@@ -51,6 +51,15 @@ def test_convolve_equals_scipy_in_float64():
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_convolve_by_platform_is_the_product_on_a_cpu_only():
+    images, kernel = np.ones((2, 8, 8, 3), np.float32), np.ones((1, 1, 3, 4), np.float32)
+    traced = jax.jit(partial(convolve, stride=2, method="by_platform")).trace(images, kernel)
+    for platform, operation in {"cpu": "dot_general", "cuda": "convolution"}.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert [name for name in ("dot_general", "convolution") if f"stablehlo.{name}" in text] == [operation]
+    np.testing.assert_array_equal(convolve(images, kernel, 2, method="by_platform"), convolve(images, kernel, 2))
+
+
 @partial(jax.jit, static_argnums=2)
 def pool_and_gradient(images, cotangent, custom_vjp):
     value, vjp_fn = jax.vjp(lambda x: max_pool(x, custom_vjp=custom_vjp), images)

@@ -134,7 +134,7 @@ def test_figures_show_names_with_dollars_and_missing_glyphs_without_warnings(tmp
         warnings.simplefilter("error")
         write(runs, tmp_path / "page", evaluate=False)
         confusion = Confusion(np.eye(3, dtype=np.int64), ["$5_$10", "$x^2$", "日本"], "a checkpoint")
-        figures, _ = page._figures(read_all(runs[:1]), [confusion])
+        figures, _ = page.draw(read_all(runs[:1]), [confusion])
     assert figures["classes-1.png"].startswith(b"\x89PNG")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.report import write_result, write_run
 
+from jaxdp.config import Stop
 from jaxdp.recipes import load_config
 from jaxdp.report import tables
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
@@ -54,6 +55,16 @@ def test_results_table_marks_no_time_because_those_of_single_runs_vary(tmp_path)
     for run, seconds in (("quick", 60.0), ("slow", 90.0)):
         write_result(write_run(tmp_path / run), wall_seconds=seconds, images_per_second=900 / seconds)
     assert "<strong>" not in tables.results_table(read_all([tmp_path / "quick", tmp_path / "slow"]))
+
+
+def test_results_table_of_a_run_that_stopped_early_has_the_best_checkpoint(tmp_path):
+    """The third evaluation is the result; the last one is at 4000 samples."""
+    run = write_run(tmp_path / "run", accuracies=(0.5, 0.7, 0.8, 0.6), stop=Stop(patience=1))
+    reason = "eval_accuracy did not improve for 1 evaluation"
+    write_result(run, best_samples=3000, stopped_early=True, stop_reason=reason)
+    table = tables.results_table([read(run)])
+    assert "<td>stopped early</td><td>80.00 %</td>" in table
+    assert reason in tables.numbers_table([read(run)])
 
 
 def test_remarks_are_about_imagenet_and_missing_evaluations(tmp_path):

@@ -1,0 +1,270 @@
+"""A model card in Markdown: what is known of a checkpoint, with the metadata block of Hugging Face's model cards.
+
+https://huggingface.co/docs/hub/model-cards describes the block.
+"""
+
+import ast
+import dataclasses
+import hashlib
+import math
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
+from jaxdp.config import Config, Phase
+from jaxdp.data.sources import pixel_stats
+from jaxdp.errors import ConfigError, plural
+from jaxdp.files import CONFIG, check_output, is_url, read_text, write_output
+from jaxdp.inference.interval import wilson_interval
+from jaxdp.inference.load_run import choose_checkpoint, load_run
+from jaxdp.inference.markdown import escape, table, yaml_string
+from jaxdp.loggers.console import format_duration
+from jaxdp.models import preprocessing, weights
+from jaxdp.recipes import config_directories
+from jaxdp.storage.local import temporary_directory
+from jaxdp.training.result import TrainResult, read_result
+from jaxdp.training.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config
+from jaxdp.validation import flatten, from_dict
+
+# The name is above the table; paths of a machine are not for a card, but finetune.digest is.
+OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights")
+LOAD = 'safetensors.numpy.load_file("weights.safetensors")'
+RECOMPUTE = f"""jaxdp export --workdir RUN --checkpoint {{samples}} --output weights.safetensors
+python -c 'import hashlib, safetensors.numpy; print(hashlib.sha256(b"".join(name.encode() + array.tobytes() for name, array in \
+sorted({LOAD}.items()))).hexdigest())'"""
+
+
+class _Facts(NamedTuple):
+    """What a card is made of. result: of the run, None before its end; exported: the file of weights, if one was written."""
+
+    manifest: Manifest
+    config: Config
+    classes: list[str]
+    result: TrainResult | None
+    digest: str
+    exported: Path | None
+    is_best: bool
+
+
+def write_card(
+    workdir: str | Path,
+    card: str | Path,
+    checkpoint: str = "result",
+    *,
+    exported: dict[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a Markdown file about a checkpoint of the run in `workdir`; returns its path. It depends on the run only.
+
+    checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. exported: what
+    `jaxdp.inference.export.export` returned for it, whose file the card then describes; None: the card has a digest of the
+    checkpoint's weights. Raises ConfigError if the run or the checkpoint cannot be used, or the file exists.
+    """
+    path = check_card_path(card, overwrite)
+    if is_url(workdir):
+        with temporary_directory(run_config(workdir).storage) as folder:
+            url, metric = str(workdir), run_config(workdir).stop.metric
+            chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
+            copied = download_checkpoint(url, "--workdir", Path(folder), checkpoint=chosen, metric=metric)
+            download_run_files(url, Path(folder), names=(CONFIG, CLASSES, RESULT), field="--workdir")
+            exported = exported and exported | {"checkpoint": str(copied.path)}
+            return write_card(folder, card, str(copied.samples), exported=exported, overwrite=overwrite)
+    manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
+    config = from_dict(manifest.metadata["config"])
+    best = manifest.metadata["progress"].get("best")
+    file = Path(exported["output"]) if exported else None
+    facts = _Facts(
+        manifest,
+        config,
+        class_names(workdir, config.model.class_count),
+        read_result(Path(workdir), read_result_text(Path(workdir))) if (Path(workdir) / RESULT).exists() else None,
+        digest=weights_digest(workdir, str(manifest.samples)) if file is None else _file_digest(file),
+        exported=file,
+        is_best=checkpoint == "best" or (best is not None and best["samples"] == manifest.samples),
+    )
+    write_output(path, "\n\n".join([_metadata(facts), *_sections(facts)]).encode() + b"\n")
+    return path
+
+
+def check_card_path(card: str | Path, overwrite: bool) -> Path:
+    """The path of a card to write. Raises ConfigError if it does not end in .md or cannot be written."""
+    if Path(card).suffix != ".md":
+        raise ConfigError("--card", str(card), reason="must end in .md")
+    return check_output(card, overwrite, "--card")
+
+
+def weights_digest(workdir: str | Path, checkpoint: str) -> str:
+    """SHA-256 of the weights that evaluation uses: of the names (UTF-8) and bytes of all tensors, in the order of the names.
+
+    Names and tensors are those of `jaxdp export`. Bytes are little-endian, in row-major order.
+    """
+    tensors = weights.named_tensors(*jax.device_get(load_run(workdir, checkpoint).state.evaluated))
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + np.ascontiguousarray(tensor).tobytes())
+    return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _metadata(facts: _Facts) -> str:
+    """The block of metadata in YAML, with an index of the results."""
+    config, evaluation = facts.config, facts.manifest.metadata.get("evaluation")
+    tags = ["image-classification", "jax", "flax", config.model.name]
+    lines = ["---", "library_name: jaxdp", "pipeline_tag: image-classification", "tags:"]
+    lines += [f"- {yaml_string(tag)}" for tag in tags]
+    if evaluation:
+        names = {"accuracy": "eval_accuracy", "top_5_accuracy": "eval_top5"}
+        split = [f"      split: {yaml_string(config.data.eval_split)}"] * (config.data.eval_split is not None)
+        lines += ["metrics:", "- accuracy", "model-index:", f"- name: {yaml_string(config.name)}", "  results:", "  - task:"]
+        lines += ["      type: image-classification", "      name: Image Classification", "    dataset:"]
+        lines += [f"      {key}: {yaml_string(config.data.source)}" for key in ("type", "name")]
+        lines += [*split, "    metrics:"]
+        for kind, name in names.items():
+            if name in evaluation:
+                lines += [f"    - type: {kind}", f"      name: {kind.replace('_', ' ')}", f"      value: {evaluation[name]!r}"]
+    return "\n".join([*lines, "---"])
+
+
+def _sections(facts: _Facts) -> Iterable[str]:
+    manifest, config, model = facts.manifest, facts.config, facts.config.model
+    count = sum(math.prod(shape) for name, (_, shape, _) in manifest.arrays.items() if name.startswith(".params"))
+    yield f"# {escape(config.name)}"
+    yield (
+        f"{escape(model.title)} with {count:,} parameters, which classifies images into {plural(len(facts.classes), 'class')}. "
+        "It was trained with jaxdp, synchronous data-parallel training in JAX and Flax; these are the weights after epoch "
+        f"{manifest.epoch:.2f} (checkpoint {manifest.samples})."
+    )
+    yield "## Accuracy"
+    yield from _accuracy(facts)
+    yield "## Use and limits"
+    yield _use(facts)
+    yield "## Data"
+    yield table(["fact", "value"], _data_rows(facts))
+    yield "A fingerprint is a digest of labels, file names and a few images."
+    yield "## Training"
+    yield from _recipe(config)
+    yield "## Devices and time"
+    yield table(["fact", "value"], _compute_rows(facts))
+    yield "## Versions"
+    yield table(["package", "version"], manifest.metadata.get("versions", {}).items())
+    yield "## Digest"
+    yield from _digest(facts)
+    yield "## Classes"
+    yield table(["number", "name"], enumerate(facts.classes))
+
+
+def _accuracy(facts: _Facts) -> Iterable[str]:
+    evaluation = facts.manifest.metadata.get("evaluation")
+    if not evaluation:
+        yield "These weights have not been evaluated: the checkpoint was not saved right after an evaluation."
+        return
+    images, rows = evaluation["eval_examples"], []
+    for title, name in (("accuracy", "eval_accuracy"), ("top-5 accuracy", "eval_top5")):
+        if name in evaluation:
+            correct = round(images * evaluation[name])
+            low, high = wilson_interval(correct, images)
+            rows.append([title, f"{100 * evaluation[name]:.2f} %", f"{100 * low:.2f} % to {100 * high:.2f} %", f"{correct:,}"])
+    yield table(["", "share", "95 % confidence interval", f"of {images:,} held-out images"], rows)
+    yield (
+        f"Held-out loss (mean cross entropy): {evaluation['eval_loss']:.4f}. The intervals are Wilson's score intervals. They "
+        "account for the number of held-out images, not for other seeds or other data."
+    )
+    if facts.is_best:
+        yield (
+            f"This checkpoint was chosen among those of its run by {escape(facts.config.stop.metric)} on the same held-out "
+            "images, so its accuracy on new images may be lower."
+        )
+
+
+def _use(facts: _Facts) -> str:
+    stated = preprocessing.of_run(facts.config, *pixel_stats(facts.config))
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (stated.mean, stated.std))
+    size, source = stated.eval_size, facts.config.data.source
+    synthetic = " The images of this source are synthetic patterns." if source == "synthetic" else ""
+    return (
+        f"- Input: RGB images, resized to a short side of {stated.eval_resize} pixels ({stated.eval_interpolation}), cropped "
+        f"in the center to {size}x{size}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
+        f"red, green and blue.\n- Output: a score (logit) for each of {plural(len(facts.classes), 'class')}. Every image is "
+        "assigned to one of them, also an image of something else.\n"
+        f"- Accuracy was measured on the held-out images of {escape(source)} only.{synthetic} Other data, calibration, "
+        "robustness and bias were not measured."
+    )
+
+
+def _data_rows(facts: _Facts) -> list[tuple[str, str]]:
+    data = facts.config.data
+    rows = [("source", data.source), ("training split", data.train_split)]
+    rows += [("held-out split", data.eval_split)] if data.eval_split is not None else []
+    rows += [(f"{name}, fingerprint", text) for name, text in (facts.manifest.metadata.get("data") or {}).items()]
+    return [*rows, ("classes", f"{len(facts.classes):,}"), ("image size in training", f"{data.image_size} pixels")]
+
+
+def _recipe(config: Config) -> Iterable[str]:
+    yield f"Recipe {escape(config.name)}. Fields of the config that differ from the defaults of jaxdp:"
+    values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
+    defaults |= {
+        f"batch.{index}.{name}": value
+        for index in range(len(config.batch))
+        for name, value in dataclasses.asdict(Phase()).items()
+    }
+    changed = [(name, value) for name, value in values.items() if value != defaults.get(name) and name not in OMITTED]
+    yield table(["field", "value"], changed)
+    if source := recipe_source(config.name):
+        yield f"The recipe of this name in jaxdp cites: {escape(source)}"
+
+
+def recipe_source(name: str) -> str | None:
+    """What jaxdp's recipe of this name states as its source, in its docstring; None for other names and recipes without."""
+    for directory in config_directories()[1:]:  # jaxdp's own, not those of the current directory
+        if (path := directory / f"{name}.py").is_file():
+            text = ast.get_docstring(ast.parse(read_text(path))) or ""
+            stated = re.search(
+                r"^Source: (.+?)(?= Our choices|\n\n|\n[A-Z]\w+[^\n]*: |\nPublished|\Z)", text, re.DOTALL | re.MULTILINE
+            )
+            words = " ".join(stated[1].split()) if stated else "none"
+            return None if words.startswith("none") else words
+    return None
+
+
+def _compute_rows(facts: _Facts) -> list[tuple[str, str]]:
+    result, progress = facts.result, facts.manifest.metadata["progress"]
+    if result is None:
+        return [("the run", f"not finished; {plural(progress['steps'], 'step', ',')} up to this checkpoint")]
+    mesh = f"mesh {result.mesh[0]}x{result.mesh[1]}"
+    places = f"{plural(result.processes, 'process')} on {plural(result.hosts, 'host')}"
+    length = f"{result.epochs:.2f} epochs, {plural(result.steps, 'step', ',')}"
+    return [
+        ("devices", f"{result.devices} x {result.device_kind}, {mesh}, {places}"),
+        ("all-reduce", result.strategy),
+        ("length of the run", f"{length}; stopped early: {result.stop_reason}" if result.stopped_early else length),
+        ("time of the run", f"{format_duration(result.wall_seconds)} in {plural(result.sessions, 'session')}"),
+        ("time of the steps", format_duration(result.training_seconds)),
+        ("throughput of the steps", f"{result.images_per_second:,.0f} images/s"),
+    ]
+
+
+def _digest(facts: _Facts) -> Iterable[str]:
+    if facts.exported is not None:
+        name = facts.exported.name
+        yield f"SHA-256 of the file {escape(name)}:"
+        yield f"```text\n{facts.digest}\n```"
+        yield f"```bash\nsha256sum {shlex.quote(name) if name.isprintable() else 'FILE'}\n```"
+        return
+    yield (
+        "SHA-256 of the weights that evaluation uses: of the names and the bytes of all tensors, in the order of the names, as "
+        "`jaxdp export` writes them:"
+    )
+    yield f"```text\n{facts.digest}\n```"
+    yield "These lines print it again, with the directory of the run as RUN:"
+    yield f"```bash\n{RECOMPUTE.format(samples=facts.manifest.samples)}\n```"

@@ -1,0 +1,125 @@
+"""Events of a run beside its metrics: when its sessions began, what they showed, and how they ended.
+
+They are lines of `events.jsonl`, for people and for `jaxdp watch`; a resumed run appends to it. No run reads it.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from rich.table import Table
+
+from jaxdp.errors import first_line
+from jaxdp.files import open_regular
+from jaxdp.loggers.console import Quiet
+
+EVENTS = "events.jsonl"
+START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
+ENDS = (STOPPED, FAILED, FINISHED)
+MAX_READ = 2**18  # bytes that are read, from the end of the file
+
+
+class EventLog:
+    """Appends events to the events.jsonl in a directory; None: nowhere. An event that cannot be written is lost, without an
+    error.
+
+    position: called at every event; returns the fields `samples` and `wall_seconds` if they are known.
+    """
+
+    def __init__(self, workdir: Path | None) -> None:
+        self.position: Callable[[], dict[str, Any]] = dict
+        self._file: IO[bytes] | None = None
+        self._separator = b""
+        if workdir is None:
+            return
+        with contextlib.suppress(OSError):
+            self._file = open_regular(workdir / EVENTS, "ab")
+            self._separator = b"\n" * (os.fstat(self._file.fileno()).st_size > 0)  # the last line may be torn
+
+    def write(self, event: str, text: str = "") -> None:
+        """Append an event. text: for people."""
+        if self._file is None or self._file.closed:
+            return
+        line = self._separator + json.dumps({"event": event, **self.position(), "text": text}).encode() + b"\n"
+        written = 0
+        with contextlib.suppress(OSError):
+            written = self._file.write(line)
+        self._separator = b"" if written == len(line) else b"\n"
+
+    @contextlib.contextmanager
+    def session(self, stopped: type[BaseException]) -> Iterator[None]:
+        """Record how the block ends, then close the file. stopped: exception of a run that was stopped and saved."""
+        try:
+            yield
+            self.write(FINISHED)
+        except BaseException as error:
+            self.write(STOPPED if isinstance(error, stopped) else FAILED, first_line(error))
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; later events are lost."""
+        if self._file is not None:
+            self._file.close()
+
+
+class RecordedScreen(Quiet):
+    """Shows a run on another screen, and records its messages and the start of its training as events."""
+
+    def __init__(self, screen: Quiet, events: EventLog) -> None:
+        self.screen, self.events, self.resume_action = screen, events, screen.resume_action
+
+    def info(self, text: str) -> None:
+        self.screen.info(text)
+        self.events.write(MESSAGE, text)
+
+    def table(self, table: Table) -> None:
+        self.screen.table(table)
+
+    def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
+        self.screen.begin(total_steps, done, print_seconds)
+        self.events.write(START)
+
+    def status(self, text: str) -> None:
+        self.screen.status(text)
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.screen.step(record)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        self.screen.evaluated(record)
+
+    def end(self) -> None:
+        self.screen.end()
+
+    def image(self, path: Path) -> None:
+        self.screen.image(path)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
+
+    Every event has `event` and `text`, strings, and may have `samples` and `wall_seconds`, numbers.
+    """
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
+            lines = file.read(MAX_READ).split(b"\n")[:-1]
+    except OSError:
+        return []
+    return [event for line in lines if (event := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not all(isinstance(event.get(name), str) for name in ("event", "text")):
+        return None
+    numbers = {name: event[name] for name in ("samples", "wall_seconds") if isinstance(event.get(name), int | float)}
+    return {"event": event["event"], "text": event["text"]} | numbers

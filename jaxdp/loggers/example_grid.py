@@ -1,0 +1,65 @@
+"""Held-out images with their labels and predicted classes as one image."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+TILE, LINE, COLUMNS = 160, 17, 4  # pixels, pixels, images per row
+CORRECT, INCORRECT = (0, 0, 0), (213, 94, 0)  # RGB; distinguishable for color-blind readers (Okabe & Ito)
+
+
+def example_grid(
+    images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, *, class_names: Sequence[str] = ()
+) -> np.ndarray:
+    """One tile for each example, uint8 [H, W, 3]: its label and, on an orange background, a wrong prediction.
+
+    images: uint8 [E, H, W, 3]; E is at least 1. labels, predicted: int32 [E]. class_names: may be shorter than the number of
+    classes.
+    """
+    tiles = [_tile(*example, class_names=class_names) for example in zip(images, labels, predicted, strict=True)]
+    blank = np.zeros_like(tiles[0])
+    rows = [tiles[first : first + COLUMNS] for first in range(0, len(tiles), COLUMNS)]
+    width = min(COLUMNS, len(tiles))
+    return np.vstack([np.hstack([*row, *[blank] * (width - len(row))]) for row in rows])
+
+
+def _tile(image: np.ndarray, label: int, predicted: int, *, class_names: Sequence[str]) -> np.ndarray:
+    from PIL import Image, ImageDraw
+
+    tile = Image.new("RGB", (TILE, TILE + 2 * LINE + 4), CORRECT if label == predicted else INCORRECT)
+    tile.paste(Image.fromarray(image).resize((TILE, TILE), Image.Resampling.NEAREST), (0, 0))
+    draw, lines = ImageDraw.Draw(tile), [_name(label, class_names)]
+    if label != predicted:
+        lines.append(f"predicted {_name(predicted, class_names)}")
+    for number, text in enumerate(lines):
+        draw.text((4, TILE + 1 + LINE * number), _shorten(draw, text, TILE - 8), fill="white", font=_font())
+    return np.asarray(tile)
+
+
+def _name(label: int, class_names: Sequence[str]) -> str:
+    return class_names[label] if label < len(class_names) else str(label)
+
+
+@cache
+def _font() -> "FreeTypeFont":
+    """A font with more than the English letters."""
+    from matplotlib.font_manager import findfont
+    from PIL import ImageFont
+
+    return ImageFont.truetype(findfont("DejaVu Sans"), 12)
+
+
+def _shorten(draw: "ImageDraw", text: str, width: int) -> str:
+    """The text with its middle replaced by "…" if it is wider than `width` pixels."""
+    kept = len(text)
+    shown = text
+    while kept > 2 and draw.textlength(shown, font=_font()) > width:
+        kept -= 1
+        shown = f"{text[: -(-kept // 2)]}…{text[len(text) - kept // 2 :]}"
+    return shown

@@ -1,0 +1,126 @@
+"""Weights & Biases: one run per run directory, resumed by its id. Files of the client lie in WORKDIR/wandb.
+
+The number of a history row (`_step`) is the record's position: the server, or the files of offline sessions, have the last one.
+The charts' x axis is `samples`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxdp.errors import EXIT_STOPPED, first_line, printable
+from jaxdp.trackers.client import NO_POINT, RESULT, Rejected, RunFacts, Unavailable, is_evaluation, position, values
+from jaxdp.trackers.run_files import TrackerState
+
+AXES = ("samples", "step", "epoch", "wall_seconds")
+INIT_SECONDS = 30.0
+EXAMPLES = "examples/held_out"
+
+
+class WandbClient:
+    """A `jaxdp.trackers.client.TrackerClient`. state: its target is the project."""
+
+    def __init__(self, workdir: Path, state: TrackerState, warn: Callable[[str], None]) -> None:
+        self.workdir, self.state = workdir, state
+        self.run: Any = None
+        self.place = ""
+
+    def connect(self, name: str) -> int:
+        import wandb
+
+        if self.run is not None:  # its service has ended
+            self.run = None
+            wandb.teardown()
+        settings = wandb.Settings(
+            console="off", silent=True, save_code=False, init_timeout=INIT_SECONDS, x_stats_pid=os.getppid()
+        )
+        identity = self.state.identify()
+        (self.workdir / "wandb").mkdir(exist_ok=True)  # without it, the client writes elsewhere if it cannot
+        try:
+            run = wandb.init(
+                project=self.state.target, id=identity, name=name, dir=str(self.workdir), resume="allow", settings=settings
+            )
+        except wandb.errors.UsageError as error:
+            hint = "run `wandb login`, or set WANDB_MODE=offline"
+            raise Rejected(_shorten(error), hint) from None
+        except wandb.errors.AuthenticationError as error:
+            raise Rejected(_shorten(error), "run `wandb login --relogin`, or set WANDB_MODE=offline") from None
+        except wandb.errors.Error as error:
+            if re.search(r"\b40[0134]\b|permission denied|not logged in", str(error)):
+                raise Rejected(_shorten(error), "check the project, WANDB_ENTITY and `wandb login`") from None
+            raise Unavailable(_shorten(error)) from None
+        if run.disabled:
+            raise Rejected("W&B is disabled", "run `wandb enabled`, or omit it")
+        self.run = run
+        self.place = f"{Path(run.dir).parent} (offline; `wandb sync` uploads it)" if run.offline else str(run.url)
+        run.define_metric("samples")
+        run.define_metric("*", step_metric="samples")
+        return self._last_offline(identity) if run.offline else run.step - 1
+
+    def _last_offline(self, identity: str) -> int:
+        """The position of the last row in the files of earlier sessions."""
+        paths = sorted((self.workdir / "wandb").glob(f"*run-*-{identity}/run-{identity}.wandb"), reverse=True)
+        return next((last for path in paths if (last := _last_row(path)) != NO_POINT), NO_POINT)
+
+    def describe(self, facts: RunFacts) -> None:
+        with _unavailable():
+            self.run.config.update(facts.config, allow_val_change=True)
+            self._show_checkpoint(facts)
+
+    def _show_checkpoint(self, facts: RunFacts) -> None:
+        self.run.summary.update({"directory": facts.directory, "host": facts.host, "checkpoint": facts.checkpoint})
+
+    def send(self, records: Sequence[dict[str, Any]], pictures: dict[int, Path]) -> None:
+        import wandb
+
+        with _unavailable():
+            for record in records:
+                grouped = {name: value for name, value in values(record).items() if name.partition("/")[2] not in AXES}
+                row: dict[str, Any] = {name: record[name] for name in AXES if name in record} | grouped
+                if is_evaluation(record) and (picture := pictures.get(record["samples"])):
+                    row[EXAMPLES] = wandb.Image(str(picture))
+                self.run.log(row, step=position(record), commit=True)
+
+    def finish(self, outcome: str, facts: RunFacts) -> None:
+        import wandb
+
+        with _unavailable():
+            self._show_checkpoint(facts)
+            if outcome == "finished":
+                last = 3 * facts.result["samples"] + RESULT
+                if facts.plot and self.run.step <= last:
+                    row = {"samples": facts.result["samples"], "training": wandb.Image(str(facts.plot))}
+                    self.run.log(row, step=last, commit=True)
+                self.run.summary.update({f"result/{name}": value for name, value in facts.result.items()})
+            if outcome == "stopped":
+                self.run.mark_preempting()
+            self.run.finish(exit_code={"finished": 0, "stopped": EXIT_STOPPED}.get(outcome, 1))
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Turn an exception of the client, whose service may have ended, into `Unavailable`."""
+    try:
+        yield
+    except Exception as error:
+        raise Unavailable(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _last_row(path: Path) -> int:
+    """The number of the last history row in a transaction log of W&B, as its own command reads it, complete or not."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    printed = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False).stdout
+    rows = (line for line in printed.splitlines() if b'"history"' in line)
+    steps = [entry["history"]["step"]["num"] for entry in map(json.loads, rows) if entry.get("type") == "history"]
+    return max(steps, default=NO_POINT)
+
+
+def _shorten(error: Exception) -> str:
+    """The first sentence of an error; its fix is in `Rejected.hint`."""
+    return printable(first_line(error).split(". ")[0].rstrip("."))

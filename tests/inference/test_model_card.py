@@ -1,0 +1,251 @@
+"""Model cards, read by PyYAML, by a Markdown parser and by Hugging Face's library."""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import yaml
+from helpers.saved_run import save_run
+from markdown_it import MarkdownIt
+from safetensors.numpy import load_file
+from scipy.stats import binomtest
+
+import jaxdp
+from jaxdp import models
+from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.cli import main
+from jaxdp.config import Checkpoint, Config, Data, Mesh, Model, Stop
+from jaxdp.errors import ConfigError, printable
+from jaxdp.inference.export import export
+from jaxdp.inference.model_card import recipe_source, write_card
+from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.state import create_state
+
+NASTY = [
+    "a|b",
+    "<script>alert(1)</script>",
+    "[x](http://e.vil)",
+    "*b* _i_ `c` ~~s~~ $m$",
+    "two\nlines\t\x1b[0m",
+    "- # 1. \\| &amp;",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture
+def trained(tiny, folder, tmp_path):
+    """A finished run of a linear network, with checkpoints at 56, 80 (without an evaluation), 112 and 160 samples."""
+    if not (folder / "run").exists():
+        config = dataclasses.replace(
+            tiny,
+            name="goyal.1",
+            checkpoint=Checkpoint(keep=9),
+            optimizer=dataclasses.replace(tiny.optimizer, average_decay=0.5),
+            stop=Stop("eval_loss", patience=9),
+            data=dataclasses.replace(tiny.data, mean=(0.1, 0.2, 0.3)),
+        )
+        jaxdp.train(config, folder / "run", screen=False)
+    shutil.copytree(folder / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def card_of(workdir, checkpoint="result", **options):
+    return write_card(workdir, workdir.parent / "card.md", checkpoint, overwrite=True, **options).read_text()
+
+
+def front_matter(card):
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def body(card):
+    """(tokens of the Markdown after the metadata, cells of its tables as shown)."""
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(card.split("---\n", 2)[2])
+    inner = [tokens[index + 1] for index, token in enumerate(tokens) if token.type in ("td_open", "th_open")]
+    return tokens, ["".join(child.content for child in cell.children) for cell in inner]
+
+
+def rows(card):
+    """The first cells of rows with two -> the second ones."""
+    _, cells = body(card)
+    return dict(pairwise(cells))
+
+
+def test_card_has_the_facts_of_the_run(trained):
+    result = jaxdp.train(jaxdp.load_config(trained / "config.json"), trained, screen=False)
+    manifest = read_manifest(trained / f"checkpoints/{result.best_samples}")
+    card = card_of(trained)
+    correct, images = round(result.accuracy * result.eval_examples), result.eval_examples
+    low, high = binomtest(correct, images).proportion_ci(0.95, method="wilson")
+    _, cells = body(card)
+    at = cells.index("accuracy")
+    assert cells[at + 1 : at + 4] == [
+        f"{100 * result.accuracy:.2f} %",
+        f"{100 * low:.2f} % to {100 * high:.2f} %",
+        str(correct),
+    ]
+    shown = rows(card)
+    assert shown["training data, fingerprint"] == manifest.metadata["data"]["training data"] != ""
+    assert shown["held-out data, fingerprint"].startswith("23 images, ")
+    assert shown["jax"] == result.versions["jax"]
+    assert shown["throughput of the steps"] == f"{result.images_per_second:,.0f} images/s"
+    assert shown["devices"] == "4 x cpu, mesh 2x2, 1 process on 1 host"
+    assert f"Held-out loss (mean cross entropy): {result.loss:.4f}" in card
+    assert "chosen among those of its run by eval\\_loss on the same held-out images" in card
+    assert "normalized with mean 0.1, 0.2, 0.3 and standard deviation" in card
+    assert f"checkpoint {result.best_samples})" in card
+    assert card_of(trained) == card
+
+
+def test_card_lists_the_fields_that_differ_from_the_defaults(trained):
+    _, _, training = card_of(trained).partition("## Training\n")
+    fields = rows(f"---\n---\n{training.partition('## Devices')[0]}")
+    assert fields["epochs"] == "3.0"
+    assert fields["batch.1.global_batch"] == "16"
+    assert fields["stop.metric"] == "eval_loss"
+    assert fields["data.mean"] == "(0.1, 0.2, 0.3)"
+    assert not {"name", "seed", "data.directory", "batch.1.image_size", "optimizer.name"} & fields.keys()
+
+
+def test_metadata_is_yaml_with_an_index_of_the_results(trained):
+    data = front_matter(card_of(trained, "160"))
+    evaluation = read_manifest(trained / "checkpoints/160").metadata["evaluation"]
+    assert (data["library_name"], data["pipeline_tag"]) == ("jaxdp", "image-classification")
+    assert {"image-classification", "jax", "flax", "normalized_linear"} == set(data["tags"])
+    (index,) = data["model-index"]
+    (entry,) = index["results"]
+    assert index["name"] == "goyal.1"
+    assert entry["dataset"] == {"type": "synthetic", "name": "synthetic"}
+    values = {metric["type"]: metric["value"] for metric in entry["metrics"]}
+    assert values == {"accuracy": evaluation["eval_accuracy"], "top_5_accuracy": evaluation["eval_top5"]}
+
+
+@pytest.mark.slow
+def test_hugging_face_reads_the_metadata(trained):
+    hub = pytest.importorskip("huggingface_hub", reason="needs the extra peers")
+    card = hub.ModelCard(card_of(trained, "160"))
+    (first, _) = card.data.eval_results
+    evaluation = read_manifest(trained / "checkpoints/160").metadata["evaluation"]
+    assert (first.metric_type, first.metric_value, first.task_type) == (
+        "accuracy",
+        evaluation["eval_accuracy"],
+        "image-classification",
+    )
+    assert (card.data.model_name, card.data.library_name) == ("goyal.1", "jaxdp")
+
+
+def test_names_with_special_characters_are_shown_as_they_are(trained):
+    (trained / "classes.json").write_text(json.dumps(NASTY))
+    tokens, cells = body(card_of(trained))
+    assert cells[-2 * len(NASTY) :] == [cell for number, name in enumerate(NASTY) for cell in (str(number), printable(name))]
+    kinds = {child.type for token in tokens for child in token.children or []} | {token.type for token in tokens}
+    assert not kinds & {"html_inline", "html_block", "link_open", "image", "em_open", "strong_open", "s_open"}
+
+
+@pytest.mark.parametrize("name", ["1.5", "true", "2026-01-01", "null", "a_b-c.d"])
+def test_any_name_of_a_run_stays_text_in_the_metadata(trained, name):
+    manifest = trained / "checkpoints/160/manifest.json"
+    text = manifest.read_text().rpartition("\n")[0].rpartition("\n")[0].replace('"name": "goyal.1"', f'"name": "{name}"')
+    manifest.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    assert front_matter(card_of(trained, "160"))["model-index"][0]["name"] == name
+
+
+def test_checkpoint_without_an_evaluation_has_no_accuracy(trained):
+    card = card_of(trained, "80")
+    assert "These weights have not been evaluated" in card
+    assert "model-index" not in front_matter(card)
+    assert "confidence" not in card
+
+
+def test_card_of_an_unfinished_run_says_so(trained):
+    (trained / "result.json").unlink()
+    assert rows(card_of(trained, "112"))["the run"] == "not finished; 12 steps up to this checkpoint"
+
+
+def digests(card):
+    return re.findall(r"^[0-9a-f]{64}$", card, re.MULTILINE)
+
+
+def test_digest_is_that_of_the_exported_tensors_or_of_the_exported_file(trained):
+    export(trained, trained / "w.safetensors", "112")
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(trained / "w.safetensors").items()):
+        digest.update(name.encode() + tensor.tobytes())
+    assert digests(card_of(trained, "112")) == [digest.hexdigest()] != digests(card_of(trained, "160"))
+    card = card_of(trained, exported=export(trained, trained / "x y.safetensors", "112"))
+    assert digests(card) == [hashlib.sha256((trained / "x y.safetensors").read_bytes()).hexdigest()]
+    assert "sha256sum 'x y.safetensors'" in card
+    assert "(checkpoint 112)" in card
+
+
+def test_export_writes_weights_and_card_or_only_a_card(trained, tmp_path, capsys):
+    main.main(["export", "--workdir", str(trained), "--card", str(tmp_path / "hub/README.md"), "--json"])
+    assert json.loads(capsys.readouterr().out) == {"card": str(tmp_path / "hub/README.md")}
+    main.main(
+        [
+            *("export", "--workdir", str(trained), "--card", str(tmp_path / "hub/README.md"), "--overwrite"),
+            *("--output", str(tmp_path / "hub/w.safetensors")),
+        ]
+    )
+    out = capsys.readouterr().out
+    assert "w.safetensors: 4 tensors" in out
+    assert out.endswith(f"card: {tmp_path / 'hub/README.md'}\n")
+    assert "sha256sum w.safetensors" in (tmp_path / "hub/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--output: required; for example --output digits.safetensors, or --card README.md"),
+        (["--card", "x.txt"], "--card='x.txt': must end in .md"),
+        (["--card", "{old}"], "--card='{old}': file exists; use another file, or --overwrite"),
+        (["--card", "{old}", "--output", "{new}"], "--card='{old}': file exists; use another file, or --overwrite"),
+        (["--card", "x.md", "--format", "timm"], "--format='timm': not used without --output; leave it out, or give --output"),
+    ],
+)
+def test_unusable_options_exit_with_2_and_one_line_and_write_nothing(trained, tmp_path, capsys, words, message):
+    old, new = tmp_path / "old.md", tmp_path / "new.safetensors"
+    old.write_text("mine")
+    words = [word.format(old=old, new=new) for word in words]
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["export", "--workdir", str(trained), *words])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {message.format(old=old)}"
+    assert old.read_text() == "mine"
+    assert not new.exists()
+
+
+def test_card_of_a_directory_without_a_run_raises(tmp_path):
+    with pytest.raises(ConfigError, match="no valid checkpoint found"):
+        write_card(tmp_path, tmp_path / "card.md")
+
+
+def test_sources_are_those_that_the_recipes_cite():
+    assert recipe_source("imagenet_goyal_256") == (
+        'Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677, sections 2 and 5.1.'
+    )
+    assert recipe_source("digits_vit") == "Dosovitskiy et al. (arXiv 2010.11929)."
+    assert [recipe_source(name) for name in ("finetune", "digits", "my_run")] == [None, None, None]
+
+
+@pytest.mark.slow
+def test_the_two_lines_of_the_card_print_its_digest(tmp_path):
+    data = Data(source="synthetic", image_size=8)
+    config = Config(data=data, model=Model(depth=18, width=2, stem="small", classes=3), mesh=Mesh(cpu_devices=1))
+    state = create_state(config, models.create(config.model), make_mesh(1, 1))
+    save_run(config, tmp_path / "RUN", state.params, state.batch_stats)
+    card = write_card(tmp_path / "RUN", tmp_path / "card.md").read_text()
+    lines = re.findall(r"```bash\n(.*?)```", card, re.DOTALL)[-1]
+    assert len(lines.splitlines()) == 2
+    script = lines.replace("jaxdp ", f"{sys.executable} -m jaxdp ", 1).replace("python -c", f"{sys.executable} -c")
+    out = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+    assert out.splitlines()[-1] == digests(card)[0]

@@ -1,0 +1,132 @@
+"""Events of a run beside its metrics."""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+from contextlib import closing
+
+import pytest
+from helpers.runs import Recorder, train_until
+
+from jaxdp import Stopped, train
+from jaxdp.errors import TrainingError
+from jaxdp.loggers import events
+from jaxdp.loggers.events import EventLog, read_events
+
+
+class StoppingScreen(Recorder):
+    """Sends SIGTERM after a step."""
+
+    def step(self, record):
+        if record["step"] == self.last_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Saved(Exception):
+    """Stands for `Stopped`."""
+
+
+def write(workdir, *messages):
+    with closing(EventLog(workdir)) as log:
+        for message in messages:
+            log.write("message", message)
+
+
+def test_run_that_resumes_records_its_sessions_messages_and_end(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=9)
+    first = read_events(tmp_path / "events.jsonl")
+    assert [event["event"] for event in first][-2:] == ["start", "failed"]
+    assert first[-2]["samples"] == 0
+    screen = Recorder()
+    train(tiny, tmp_path, screen=screen)
+    second = read_events(tmp_path / "events.jsonl")[len(first) :]
+    (start,) = (event for event in second if event["event"] == "start")
+    assert start["samples"] > 0
+    assert start["wall_seconds"] > 0
+    shown = [event["text"] for event in second if event["event"] == "message"]
+    assert any(text.startswith("resuming from") for text in shown)
+    assert shown == [line for line in screen.lines if line in shown]
+    assert second[-1]["event"] == "finished"
+    assert second[-1]["wall_seconds"] <= json.loads((tmp_path / "result.json").read_text())["wall_seconds"] + 1.0
+
+
+def test_failed_run_records_why(tiny, tmp_path):
+    config = dataclasses.replace(
+        tiny,
+        optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
+        schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
+    )
+    with pytest.raises(TrainingError) as failure:
+        train(config, tmp_path, screen=False)
+    last = read_events(tmp_path / "events.jsonl")[-1]
+    assert (last["event"], last["text"]) == ("failed", str(failure.value))
+
+
+def test_run_that_a_signal_stops_records_it(tiny, tmp_path):
+    with pytest.raises(Stopped) as stop:
+        train(tiny, tmp_path, screen=StoppingScreen(5))
+    last = read_events(tmp_path / "events.jsonl")[-1]
+    assert (last["event"], last["text"]) == ("stopped", str(stop.value))
+    assert last["samples"] >= 5 * 8
+
+
+@pytest.mark.parametrize(("error", "end"), [(None, "finished"), (Saved("a\nb"), "stopped"), (KeyboardInterrupt(), "failed")])
+def test_session_records_how_it_ended(tmp_path, error, end):
+    log = EventLog(tmp_path)
+    if error is None:
+        with log.session(Saved):
+            pass
+    else:
+        with pytest.raises(type(error)), log.session(Saved):
+            raise error
+    last = read_events(tmp_path / "events.jsonl")[-1]
+    assert last == {"event": end, "text": {"stopped": "a", "failed": "KeyboardInterrupt"}.get(end, "")}
+    log.write("message", "after the end")
+    assert len(read_events(tmp_path / "events.jsonl")) == 1
+
+
+def test_torn_line_costs_no_other_event(tmp_path):
+    write(tmp_path, "first")
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"event": "mess')
+    write(tmp_path, "second")
+    assert [event["text"] for event in read_events(tmp_path / "events.jsonl")] == ["first", "second"]
+
+
+def test_full_disk_and_unwritable_directory_lose_events_without_an_error(tmp_path, monkeypatch):
+    log = EventLog(tmp_path)
+    log.write("message", "before")
+
+    class Full:
+        closed = False
+
+        def write(self, data):
+            if len(data) > 40:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return len(data) // 2
+
+    file, log._file = log._file, Full()
+    log.write("message", "lost" * 20)
+    log._file = file
+    log.write("message", "after")
+    log.close()
+    assert [event["text"] for event in read_events(tmp_path / "events.jsonl")] == ["before", "after"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/events.jsonl").mkdir()
+    write(tmp_path / "other", "lost")
+    write(None, "nowhere")
+
+
+def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(
+        b'7\n{"event": 1, "text": ""}\n' + b"[" * 10**5 + b'\n\xff\n{"event": "message", "text": "a", "samples": "x"}\n'
+    )
+    assert read_events(path) == [{"event": "message", "text": "a"}]
+    monkeypatch.setattr(events, "MAX_READ", 200)
+    write(tmp_path, *map(str, range(50)))
+    texts = [event["text"] for event in read_events(path)]
+    assert 2 < len(texts) < 10
+    assert texts[-1] == "49"

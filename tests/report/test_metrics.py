@@ -1,0 +1,124 @@
+"""The metrics of several runs as CSV and JSON: read by Python's csv and json, strictly."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from helpers.report import write_run
+
+from jaxdp.cli import main
+from jaxdp.loggers.writers import read_log
+from jaxdp.report import metrics_csv
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+
+
+def test_csv_has_a_row_for_every_record_and_its_values_bit_for_bit():
+    runs = {
+        "first": [{"step": 1, "samples": 8, "epoch": 0.1, "loss": 1 / 3}, {"samples": 8, "epoch": 0.1, "eval_loss": 2e-308}],
+        "second": [{"samples": 2**53 + 1, "step": 3, "epoch": 1e22, "loss": -0.0, "own": "text"}],
+    }
+    table = rows(metrics_csv(runs))
+    assert list(table[0]) == ["run", "samples", "step", "epoch", "loss", "eval_loss", "own"]
+    assert [row["run"] for row in table] == ["first", "first", "second"]
+    for row, record in zip(table, [record for records in runs.values() for record in records], strict=True):
+        for name, value in record.items():
+            assert type(value)(row[name]) == value
+        assert {name for name, cell in row.items() if cell != ""} == {"run", *record}
+
+
+NAMES = ["with, comma", 'with "quotes"', "two\nlines", "carriage\rreturn", " space ", "ümlaut 日本", "=1+1", ""]
+
+
+def test_csv_of_any_names_of_runs_is_read_back(tmp_path):
+    text = metrics_csv({name: [{"samples": number}] for number, name in enumerate(NAMES)})
+    assert [(row["run"], row["samples"]) for row in rows(text)] == [(name, str(n)) for n, name in enumerate(NAMES)]
+    assert text.replace("\r\n", "").count("\n") == text.replace("\r\n", "").count("\r") == 1  # those in quotes
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_value_that_is_not_finite_is_nan_and_a_missing_one_is_empty(value):
+    first, second = rows(metrics_csv({"a": [{"samples": 1, "eval_loss": value}, {"samples": 2}]}))
+    assert (first["eval_loss"], second["eval_loss"]) == ("NaN", "")
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = write_run(tmp_path / "run")
+    log = path / "metrics.jsonl"
+    log.write_text(
+        log.read_text() + '{"samples": 4001, "epoch": 81.0, "wall_seconds": 9.0, "loss": NaN, "gradient_norm": null}\n'
+    )
+    return path
+
+
+def test_report_writes_csv_to_a_file_or_stdout(run, tmp_path, capsys):
+    main.main(["report", str(run), "--no-html", "--csv", str(tmp_path / "new/metrics.csv")])
+    assert "accuracy" in capsys.readouterr().out
+    written = (tmp_path / "new/metrics.csv").read_bytes().decode()
+    main.main(["report", str(run), "--no-html", "--csv", "-"])
+    out, err = capsys.readouterr()
+    assert (out, "accuracy" in err) == (written, True)
+    table = rows(written)
+    assert len(table) == len(read_log(run / "metrics.jsonl"))
+    assert (table[-1]["run"], table[-1]["loss"], table[-1]["gradient_norm"]) == ("run", "NaN", "NaN")
+
+
+def test_json_has_the_records_of_the_log_without_nan(run, capsys):
+    main.main(["report", str(run), "--no-html", "--json"])
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    (document,) = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    expected = read_log(run / "metrics.jsonl")
+    assert math.isnan(expected[-1].pop("loss"))
+    assert document["metrics"][-1].pop("loss") is None
+    assert document["metrics"] == expected
+
+
+def test_runs_of_equal_names_are_told_apart_by_their_paths(tmp_path, capsys):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_run(tmp_path / folder / "run")
+    main.main(["report", str(tmp_path / "a/run"), str(tmp_path / "b/run"), "--no-html", "--csv", "-"])
+    assert {row["run"] for row in rows(capsys.readouterr().out)} == {str(tmp_path / "a/run"), str(tmp_path / "b/run")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--csv", "-", "--json"], "--csv='-': not possible with --json, which writes to stdout too; give a file"),
+        (["--csv", "{old}"], "--csv='{old}': file exists; use another file, or --overwrite"),
+        (["--csv", ""], "--csv='': must be a file"),
+        (["--csv", "{run}"], "--csv='{run}': is a directory"),
+        (["--csv", "https://host/x.csv"], "--csv='https://host/x.csv': URLs are not supported; use a local path"),
+        (["{run}", "--csv", "-"], "WORKDIR: a run is given twice; give every run once"),
+    ],
+)
+def test_unusable_csv_exits_with_2_and_one_line(run, tmp_path, capsys, words, message):
+    old = tmp_path / "old.csv"
+    old.write_text("mine")
+    fill = {"old": old, "run": run}
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["report", str(run), *(word.format(**fill) for word in words), "--no-html"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"jaxdp: {message.format(**fill)}"
+    assert old.read_text() == "mine"
+
+
+def test_overwrite_replaces_the_csv_file(run, tmp_path):
+    (tmp_path / "old.csv").write_text("mine")
+    main.main(["report", str(run), "--no-html", "--csv", str(tmp_path / "old.csv"), "--overwrite"])
+    assert (tmp_path / "old.csv").read_text().startswith("run,samples,")
+
+
+def test_full_disk_ends_in_one_line(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main.main(["report", str(run), "--no-html", "--csv", "/dev/full"])
+    assert stopped.value.code == 1
+    assert capsys.readouterr().err == "jaxdp: /dev/full: No space left on device\n"

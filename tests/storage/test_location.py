@@ -1,0 +1,83 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxdp.errors import ConfigError
+from jaxdp.storage.location import ObjectNotFoundError, StorageError, join_url, open_location
+
+
+@pytest.fixture(params=["file", "memory"])
+def location(request, tmp_path):
+    url = f"file://{tmp_path}/folder" if request.param == "file" else f"memory://{tmp_path}/folder"
+    return open_location(url, "--workdir")
+
+
+def test_what_was_written_is_read_and_listed(location, tmp_path):
+    assert location.sizes() == location.top_sizes() == {}
+    location.write("a.txt", b"one")
+    (tmp_path / "local").write_bytes(b"three")
+    location.upload(tmp_path / "local", "deep/er/b")
+    assert location.read("a.txt") == b"one"
+    assert location.sizes() == {"a.txt": 3, "deep/er/b": 5}
+    assert location.sizes("deep") == {"deep/er/b": 5}
+    assert location.top_sizes() == {"a.txt": 3}
+    location.download("deep/er/b", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"three"
+    assert location.child("deep").read("er/b") == b"three"
+    location.remove(["a.txt", "missing"])
+    assert location.sizes() == {"deep/er/b": 5}
+
+
+def test_create_writes_once(location):
+    assert location.create("x", b"first")
+    assert not location.create("x", b"second")
+    assert location.read("x") == b"first"
+
+
+def test_a_missing_object_raises_with_its_url(location):
+    with pytest.raises(ObjectNotFoundError) as error:
+        location.read("missing")
+    assert (error.value.filename, error.value.permanent) == (join_url(location.url, "missing"), True)
+    assert error.value.strerror == "not found"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_raises(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError, match="Permission denied"):
+        open_location(f"file://{tmp_path}/x", "--workdir").write("a", b"")
+
+
+def test_an_unwritable_folder_raises_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError) as error:
+        open_location(f"file://{tmp_path}/file/x", "--workdir").write("a", b"")
+    assert error.value.strerror in ("Not a directory", "File exists")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "s3:/bucket/x",
+            r"^--workdir='s3:/bucket/x': a URL has two slashes after its protocol; use s3://BUCKET/PATH or a ",
+        ),
+        ("nothing://x/y", r"^--workdir='nothing://x/y': Protocol not known: nothing; use s3://BUCKET/PATH, "),
+    ],
+)
+def test_a_url_that_cannot_be_read_is_refused(url, message):
+    with pytest.raises(ConfigError, match=message):
+        open_location(url, "--workdir")
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://bucket/run", "s3fs"), ("gs://bucket/run", "gcsfs")])
+def test_a_url_without_the_extra_names_it(url, package):
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from jaxdp.cli.main import main; "
+        f"main(['evaluate', '--workdir', {url!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"jaxdp: --workdir={url!r}: {package} is not installed; pip install -e '.[cloud]'\n"

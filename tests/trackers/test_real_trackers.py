@@ -1,0 +1,177 @@
+"""Runs sent by the real clients: W&B offline, read back by `wandb leet inspect`; an MLflow server, read through REST."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT, TINY
+from helpers.runs import Recorder, train_until
+from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wandb_records
+
+from jaxdp import train
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.loggers.writers import read_log
+from jaxdp.trackers import supervisor
+from jaxdp.validation import flatten, to_json
+
+pytestmark = pytest.mark.slow
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs the extra wandb")
+needs_mlflow = pytest.mark.skipif(
+    importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None,
+    reason="needs the extra mlflow, and the package mlflow for its server",
+)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 60.0)  # a slow machine
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 120.0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"), port)
+    server.start()
+    yield server
+    server.kill()
+
+
+def tracked(config, **targets):
+    checkpoint = dataclasses.replace(config.checkpoint, every_epochs=1)
+    return dataclasses.replace(config, checkpoint=checkpoint, logging=dataclasses.replace(config.logging, **targets))
+
+
+def values_of(entries) -> dict:
+    return {entry["key"]: entry["value"] for entry in entries}
+
+
+@needs_wandb
+def test_wandb_offline_holds_an_interrupted_run_once(tiny, tmp_path, plots):
+    config = tracked(tiny, wandb="digits")
+    train_until(config, tmp_path, step=10)
+    result = train(config, tmp_path, screen=Recorder())
+    assert untimed(wandb_points(tmp_path)) == untimed(log_points(tmp_path))
+    assert json.loads((tmp_path / "trackers/wandb.json").read_text())["complete"]
+
+    records = wandb_records(tmp_path)
+    fields, summary = {}, {}
+    for record in records:
+        fields |= record.get("config", {}).get("update", {})
+        summary |= record.get("summary", {}).get("update", {})
+    expected = {name: list(v) if isinstance(v, tuple) else v for name, v in flatten(dataclasses.asdict(config)).items()}
+    assert {name: fields[name] for name in expected} == expected
+    assert summary["result/accuracy"] == pytest.approx(result.accuracy)
+    assert summary["checkpoint"] == str(latest_valid(tmp_path / "checkpoints").path)
+    assert [record["exit"]["exit_code"] for record in records if record["type"] == "exit"] == [1, 0]
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    files = [row[f"{name}.path"] for row in rows for name in ("examples/held_out", "training") if f"{name}.path" in row]
+    evaluations = [record for record in read_log(tmp_path / "metrics.jsonl") if "eval_accuracy" in record]
+    assert len(files) == len(evaluations) + 1
+    assert all(any((tmp_path / "wandb").glob(f"offline-run-*/files/{file}")) for file in files)
+    metrics = [record["metric"] for record in records if record["type"] == "metric"]
+    assert {(metric.get("glob_name"), metric.get("step_metric")) for metric in metrics} >= {("*", "samples")}
+
+
+@needs_mlflow
+def test_mlflow_holds_a_run_during_which_its_server_was_killed_and_restarted(tiny, server, tmp_path, plots):
+    class Restarting(Recorder):
+        def step(self, record):
+            if record["step"] == 4:
+                time.sleep(1.5 * supervisor.CHECK_SECONDS)
+                server.kill()
+            if record["step"] == 12:
+                server.start()
+
+    config, recorder = tracked(tiny, mlflow=server.uri), Restarting()
+    result = train(config, tmp_path, screen=recorder)
+    assert untimed(server.points(tmp_path)) == untimed(log_points(tmp_path))
+    (run,) = server.runs(tmp_path)
+    assert run["info"]["status"] == "FINISHED"
+    params, tags, metrics = (values_of(run["data"][kind]) for kind in ("params", "tags", "metrics"))
+    assert params.keys() == flatten(dataclasses.asdict(config)).keys()
+    assert (params["batch.0.global_batch"], params["schedule.learning_rate"]) == ("8", "2.0")
+    assert tags["checkpoint"] == str(latest_valid(tmp_path / "checkpoints").path)
+    assert metrics["result/accuracy"] == pytest.approx(result.accuracy)
+    identity = run["info"]["run_id"]
+
+    def files(**query):
+        return {file["path"] for file in server.get("mlflow/artifacts/list", run_id=identity, **query)["files"]}
+
+    assert files() == {"config.json", "result.json", "training.png", "held_out"}
+    evaluated = {r["samples"] for r in read_log(tmp_path / "metrics.jsonl") if "eval_accuracy" in r}
+    assert files(path="held_out") == {f"held_out/held_out-{samples}.png" for samples in evaluated}
+
+
+@needs_mlflow
+@needs_wandb
+def test_long_log_with_nan_and_long_texts_arrives_afterwards(tiny, server, tmp_path):
+    long = "x" * 7000
+    config = tracked(
+        dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, directory=long)), wandb="long", mlflow=server.uri
+    )
+    (tmp_path / "config.json").write_text(to_json(config))
+    steps = ({"step": n, "samples": 8 * n, "loss": None if n % 3 else 1.0, "wall_seconds": n / 7} for n in range(1, 1500))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    result = {"samples": 8 * 1499, "wall_seconds": 300.0, "accuracy": 0.5, "workdir": long, "bad_images": {long: long}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    trackers = supervisor.Trackers(config, tmp_path)
+    trackers.send_finished()
+    assert untimed(server.points(tmp_path)) == untimed(log_points(tmp_path))
+    assert untimed(wandb_points(tmp_path)) == untimed(log_points(tmp_path))
+    (run,) = server.runs(tmp_path)
+    assert values_of(run["data"]["params"])["data.directory"] == f"{long[:5999]}…"
+    assert values_of(run["data"]["tags"])["result.workdir"] == f"{long[:4999]}…"
+    assert values_of(run["data"]["metrics"])["result/bad_images"] == 1
+
+
+@needs_mlflow
+def test_mlflow_server_that_never_answers_changes_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 1.0)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        recorder = Recorder()
+        uri = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        train(tracked(tiny, mlflow=uri), tmp_path / "with", screen=recorder)
+    train(tracked(tiny), tmp_path / "without", screen=Recorder())
+    arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
+    assert arrays[0] == arrays[1]
+    assert "mlflow: no answer within 1 s; training continues" in recorder.lines
+    lines = len(read_log(tmp_path / "with/metrics.jsonl"))
+    assert recorder.lines[-1] == f"mlflow: not confirmed: {lines} lines of metrics.jsonl; the same command sends the rest"
+
+
+@needs_mlflow
+@needs_wandb
+def test_killed_and_resumed_run_is_in_both_trackers_once(server, tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    command = [sys.executable, "train.py", "--workdir", str(tmp_path), *TINY, "--epochs", "6", "--batch.0.until-epoch", "3"]
+    command += ["--mesh.cpu-devices", "2", "--logging.wandb", "kills", "--logging.mlflow", server.uri]
+
+    def start():
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=subprocess.DEVNULL)
+
+    process, deadline = start(), time.monotonic() + TIMEOUT
+    while not log.exists() or log.read_bytes().count(b"\n") < 20:  # the newest checkpoint has fewer
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert start().wait(TIMEOUT) == 0
+    assert untimed(wandb_points(tmp_path)) == untimed(log_points(tmp_path))
+    assert untimed(server.points(tmp_path)) == untimed(log_points(tmp_path))
+    assert [run["info"]["status"] for run in server.runs(tmp_path)] == ["FINISHED"]

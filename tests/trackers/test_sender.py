@@ -1,0 +1,127 @@
+"""Tests of jaxdp.trackers.sender, with a tracker in a file."""
+
+import json
+import threading
+
+import pytest
+from helpers.fake_tracker import FakeClient, received, stored
+
+from jaxdp.trackers import sender
+from jaxdp.trackers.client import Rejected, Unavailable
+from jaxdp.trackers.run_files import TrackerState
+from jaxdp.trackers.sender import Inbox, Sender
+from jaxdp.validation import to_json
+
+
+def records(first, last):
+    steps = [{"samples": 8 * n, "step": n, "loss": 1 / n} for n in range(first, last + 1)]
+    return [part for step in steps for part in (step, {"samples": step["samples"], "step": step["step"], "eval_accuracy": 0.5})]
+
+
+def write(workdir, lines):
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+
+
+@pytest.fixture
+def session(tiny, tmp_path, monkeypatch):
+    """session(target, outcome, client): sends the log in the directory and returns the events."""
+    monkeypatch.setattr(sender, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "SHORTEST_RETRY", 0.01)
+    (tmp_path / "config.json").write_text(to_json(tiny))
+
+    def run(target="works", outcome="finished", make=FakeClient, inbox=None):
+        inbox, events, state = inbox or Inbox(), [], TrackerState(tmp_path, "fake", target)
+        if outcome:
+            inbox.receive(f"end {outcome}")
+        client = make(tmp_path, state, lambda text: events.append({"warning": text}))
+        Sender(client, tmp_path, state, inbox=inbox, report=events.append).run()
+        return events
+
+    return run
+
+
+def test_every_record_is_sent_once_in_order(session, tmp_path):
+    write(tmp_path, records(1, 5))
+    events = session()
+    assert received(tmp_path / "tracker.jsonl") == records(1, 5)
+    assert events == [{"connected": "a file"}, {"sent": 3 * 40 + 1}, {"sent": 3 * 40 + 1, "done": True}]
+    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["finished"]
+    assert TrackerState(tmp_path, "fake", "works").complete
+
+
+def test_a_resumed_run_sends_what_is_not_there(session, tmp_path):
+    write(tmp_path, records(1, 6))
+    session(outcome="killed")
+    assert not TrackerState(tmp_path, "fake", "works").complete
+    again = [record | {"wall_seconds": 7.0} for record in records(3, 8)]  # trained again after a checkpoint at step 2
+    write(tmp_path, records(1, 2) + again)
+    session()
+    there = received(tmp_path / "tracker.jsonl")
+    assert there == records(1, 6) + again[8:]
+    assert [(r["samples"], "loss" in r) for r in there] == [(r["samples"], "loss" in r) for r in records(1, 8)]
+
+
+def test_an_evaluation_after_its_step_was_sent_is_not_lost(session, tmp_path):
+    write(tmp_path, records(1, 2)[:-1])
+    session(outcome="stopped")
+    write(tmp_path, records(1, 3))
+    session()
+    assert received(tmp_path / "tracker.jsonl") == records(1, 3)
+
+
+def test_a_tracker_that_fails_in_the_middle_of_a_request_gets_every_record_once(session, tmp_path):
+    write(tmp_path, records(1, 20))
+    events = session("fails in the middle")
+    assert received(tmp_path / "tracker.jsonl") == records(1, 20)
+    assert [event for event in events if "unavailable" in event] == 3 * [{"unavailable": "broken pipe"}]
+    assert events[-1]["done"]
+
+
+def test_a_refused_configuration_is_reported_and_the_records_are_sent(session, tmp_path):
+    write(tmp_path, records(1, 2))
+    events = session("refuses the configuration")
+    assert {"warning": "the configuration was not sent: too long"} in events
+    assert received(tmp_path / "tracker.jsonl") == records(1, 2)
+
+
+def test_a_run_that_cannot_be_opened_is_rejected(session, tmp_path):
+    with pytest.raises(Rejected, match="it is not known"):
+        session("rejects")
+
+
+def test_errors_after_the_run_was_opened_are_tried_again(session, tmp_path):
+    errors = [Rejected("token expired", ""), RuntimeError("bug of a client"), OSError("disk"), Unavailable("down")]
+
+    class Failing(FakeClient):
+        def send(self, records, pictures):
+            if errors:
+                raise errors.pop()
+            super().send(records, pictures)
+
+    write(tmp_path, records(1, 2))
+    events = session(make=Failing)
+    assert received(tmp_path / "tracker.jsonl") == records(1, 2)
+    reasons = [event["unavailable"] for event in events if "unavailable" in event]
+    assert reasons == ["down", "OSError: disk", "RuntimeError: bug of a client", "token expired; "]
+
+
+def test_a_log_that_grows_is_followed(session, tmp_path):
+    write(tmp_path, [])
+    inbox = Inbox()
+    thread = threading.Thread(target=session, kwargs={"outcome": None, "inbox": inbox})
+    thread.start()
+    inbox.receive("start")
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        for record in records(1, 30):
+            text = json.dumps(record) + "\n"
+            for part in (text[:9], text[9:]):
+                file.write(part)
+                file.flush()
+    inbox.receive("end finished")
+    thread.join(20)
+    assert received(tmp_path / "tracker.jsonl") == records(1, 30)
+
+
+def test_a_session_that_ends_before_its_first_record_ends_the_run_of_the_tracker(session, tmp_path):
+    assert session(outcome="failed")[-1]["done"]
+    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["failed"]

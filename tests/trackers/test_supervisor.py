@@ -1,0 +1,179 @@
+"""Tests of jaxdp.trackers.supervisor: runs whose tracker is a file, hangs, crashes or is down."""
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from helpers.fake_tracker import CLIENT, received, stored
+from helpers.runs import Recorder, train_until
+
+from jaxdp import ConfigError, train
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.trackers import supervisor
+from jaxdp.trackers.run_files import TrackerState, exclusive
+from jaxdp.validation import flatten
+
+
+@pytest.fixture
+def with_tracker(tiny, monkeypatch):
+    """with_tracker(target): `tiny` with the tracker of helpers.fake_tracker in place of MLflow; waits are short."""
+    monkeypatch.setitem(supervisor.CLIENTS, "mlflow", CLIENT)
+    monkeypatch.setattr("jaxdp.training.session.check_packages", lambda config: None)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setattr(supervisor, "QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "STOP_SECONDS", 20.0)
+
+    def config(target):
+        return dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, mlflow=f"http://{target}"))
+
+    return config
+
+
+def untimed(records):
+    return [{name: value for name, value in record.items() if name not in TIMING} for record in records]
+
+
+def about_tracker(recorder):
+    return [line for line in recorder.lines if "mlflow" in line]
+
+
+def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tracker, tmp_path):
+    config, recorder = with_tracker("works"), Recorder()
+    result = train(config, tmp_path, screen=recorder)
+    there, log = tmp_path / "tracker.jsonl", read_log(tmp_path / "metrics.jsonl")
+    assert received(there) == log
+    (fields,) = stored(there, "config")
+    expected = flatten(dataclasses.asdict(config))
+    assert fields == {name: list(v) if isinstance(v, tuple) else v for name, v in expected.items()}
+    evaluated = [record["samples"] for record in log if "eval_accuracy" in record]
+    assert stored(there, "picture") == [f"held_out-{samples}.png" for samples in evaluated]
+    assert stored(there, "checkpoint") == [str(latest_valid(tmp_path / "checkpoints").path)]
+    assert stored(there, "result")[0]["accuracy"] == result.accuracy
+    assert about_tracker(recorder) == ["mlflow: a file"]
+
+    train(config, tmp_path, screen=recorder)  # the finished run again: nothing is left to send
+    assert (stored(there, "outcome"), len(received(there))) == (["finished"], len(log))
+
+
+def test_interrupted_run_continues_the_same_run_of_the_tracker(with_tracker, tmp_path):
+    config, there = with_tracker("works"), tmp_path / "tracker.jsonl"
+    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_epochs=1))
+    train_until(config, tmp_path, step=10)
+    lost = len(received(there))
+    train(config, tmp_path, screen=Recorder())
+    log = read_log(tmp_path / "metrics.jsonl")
+    assert lost > 7
+    assert untimed(received(there)) == untimed(log)
+    assert stored(there, "outcome") == ["failed", "finished"]
+
+
+def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everything_later(
+    with_tracker, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.6)
+    recorder, workdir = Recorder(), tmp_path / "with"
+    train(with_tracker("hangs"), workdir, screen=recorder)
+    train(tiny, tmp_path / "without", screen=Recorder())
+    log = read_log(workdir / "metrics.jsonl")
+    assert untimed(log) == untimed(read_log(tmp_path / "without/metrics.jsonl"))
+    arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
+    assert arrays[0] == arrays[1]
+    assert about_tracker(recorder) == [
+        "mlflow: no answer within 0.5 s; training continues",
+        "waiting at most 0.6 s for mlflow to receive the last points; Ctrl-C skips this",
+        f"mlflow: not confirmed: {len(log)} lines of metrics.jsonl; the same command sends the rest",
+    ]
+    monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr(supervisor, "END_SECONDS", 20.0)
+    recorder = Recorder()
+    train(with_tracker("works"), workdir, screen=recorder)
+    assert received(workdir / "tracker.jsonl") == log
+    assert about_tracker(recorder)[-1] == "mlflow: everything has arrived"
+
+
+def test_tracker_that_rejects_a_new_run_is_one_error_before_training(with_tracker, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        train(with_tracker("rejects"), tmp_path, screen=Recorder())
+    assert str(error.value) == "logging.mlflow='http://rejects': it is not known; use another"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "lines"),
+    [
+        ("is-down", ["mlflow: no connection (no route); training continues"]),
+        ("rejects", ["logging.mlflow='http://rejects': it is not known; use another; training continues without it"]),
+        ("crashes", ["mlflow: its process has ended (exit code 3, see {}/mlflow.log); training continues without it"]),
+    ],
+)
+def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, monkeypatch, target, lines):
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.1)
+    TrackerState(tmp_path, "mlflow", f"http://{target}").identify()
+    (tmp_path / "config.json").write_text('{"name": "tiny"}')
+    recorder = Recorder()
+    with supervisor.Trackers(with_tracker(target), tmp_path, info=recorder.info) as trackers:
+        trackers.connect()
+        assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
+        trackers.finish("finished")
+    assert recorder.lines[-1] == "mlflow: not confirmed: the end of the run; the same command sends the rest"
+
+
+def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
+    (tmp_path / "trackers").touch()
+    lines = []
+    with supervisor.Trackers(with_tracker("works"), tmp_path, info=lines.append) as trackers:
+        trackers.connect()
+        trackers.write({"samples": 8})
+        trackers.finish("finished")
+    (line,) = lines
+    assert line.startswith("mlflow: its process cannot start ([Errno 17]")
+    assert line.endswith("; training continues without it")
+
+
+def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
+    """Without a command on its input, as after SIGKILL, it sends the rest of the log and releases the lock."""
+    (tmp_path / "config.json").write_text('{"name": "tiny"}')
+    (tmp_path / "metrics.jsonl").write_text('{"samples": 8, "loss": 1.0}\n')
+    one = supervisor.TrackerProcess("mlflow", tmp_path, target="http://works", info=print)
+    one.tell("start")
+    one.abandon()
+    with exclusive(tmp_path, "mlflow"):
+        pass
+    assert one.process.wait(20) == 0
+    assert received(tmp_path / "tracker.jsonl") == [{"samples": 8, "loss": 1.0}]
+    assert stored(tmp_path / "tracker.jsonl", "outcome") == ["killed"]
+
+
+def test_stopped_process_of_a_tracker_blocks_neither_records_nor_the_end(with_tracker, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.6)
+    trackers = supervisor.Trackers(with_tracker("works"), tmp_path, info=lambda text: None)
+    trackers.connect()
+    (one,) = trackers.processes
+    os.kill(one.process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    for samples in range(10_000):
+        trackers.write({"samples": samples, "loss": 1.0})
+    trackers.finish("finished")
+    assert time.monotonic() - started < 10
+    assert one.process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_missing_package_is_one_error_that_names_the_extra(tiny, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    target = {"wandb": "digits", "mlflow": "http://localhost:5000"}[name]
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, **{name: target}))
+    with pytest.raises(ConfigError, match=f"the package {name} is not installed; pip install -e '.\\[{name}\\]', or omit it"):
+        train(config, tmp_path, screen=Recorder())
+    assert not list(tmp_path.iterdir())
+
+
+def test_wandb_mode_disabled_sends_nothing(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, wandb="digits"))
+    assert supervisor.Trackers(config, tmp_path).writers == []

@@ -1,0 +1,302 @@
+"""Early stopping: where a run ends, which checkpoint is its result, and that interruptions change neither."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+from helpers.runs import Recorder, outcome, read_records, train_until, without_timing
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxdp
+from jaxdp import ConfigError, TrainingError, train
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.choices import STOP_METRICS
+from jaxdp.config import Checkpoint, Config, Evaluation, Model, Phase, Stop
+from jaxdp.distributed.process_group import SingleProcess
+from jaxdp.inference.load_run import choose_checkpoint
+from jaxdp.loggers.writers import RECORD_FIELDS
+from jaxdp.training import evaluator
+from jaxdp.training.early_stopping import EarlyStopping, too_few_evaluations
+from jaxdp.training.run_checkpoints import RunCheckpoints
+
+SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
+
+
+def expected(values, sign, *, patience, min_delta=0.0):
+    """(index of the evaluation that ends the run, or None; index of the best up to it, or None), from the whole series."""
+    improving, last = [], len(values) - 1
+    for index, value in enumerate(values):
+        if math.isfinite(value) and (not improving or sign * (value - values[improving[-1]]) > min_delta):
+            improving.append(index)
+        if index - (improving or [-1])[-1] >= patience:
+            last = index
+            break
+    finite = [index for index in range(last + 1) if math.isfinite(values[index])]
+    stops = last - (improving or [-1])[-1] >= patience
+    return last if stops else None, max(finite, key=lambda index: (sign * values[index], index), default=None)
+
+
+@given(
+    st.sampled_from(list(SIGNS)),
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.5, 0.9, math.nan, math.inf]), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.05, 0.3]),
+)
+def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values, patience, min_delta):
+    progress = Progress()
+    config = Config(stop=Stop(metric=metric, patience=patience, min_delta=min_delta))
+    stopping = EarlyStopping(config, progress, SingleProcess())
+    last = None
+    for index, value in enumerate(values):
+        progress.samples = index
+        record = {"samples": index, metric: value}
+        stopping.update(record)
+        progress.finish_evaluation(record)
+        assert stopping.is_best == (expected(values[: index + 1], SIGNS[metric], patience=99)[1] == index)
+        if stopping.ends_run:
+            last = index
+            break
+    best = None if progress.best is None else progress.best["samples"]
+    assert (last, best) == expected(values, SIGNS[metric], patience=patience, min_delta=min_delta)
+
+
+def test_every_metric_is_a_field_of_evaluations_and_has_its_direction():
+    assert {name: entry.sign for name, entry in STOP_METRICS.entries.items()} == SIGNS
+    assert set(SIGNS) <= set(RECORD_FIELDS)
+
+
+@pytest.fixture
+def noisy(tiny):
+    """Twenty evaluations in eight epochs; accuracy and loss get better and worse several times."""
+    return dataclasses.replace(
+        tiny,
+        epochs=8.0,
+        batch=(Phase(8, 1.5, per_worker_batch=2), Phase(16, per_worker_batch=2)),
+        evaluation=Evaluation(every_epochs=0.4),
+        checkpoint=Checkpoint(every_epochs=None, keep=1),
+    )
+
+
+def with_stop(config, **stop):
+    return dataclasses.replace(config, stop=Stop(**stop))
+
+
+def evaluations(workdir):
+    return [record for record in read_records(workdir) if "eval_loss" in record]
+
+
+def arrays(workdir, samples):
+    return read_manifest(workdir / f"checkpoints/{samples}").arrays
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("stop", "optimizer", "phase"),
+    [
+        (("eval_loss", 6, 0.1), {}, 1),
+        pytest.param(("eval_loss", 6, 0.0), {}, 1, marks=SLOW),
+        pytest.param(("eval_accuracy", 1, 0.0), {}, 0, marks=SLOW),
+        pytest.param(("eval_accuracy", 3, 0.0), {"average_decay": 0.7}, 0, marks=SLOW),
+        pytest.param(("eval_loss", 5, 0.0), {"average_decay": 0.7}, 1, marks=SLOW),
+    ],
+)
+def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoint(noisy, tmp_path, stop, optimizer, phase):
+    """The runs accumulate gradients. The learning rate is that of the whole run. phase: that in which the run ends."""
+    metric, patience, min_delta = stop
+    noisy = dataclasses.replace(noisy, optimizer=dataclasses.replace(noisy.optimizer, **optimizer))
+    train(dataclasses.replace(noisy, checkpoint=Checkpoint(every_samples=8, keep=99)), tmp_path / "whole")
+    whole = evaluations(tmp_path / "whole")
+    values = [record[metric] for record in whole]
+    last, best = expected(values, SIGNS[metric], patience=patience, min_delta=min_delta)
+
+    workdir = tmp_path / "stopped"
+    result = train(with_stop(noisy, metric=metric, patience=patience, min_delta=min_delta), workdir)
+    assert (result.samples, result.best_samples, result.stopped_early) == (whole[last]["samples"], whole[best]["samples"], True)
+    assert jaxdp.plan(noisy).phase_before(result.samples).index == phase
+    assert (result.accuracy, result.loss) == (whole[best]["eval_accuracy"], whole[best]["eval_loss"])
+    records = [without_timing(record) for record in read_records(workdir)]
+    assert records == [without_timing(record) for record in read_records(tmp_path / "whole")][: len(records)]
+    kept = {result.samples, result.best_samples}
+    assert {int(path.name) for path in checkpoint_paths(workdir / "checkpoints")} == kept
+    for samples in kept:
+        assert arrays(workdir, samples) == arrays(tmp_path / "whole", samples)
+    assert choose_checkpoint(workdir).samples == choose_checkpoint(workdir, "best").samples == result.best_samples
+    assert choose_checkpoint(workdir, "newest").samples == result.samples
+
+
+LOSS = {"metric": "eval_loss", "patience": 6}  # best at 272, ends at 384
+
+
+CUTS = [{"step": 12}, {"evaluated": 240}, {"evaluated": 272}, {"step": 26}, {"evaluated": 384}]
+
+
+@pytest.mark.parametrize("cuts", [CUTS[3:4], pytest.param(CUTS, marks=SLOW)], ids=["once", "five times"])
+def test_resume_after_kills_ends_at_the_same_sample_with_the_same_parameters(noisy, tmp_path, cuts):
+    config = with_stop(noisy, **LOSS)
+    result = train(config, tmp_path / "whole")
+    assert (result.best_samples, result.samples) == (272, 384)
+    for cut in cuts:
+        train_until(config, tmp_path / "cut", **cut)
+    train(config, tmp_path / "cut")
+    (tmp_path / "cut/result.json").unlink()  # a kill before it is written
+    screen = Recorder()
+    train(config, tmp_path / "cut", screen=screen)
+    assert any("checkpoints/384" in line for line in screen.lines)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert arrays(tmp_path / "cut", 272) == arrays(tmp_path / "whole", 272)
+
+
+def test_stopped_run_is_not_continued_by_the_same_command_but_with_more_patience(noisy, tmp_path):
+    config = with_stop(noisy, **LOSS)
+    first = train(config, tmp_path / "run")
+    assert train(config, tmp_path / "run") == first
+    patient = with_stop(noisy, metric="eval_loss", patience=7)
+    with pytest.raises(ConfigError, match=r"different run \(stop.patience: 6 -> 7\).*--accept-changes"):
+        train(patient, tmp_path / "run")
+    train(patient, tmp_path / "run", accept_changes=True)
+    whole = train(patient, tmp_path / "whole")
+    assert (whole.samples, whole.stopped_early, whole.best_samples) == (400, False, 272)
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+@SLOW
+def test_more_epochs_continue_a_stopped_run_and_count_its_evaluations_anew(noisy, tmp_path):
+    config = with_stop(noisy, **LOSS)
+    first = train(config, tmp_path)
+    result = train(dataclasses.replace(config, epochs=20.0), tmp_path, accept_changes=True)
+    evaluated = evaluations(tmp_path)
+    after = [record for record in evaluated if record["samples"] > first.samples]
+    assert len(after) >= LOSS["patience"]
+    assert result.best_samples == min(evaluated, key=lambda record: record["eval_loss"])["samples"]
+
+
+@SLOW
+def test_another_metric_searches_the_best_checkpoint_anew(noisy, tmp_path):
+    train(with_stop(noisy, **LOSS), tmp_path)
+    result = train(with_stop(noisy, metric="eval_accuracy", patience=6), tmp_path, accept_changes=True)
+    assert (result.samples, result.best_samples, result.stopped_early) == (400, 400, False)
+
+
+@SLOW
+def test_resume_from_another_run_starts_early_stopping_anew(noisy, tmp_path):
+    """The best checkpoint so far is in the directory of the other run."""
+    config = with_stop(noisy, **LOSS)
+    train(config, tmp_path / "first")
+    result = train(config, tmp_path / "second", resume=str(tmp_path / "first/checkpoints/384"))
+    assert (result.samples, result.best_samples) == (400, 400)
+
+
+@pytest.fixture
+def nan_from(monkeypatch):
+    """nan_from(n): from the evaluation number n of this process on, from 0, the loss is NaN."""
+
+    def install(first):
+        calls, evaluate = [], evaluator.evaluate
+
+        def patched(*arguments, **options):
+            calls.append(1)
+            metrics = evaluate(*arguments, **options)
+            return metrics | {"eval_loss": math.nan} if len(calls) > first else metrics
+
+        monkeypatch.setattr(evaluator, "evaluate", patched)
+
+    return install
+
+
+def test_metric_that_is_not_finite_does_not_improve(noisy, tmp_path, nan_from):
+    nan_from(2)
+    result = train(with_stop(noisy, metric="eval_loss", patience=4), tmp_path)
+    assert (result.samples, result.best_samples) == (112, 24)  # the fifth evaluation; the second is finite, and worse
+    assert math.isfinite(result.loss)
+    assert json.loads((tmp_path / "result.json").read_text())["loss"] == result.loss
+    assert choose_checkpoint(tmp_path).samples == 24
+
+
+def test_run_without_a_finite_metric_ends_with_an_error(noisy, tmp_path, nan_from):
+    nan_from(0)
+    with pytest.raises(TrainingError, match="the held-out loss is nan after the last step"):
+        train(with_stop(noisy, metric="eval_loss", patience=3), tmp_path)
+
+
+def test_best_checkpoint_that_was_lost_leaves_the_last_one_as_the_result(noisy, tmp_path, capsys, monkeypatch):
+    wait = RunCheckpoints.wait
+
+    def wait_and_lose(checkpoints):
+        wait(checkpoints)
+        shutil.rmtree(tmp_path / "checkpoints/40")
+
+    monkeypatch.setattr(RunCheckpoints, "wait", wait_and_lose)
+    screen = Recorder()
+    result = train(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
+    assert (result.best_samples, result.loss) == (80, evaluations(tmp_path)[-1]["eval_loss"])
+    assert any("checkpoints/40, does not exist; the result is the last one" in line for line in screen.lines)
+    assert choose_checkpoint(tmp_path).samples == 80
+    assert "using the newest checkpoint instead of the best one: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ({"min_delta": 0.1}, r"stop\.min_delta=0\.1: requires stop\.patience; use --stop\.patience 5, or omit it"),
+        (
+            {"metric": "eval_top5", "patience": 1},
+            r"stop\.metric='eval_top5': with 5 classes, every image is among the five",
+        ),
+        ({"metric": "loss", "patience": 1}, r"stop\.metric='loss': .*'eval_accuracy', 'eval_top5' or 'eval_loss'"),
+        (
+            {"patience": 0},
+            r"stop\.patience=0: .*greater than or equal to 1",
+        ),
+        ({"patience": 1, "min_delta": -1.0}, r"stop\.min_delta=-1\.0: .*greater than or equal to 0"),
+    ],
+)
+def test_invalid_stop_raises_one_line(tiny, stop, message):
+    config = dataclasses.replace(tiny, stop=Stop(**stop), model=Model(name="normalized_linear", classes=5))
+    with pytest.raises(ConfigError, match=message) as error:
+        jaxdp.plan(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("every", "evaluations"), [(None, 0), (99.0, 0), (1.0, 2)])
+def test_run_with_too_few_evaluations_to_stop_is_warned_about(tiny, every, evaluations):
+    plan = jaxdp.plan(dataclasses.replace(tiny, stop=Stop(patience=2), evaluation=Evaluation(every_epochs=every)))
+    warning = f"because it has {evaluations} evaluations before its end, and stopping takes at least 3"
+    assert warning in too_few_evaluations(plan)
+    assert too_few_evaluations(dataclasses.replace(plan, config=with_stop(tiny, patience=None))) is None
+
+
+def test_plan_states_early_stopping(tiny):
+    table = jaxdp.plan(dataclasses.replace(tiny, stop=Stop("eval_loss", 2, 0.01)))
+    from jaxdp.plan_summary import model_summary, start_table
+
+    cells = [list(column.cells) for column in start_table(table, "4 x cpu", model_summary(table.config)).columns]
+    row = dict(zip(*cells, strict=True))["early stopping"]
+    assert row == (
+        "when eval_loss has not improved by more than 0.01 for 2 evaluations in a row (2 before the end); the result is the "
+        "best checkpoint"
+    )
+
+
+def test_run_saves_the_best_evaluations_and_its_summary_states_the_best(noisy, tmp_path, monkeypatch):
+    saved, save = [], CheckpointManager.save
+
+    def record(manager, state, samples, *arguments, **options):
+        saved.append(samples)
+        save(manager, state, samples, *arguments, **options)
+
+    monkeypatch.setattr(CheckpointManager, "save", record)
+    screen = Recorder()
+    train(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
+    assert saved == [24, 40, 80]  # not 64; 80 is the end of a phase and of the run
+    summary = next(line for line in screen.lines if line.startswith("accuracy "))
+    assert summary.endswith("held-out images)  at epoch 0.8, of the best checkpoint")
+    assert "trained for 1.6 epochs, 10 steps; stopped early: eval_accuracy did not improve for 2 evaluations" in screen.lines
+    assert not any("cannot stop early" in line for line in screen.lines)

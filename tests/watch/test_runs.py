@@ -1,0 +1,204 @@
+"""The state of a watched run, from its directory."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import threading
+import time
+
+import pytest
+from helpers.report import write_result, write_run
+from helpers.watch import append, training_record
+
+from jaxdp.errors import ConfigError
+from jaxdp.loggers.events import EventLog
+from jaxdp.training import run_dir
+from jaxdp.watch import runs
+from jaxdp.watch.page import card
+from jaxdp.watch.runs import WatchedRun
+
+
+def status(run):
+    run.refresh()
+    return card(run).status
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A function that sets the time of a run's log to so many seconds ago."""
+
+    def age(path, seconds):
+        log = path / "metrics.jsonl"
+        moment = time.time() - seconds
+        os.utime(log, (moment, moment))
+
+    return age
+
+
+def test_run_is_followed_from_its_beginning_to_its_end(tmp_path):
+    path = tmp_path / "run"
+    run = WatchedRun(path, "run")
+    assert status(run) == "waiting for a run in this directory"
+    path.mkdir()
+    assert status(run) == "waiting for a run in this directory"
+    write_run(path)
+    (path / "metrics.jsonl").unlink()
+    with run_dir.lock_run_dir(path):
+        assert status(run) == "starting"
+        append(path, training_record(1))
+        assert status(run) == "training"
+        assert run.history.records[-1]["step"] == 1
+    assert status(run) == "not running, last log line less than a minute ago"
+    write_result(path)
+    assert status(run) == "finished"
+    shutil.rmtree(path)
+    assert status(run) == "waiting for a run in this directory"
+
+
+def test_killed_run_says_when_it_last_wrote(tmp_path, old):
+    run = WatchedRun(write_run(tmp_path), "run")
+    for seconds, ago in ((100, "1 minute ago"), (601, "10 minutes ago"), (7200, "2 hours ago"), (3 * 86_400, "3 days ago")):
+        old(tmp_path, seconds)
+        assert status(run) == f"not running, last log line {ago}"
+
+
+def test_run_that_trains_without_a_log_line_for_long_says_so(tmp_path, old):
+    run = WatchedRun(write_run(tmp_path), "run")
+    with run_dir.lock_run_dir(tmp_path):
+        old(tmp_path, 500)
+        assert status(run) == "training"
+        old(tmp_path, 1000)
+        assert status(run) == "training, last log line 16 minutes ago"
+
+
+def test_end_of_a_session_is_shown_until_the_next_begins(tmp_path):
+    class Stopped(Exception):
+        pass
+
+    write_run(tmp_path)
+    run = WatchedRun(tmp_path, "run")
+    with pytest.raises(Stopped), EventLog(tmp_path).session(Stopped):
+        raise Stopped("saved")
+    assert status(run).startswith("stopped, last log line")
+    with pytest.raises(ValueError, match="boom"), EventLog(tmp_path).session(Stopped):
+        raise ValueError("boom <b>")
+    assert status(run).startswith("failed, last log line less than a minute ago: boom <b>")
+    with run_dir.lock_run_dir(tmp_path):
+        assert status(run) == "training"
+
+
+def test_log_that_grows_without_a_lock_is_of_another_machine(tmp_path, monkeypatch):
+    run = WatchedRun(write_run(tmp_path), "run")
+    assert status(run).startswith("not running")
+    append(tmp_path, training_record(1))
+    assert status(run) == "training"
+    monkeypatch.setattr(runs, "UNLOCKED_GROWTH_SECONDS", 0.0)
+    assert status(run).startswith("not running")
+
+
+def test_last_lines_of_a_process_that_ends_are_not_of_another_machine(tmp_path):
+    run = WatchedRun(write_run(tmp_path), "run")
+    with run_dir.lock_run_dir(tmp_path):
+        assert status(run) == "training"
+        append(tmp_path, training_record(1))
+    assert status(run).startswith("not running")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", '{"name": 3}'),
+        ("config.json", "[" * 100_000),
+        ("result.json", '{"accuracy": 1}'),
+        ("result.json", "\xff"),
+        ("metrics.jsonl", None),
+        ("config.json", None),
+    ],
+)
+def test_damaged_directory_is_shown_as_such_until_it_is_mended(tmp_path, name, content):
+    write_run(tmp_path)
+    run, path = WatchedRun(tmp_path, "run"), tmp_path / name
+    before = path.read_text() if path.exists() else None
+    path.unlink(missing_ok=True)
+    path.mkdir() if content is None else path.write_text(content)
+    assert re.match("cannot be read|its (config|result).json (cannot be read|is damaged)", status(run))
+    assert card(run).kind == "failed"
+    path.rmdir() if content is None else path.unlink()
+    if before is not None:
+        path.write_text(before)
+    assert status(run).startswith("not running")
+
+
+def test_directory_that_cannot_be_entered_is_not_taken_for_an_empty_one(tmp_path):
+    path = tmp_path / "loop"
+    path.symlink_to(path)
+    run = WatchedRun(path, "run")
+    assert status(run) == "cannot be read (Too many levels of symbolic links)"
+    path.unlink()
+    assert status(run) == "waiting for a run in this directory"
+
+
+def test_problem_of_the_moment_passes(tmp_path, monkeypatch):
+    run = WatchedRun(write_run(tmp_path), "run")
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "run_config", fail)
+        assert status(run) == status(run) == "cannot be read (Input/output error)"
+    assert status(run).startswith("not running")
+    assert run.changes == 2
+
+
+def test_unchanged_directory_is_not_read_again(tmp_path, monkeypatch):
+    run = WatchedRun(write_run(tmp_path), "run")
+    run.refresh()
+    monkeypatch.setattr(runs, "assemble", None)
+    monkeypatch.setattr(runs, "run_config", None)
+    for _ in range(3):
+        run.refresh()
+    assert run.changes == 1
+    assert run.problem is None
+
+
+def test_watching_never_keeps_a_run_from_starting(tmp_path):
+    """Many look at the lock, which each holds for a moment; a run that trains still keeps others away."""
+    write_run(tmp_path)
+    (tmp_path / ".lock").touch()
+    stop = threading.Event()
+
+    def look():
+        while not stop.is_set():
+            run_dir.in_use(tmp_path)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            with run_dir.lock_run_dir(tmp_path):
+                pass
+        with open(tmp_path / ".lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(ConfigError, match="another process is training in it"), run_dir.lock_run_dir(tmp_path):
+                pass
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_watching_writes_nothing(tmp_path):
+    write_run(tmp_path / "run")
+    append(tmp_path / "run", training_record(1))
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").iterdir()}
+    os.chmod(tmp_path / "run", 0o555)
+    status(WatchedRun(tmp_path / "run", "run"))
+    os.chmod(tmp_path / "run", 0o755)
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").iterdir()} == before
+    assert json.loads(before[tmp_path / "run/config.json"][1])["name"] == "digits"
