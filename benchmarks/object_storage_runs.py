@@ -62,13 +62,14 @@ LONG = [*SMALL, "--epochs", "5000", "--evaluation.every-epochs", "500", "--check
 LARGE = [
     *("--data.source", "synthetic", "--data.image-size", "32", "--data.train-examples", "1600", "--data.eval-examples", "64"),
     *("--model.depth", "18", "--model.stem", "small", "--batch.0.global-batch", "16", "--logging.no-tensorboard"),
+    *("--storage.lease-seconds", "60"),
 ]
 
 
 def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
     """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
     lease = ["--storage.directory", str(folder / "copies"), "--storage.lease-seconds", str(LEASE_SECONDS)]
-    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *training, *lease]
+    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *lease, *training]
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
     with open(folder / "out", "w") as out:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -281,7 +282,7 @@ def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: flo
                     url = f"{storage.url}/runs/x"
                     assert start(url, training, here, storage.environment).wait() == 0, (here / "out").read_text()
                     result = json.loads(read_run_file(url, "result.json") or b"")
-                    costs[name] = cost(storage.proxy.log(), url, here / "downloaded")
+                    costs[name] = cost(storage, url, here)
             if number:
                 rates[name].append(result["images_per_second"])
             print(name, result["images_per_second"], flush=True)
@@ -289,27 +290,17 @@ def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: flo
     return {"seconds_between_checkpoints": 60 * minutes, "rates": rates, "costs": costs}
 
 
-def cost(log: list[dict], url: str, folder: Path) -> dict:
-    """Requests and bytes of a checkpoint, from the requests of a run; the requests of its removal are included."""
-
-    def of(word: str) -> list[dict]:
-        return [request for request in log if word in request["path"].replace("%2F", "/")]
-
-    def is_upload(request: dict) -> bool:
-        return request["method"] in WRITES and request["status"] in (200, 201)
-
-    manifests = len({request["path"] for request in of("manifest.json") if is_upload(request)})
-    requests = of("checkpoints")
-    sent = sum(request["sent"] for request in requests)
-    manifest = download_checkpoint(url, "--workdir", folder)
+def cost(storage, url: str, folder: Path) -> dict:
+    """Requests and bytes of a run for each of its checkpoints, those of its log and its lease included."""
+    match = re.search(r"uploaded (\d+) checkpoint", (folder / "out").read_text())
+    checkpoints, totals = int(match[1]) if match else 0, storage.proxy.totals()
+    manifest = download_checkpoint(url, "--workdir", folder / "downloaded")
     return {
-        "checkpoints": manifests,
+        "checkpoints": checkpoints,
         "state_bytes": manifest.num_bytes,
         "state_files": len(manifest.files),
-        "bytes_sent": sent / manifests,
-        "requests": len(requests) / manifests,
-        "lease_requests": len(of(".lease")),
-        "other_requests": len(log) - len(requests) - len(of(".lease")),
+        "bytes_sent": sum(total["sent"] for total in totals.values()) / checkpoints,
+        "requests": sum(total["requests"] for total in totals.values()) / checkpoints,
     }
 
 

@@ -124,7 +124,7 @@ class RemoteRun:
         try:
             return self._download_checkpoint(checkpoint, folder)
         except ObjectNotFoundError as error:
-            raise CorruptCheckpoint(f"{error.filename} is missing") from None
+            raise CorruptCheckpoint(f"{self.url_of(checkpoint)} is corrupt: {error.filename} is missing") from None
 
     def _download_checkpoint(self, checkpoint: RemoteName, folder: Path) -> Manifest:
         manifest = self.read_manifest(checkpoint)

@@ -73,7 +73,7 @@ def newest_lease(location: Location) -> LeaseRecord | None:
         except ValueError:  # on a file system, perhaps because it is being written
             attempts += 1
             if attempts == ATTEMPTS:
-                raise StorageError("it is damaged; delete it", f"{location.url}/{name}", permanent=True) from None
+                raise StorageError(f"the lease {name} is damaged; delete it", f"{location.url}/{name}") from None
             time.sleep(0.1)
 
 

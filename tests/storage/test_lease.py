@@ -23,7 +23,7 @@ def leases():
 
 
 def acquire(location, leases, seconds=0.4, **options):
-    leases.append(Lease.acquire(location, seconds, adopt=lambda previous: [], **options))
+    leases.append(Lease.acquire(location, seconds, adopt=lambda _: [], **options))
     return leases[-1]
 
 
@@ -77,7 +77,7 @@ def test_of_many_processes_that_start_at_once_exactly_one_gets_the_lease(locatio
         def compete(start=start, outcomes=outcomes):
             start.wait()
             try:
-                outcomes.append(Lease.acquire(location, 0.2, adopt=lambda previous: []))
+                outcomes.append(Lease.acquire(location, 0.2, adopt=lambda _: []))
             except LeaseHeld as error:
                 outcomes.append(error)
 

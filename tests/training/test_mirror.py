@@ -27,9 +27,7 @@ class Run:
         self.workdir.mkdir(exist_ok=True)
         (self.workdir / "config.json").write_text("{}")
         (self.workdir / "metrics.jsonl").write_text('{"samples": 1}\n')
-        self.lease = Lease.acquire(
-            self.location, 0.5, adopt=lambda previous: [str(name) for name in self.remote.checkpoints(previous)]
-        )
+        self.lease = Lease.acquire(self.location, 0.5, adopt=lambda _: [str(name) for name in self.remote.checkpoints(None)])
         self.mirror = Mirror(
             self.remote,
             self.workdir,
@@ -180,7 +178,7 @@ def test_a_run_that_was_taken_over_ends_and_uploads_nothing_more(runs):
     first = runs().begin()
     first.save(10)
     eventually(lambda: first.uploaded() == [10])
-    Lease.acquire(first.location, 60, token=first.lease.record.token, adopt=lambda previous: ["10.1.1"]).abandon()
+    Lease.acquire(first.location, 60, token=first.lease.record.token, adopt=lambda _: ["10.1.1"]).abandon()
     before = first.location.sizes()
     first.save(20)
     eventually(lambda: first.lease.lost)
