@@ -162,7 +162,7 @@ class Mirror:
                     self._upload_all()
                 except OSError as error:  # of the storage, or of the local disk
                     self._report_failure(error)
-                    if self._closing and not isinstance(error, StorageError):
+                    if is_last and not (isinstance(error, StorageError) and not error.permanent):
                         break
                     self._wake.wait(pause) if not self._closing else time.sleep(pause)
                     self._wake.clear()
