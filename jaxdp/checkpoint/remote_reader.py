@@ -69,9 +69,9 @@ def download_checkpoint(
 ) -> Manifest:
     """Download a checkpoint of the run at a URL, with the log of the run, to `folder`/checkpoints and verify it.
 
-    url: of the run, or of one of its checkpoints. checkpoint: result (the newest, or with early stopping the best that the
-    newest one knows), newest, best (by `metric`), or its number of samples; names skip corrupt ones and report them on stderr.
-    Raises ConfigError if there is no such checkpoint.
+    url: of the run, or of one of its checkpoints, by its name or its number of samples. checkpoint: result (the newest, or with
+    early stopping the best that the newest one knows), newest, best (by `metric`), or its number of samples; names skip corrupt
+    ones and report them on stderr. Raises ConfigError if there is no such checkpoint.
     """
     run, _, last = url.rstrip("/").rpartition(f"/{CHECKPOINTS}/")
     named = RemoteName.parse(last) if run else None
@@ -90,7 +90,7 @@ def download_checkpoint(
                 except CorruptCheckpoint as corrupt:
                     error = str(corrupt)
                     if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there
-                        return download_checkpoint(url, field, folder, checkpoint=checkpoint)
+                        return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
         if not error:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
@@ -116,7 +116,7 @@ def _chosen(
 ) -> list[RemoteName]:
     """The checkpoints to try, in order."""
     if named:
-        return [name for name in names if name == named]
+        return [name for name in names if name == named or (not named.lease and name.samples == named.samples)]
     if checkpoint == "newest":
         return names
     if checkpoint == "result":

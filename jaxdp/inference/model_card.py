@@ -33,8 +33,8 @@ from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config
 from jaxdp.validation import flatten, from_dict
 
-# The name is above the table; paths of a machine are not for a card, but finetune.digest is.
-OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights")
+# The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
+OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights", "storage.directory", "logging.mlflow")
 LOAD = 'safetensors.numpy.load_file("weights.safetensors")'
 RECOMPUTE = f"""jaxdp export --workdir RUN --checkpoint {{samples}} --output weights.safetensors
 python -c 'import hashlib, safetensors.numpy; print(hashlib.sha256(b"".join(name.encode() + array.tobytes() for name, array in \
@@ -67,27 +67,32 @@ def write_card(
     `jaxdp.inference.export.export` returned for it, whose file the card then describes; None: the card has a digest of the
     checkpoint's weights. Raises ConfigError if the run or the checkpoint cannot be used, or the file exists.
     """
-    path = check_card_path(card, overwrite)
-    if is_url(workdir):
-        with temporary_directory(run_config(workdir).storage) as folder:
-            url, metric = str(workdir), run_config(workdir).stop.metric
-            chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
-            copied = download_checkpoint(url, "--workdir", Path(folder), checkpoint=chosen, metric=metric)
-            download_run_files(url, Path(folder), names=(CONFIG, CLASSES, RESULT), field="--workdir")
-            exported = exported and exported | {"checkpoint": str(copied.path)}
-            return write_card(folder, card, str(copied.samples), exported=exported, overwrite=overwrite)
-    manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
+    path, is_best = check_card_path(card, overwrite), checkpoint == "best"
+    file = Path(exported["output"]) if exported else None
+    if not is_url(workdir):
+        manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
+        return _write(path, Path(workdir), manifest, exported=file, is_best=is_best)
+    config = run_config(workdir)
+    with temporary_directory(config.storage) as folder:
+        url, copy = str(workdir), Path(folder)
+        chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
+        samples = download_checkpoint(url, "--workdir", copy, checkpoint=chosen, metric=config.stop.metric).samples
+        download_run_files(url, copy, names=(CONFIG, CLASSES, RESULT), field="--workdir")
+        return _write(path, copy, choose_checkpoint(copy, str(samples)), exported=file, is_best=is_best)
+
+
+def _write(path: Path, workdir: Path, manifest: Manifest, *, exported: Path | None, is_best: bool) -> Path:
+    """Write the card of a checkpoint in a directory. is_best: whether it was asked for as the best one."""
     config = from_dict(manifest.metadata["config"])
     best = manifest.metadata["progress"].get("best")
-    file = Path(exported["output"]) if exported else None
     facts = _Facts(
         manifest,
         config,
         class_names(workdir, config.model.class_count),
-        read_result(Path(workdir), read_result_text(Path(workdir))) if (Path(workdir) / RESULT).exists() else None,
-        digest=weights_digest(workdir, str(manifest.samples)) if file is None else _file_digest(file),
-        exported=file,
-        is_best=checkpoint == "best" or (best is not None and best["samples"] == manifest.samples),
+        read_result(workdir, read_result_text(workdir)) if (workdir / RESULT).exists() else None,
+        digest=weights_digest(workdir, str(manifest.samples)) if exported is None else _file_digest(exported),
+        exported=exported,
+        is_best=is_best or (best is not None and best["samples"] == manifest.samples),
     )
     write_output(path, "\n\n".join([_metadata(facts), *_sections(facts)]).encode() + b"\n")
     return path

@@ -46,7 +46,8 @@ def values(record: dict[str, Any]) -> dict[str, float]:
 class RunFacts(NamedTuple):
     """What a tracker shows about a run beside its log.
 
-    config: all fields by dotted name. directory, checkpoint: absolute paths; checkpoint is the newest, None before the first.
+    config: all fields by dotted name. directory, checkpoint: absolute paths, or URLs of a run at a URL;
+    checkpoint is the newest, None before the first.
     result: fields of result.json by dotted name; empty before the end. pictures: of the held-out examples, by samples.
     """
 

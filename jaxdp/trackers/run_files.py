@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.checkpoint.listing import read_manifests
+from jaxdp.checkpoint.remote_run import CHECKPOINTS
 from jaxdp.files import CONFIG, open_regular, read_text, write_atomically
 from jaxdp.trackers.client import RunFacts
 from jaxdp.validation import flatten
@@ -85,21 +86,23 @@ def pictures(workdir: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def run_facts(workdir: Path) -> RunFacts:
-    """The facts of the run in a directory, as its files state them now."""
+def run_facts(workdir: Path, url: str | None = None) -> RunFacts:
+    """The facts of the run in a directory, as its files state them now. url: of the run whose local copy this is."""
     config = json.loads(read_text(workdir / CONFIG))
     result: dict[str, Any] = {}
     with suppress(FileNotFoundError):
         result = json.loads(read_text(workdir / "result.json"))
     result["bad_images"] = len(result.get("bad_images", ())) or None  # how many; their names are in the file
-    manifest = next(read_manifests(workdir / "checkpoints"), None)
+    manifest = next(read_manifests(workdir / CHECKPOINTS), None)
+    if url is not None and "workdir" in result:
+        result["workdir"] = url
     plot = workdir / "training.png"
     return RunFacts(
         name=config["name"],
         config=flatten(config),
-        directory=str(workdir),
+        directory=url or str(workdir),
         host=socket.gethostname(),
-        checkpoint=str(manifest.path) if manifest else None,
+        checkpoint=f"{url or workdir}/{CHECKPOINTS}/{manifest.samples}" if manifest else None,
         result={name: value for name, value in flatten(result).items() if value is not None},
         pictures=pictures(workdir),
         plot=plot if plot.is_file() else None,

@@ -1,4 +1,4 @@
-"""The process that sends a run to one tracker: `python -m jaxdp.trackers.sender TRACKER CLIENT WORKDIR TARGET`.
+"""The process that sends a run to one tracker: `python -m jaxdp.trackers.sender TRACKER CLIENT WORKDIR TARGET [URL]`.
 
 `jaxdp.trackers.supervisor` starts it and writes commands to its stdin, one line each: "start" when the log is that of this
 session, "end OUTCOME" when the session has ended. It answers on stdout with events as JSON, one line each:
@@ -66,7 +66,10 @@ class Inbox:
 
 
 class Sender:
-    """Sends the log of a run in order, beginning after the last record that the tracker has. report: receives events."""
+    """Sends the log of a run in order, beginning after the last record that the tracker has.
+
+    report: receives events. url: of the run, if `workdir` is its local copy.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,9 @@ class Sender:
         *,
         inbox: Inbox,
         report: Callable[[dict[str, Any]], None],
+        url: str | None = None,
     ) -> None:
+        self.url = url
         self.client, self.workdir, self.state, self.inbox, self.report = client, workdir, state, inbox, report
         self.tail: LogTail | None = None
         self.position: int | None = None  # of the last record at the tracker; None if it must be asked
@@ -113,7 +118,7 @@ class Sender:
                 retry = min(2 * retry, LONGEST_RETRY)
 
     def _connect(self) -> None:
-        self.position = self.client.connect(run_facts(self.workdir).name)
+        self.position = self.client.connect(run_facts(self.workdir, self.url).name)
         self._was_connected, self._described = True, -math.inf
         if self.tail is not None:
             self.tail.rewind()
@@ -141,13 +146,13 @@ class Sender:
             return
         self._described = time.monotonic()
         try:
-            self.client.describe(run_facts(self.workdir))
+            self.client.describe(run_facts(self.workdir, self.url))
         except Rejected as error:
             self._config_refused = True
             self.report({"warning": f"the configuration was not sent: {error.reason}"})
 
     def _finish(self, outcome: str) -> None:
-        self.client.finish(outcome, run_facts(self.workdir))
+        self.client.finish(outcome, run_facts(self.workdir, self.url))
         self.state.set_complete(outcome == "finished")
         self.report({"sent": self.position, "done": True})
 
@@ -157,8 +162,8 @@ def _name(error: Exception) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """See the module's docstring. CLIENT is the name of a class, as `module:class`."""
-    tracker, client, workdir, target = arguments
+    """See the module's docstring. CLIENT is the name of a class, as `module:class`. WORKDIR is the local copy of URL."""
+    tracker, client, workdir, target, *url = arguments
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what clients print is no event
     lock, inbox, path = threading.Lock(), Inbox(), Path(workdir)
@@ -179,7 +184,7 @@ def main(arguments: list[str]) -> None:
         state = TrackerState(path, tracker, target)
         try:
             opened = resolve_name(client)(path, state, lambda text: report({"warning": text}))
-            Sender(opened, path, state, inbox=inbox, report=report).run()
+            Sender(opened, path, state, inbox=inbox, report=report, url=url[0] if url else None).run()
         except Rejected as error:
             report({"rejected": error.reason, "hint": error.hint})
     os._exit(0)  # without the exit hooks of clients, which may wait for the network

@@ -36,14 +36,15 @@ CHECK_SECONDS = 0.1
 
 
 class TrackerProcess:
-    """The process of one tracker. info: shows a line."""
+    """The process of one tracker. info: shows a line. url: of the run, if `workdir` is its local copy."""
 
-    def __init__(self, tracker: str, workdir: Path, *, target: str, info: Callable[[str], Any]) -> None:
+    def __init__(self, tracker: str, workdir: Path, *, target: str, info: Callable[[str], Any], url: str | None = None) -> None:
         self.tracker, self.workdir, self.target, self.info = tracker, workdir, target, info
         self.is_new = not TrackerState(workdir, tracker, target).exists
         self.log = workdir / FOLDER / f"{tracker}.log"
         self.log.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-m", "jaxdp.trackers.sender", tracker, CLIENTS[tracker], os.path.abspath(workdir), target]
+        command += [] if url is None else [url]
         pipe = subprocess.PIPE
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True, bufsize=0)
@@ -127,6 +128,7 @@ class Trackers:
 
     config: None on other ranks than 0, which send nothing. class_names: may be shorter than the number of classes.
     while_waiting: called ten times a second in waits before training and after it; a true value ends the wait.
+    url: of the run, if `workdir` is its local copy.
     """
 
     def __init__(
@@ -137,7 +139,9 @@ class Trackers:
         class_names: Sequence[str] = (),
         info: Callable[[str], Any] = print,
         while_waiting: Callable[[], Any] = lambda: False,
+        url: str | None = None,
     ) -> None:
+        self.url = url
         self.workdir, self.class_names, self.info, self.while_waiting = workdir, class_names, info, while_waiting
         self.targets = {name: target for name in CLIENTS if config and (target := getattr(config.logging, name)) is not None}
         if os.environ.get("WANDB_MODE") == "disabled":
@@ -153,7 +157,7 @@ class Trackers:
         """Start the processes and wait for a short time until each has opened its run. Raises ConfigError if one cannot."""
         for name, target in self.targets.items():
             try:
-                self.processes.append(TrackerProcess(name, self.workdir, target=target, info=self.info))
+                self.processes.append(TrackerProcess(name, self.workdir, target=target, info=self.info, url=self.url))
             except OSError as error:  # such as a full disk
                 self.info(f"{name}: its process cannot start ({error}); training continues without it")
         deadline = time.monotonic() + CONNECT_SECONDS

@@ -214,6 +214,7 @@ class _Session:
             class_names=setup.datasets.classes,
             info=screen.info,
             while_waiting=while_waiting,
+            url=None if self.mirror is None else self.mirror.remote.location.url,
         )
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
@@ -237,6 +238,9 @@ class _Session:
             events = EventLog(path if group.is_rank0 else None)
             with events.session(Stopped):
                 recorded = RecordedScreen(screen, events)
+                trackers.info = recorded.info
+                if isinstance(self.mirror, Mirror):
+                    self.mirror.info = recorded.info
                 for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
                     recorded.info(remark)
                 group.set_activity("start", detail="connecting to trackers")

@@ -18,7 +18,8 @@ from scipy.stats import binomtest
 
 import jaxdp
 from jaxdp import models
-from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.checkpoint.manifest import CorruptCheckpoint, read_manifest
+from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.cli import main
 from jaxdp.config import Checkpoint, Config, Data, Mesh, Model, Stop
 from jaxdp.errors import ConfigError, printable
@@ -151,11 +152,65 @@ def test_names_with_special_characters_are_shown_as_they_are(trained):
     assert not kinds & {"html_inline", "html_block", "link_open", "image", "em_open", "strong_open", "s_open"}
 
 
+def edit_manifest(path, edit):
+    """Change the text of a manifest, and its digest."""
+    text = edit(path.read_text().rpartition("\n")[0].rpartition("\n")[0])
+    path.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def test_card_of_a_run_at_a_url_is_that_of_its_directory(trained):
+    for manifest in (trained / "checkpoints").glob("*/manifest.json"):  # as of a run without early stopping
+        edit_manifest(manifest, lambda text: re.sub(r'"best": {[^}]*}', '"best": null', text))
+    there = trained.parent / "there.md"
+    for checkpoint in ("best", "160"):
+        card = write_card(trained.as_uri(), there, checkpoint, overwrite=True).read_text()
+        assert card == card_of(trained, checkpoint)
+        assert ("chosen among those of its run" in card) == (checkpoint == "best")
+    exported = export(trained.as_uri(), trained / "w.safetensors", "best")
+    card = write_card(trained.as_uri(), there, "best", exported=exported, overwrite=True).read_text()
+    assert "chosen among those of its run" in card
+    assert digests(card) == [hashlib.sha256((trained / "w.safetensors").read_bytes()).hexdigest()]
+
+
+def test_card_has_no_paths_and_addresses_of_the_machine(trained):
+    def add(text):
+        document = json.loads(text)
+        config = document["metadata"]["config"]
+        config["storage"]["directory"], config["logging"]["mlflow"] = "/secret", "http://secret:5000"
+        return json.dumps(document)
+
+    edit_manifest(trained / "checkpoints/160/manifest.json", add)
+    assert "secret" not in card_of(trained, "160")
+
+
+def test_best_checkpoint_at_a_url_that_is_removed_meanwhile_is_followed_by_the_next_best(trained, monkeypatch):
+    losses_and_accuracies = {56: (3.0, 0.9), 112: (2.0, 0.1), 160: (1.0, 0.1)}
+    for samples, (loss, accuracy) in losses_and_accuracies.items():
+        values = {"eval_loss": loss, "eval_accuracy": accuracy}
+
+        def replaced(text, values=values):
+            document = json.loads(text)
+            document["metadata"]["evaluation"] |= values
+            return json.dumps(document)
+
+        edit_manifest(trained / f"checkpoints/{samples}/manifest.json", replaced)
+
+    download = RemoteRun.download_checkpoint
+
+    def remove(self, name, folder):
+        monkeypatch.setattr(RemoteRun, "download_checkpoint", download)
+        shutil.rmtree(trained / f"checkpoints/{name}")
+        raise CorruptCheckpoint("removed")
+
+    monkeypatch.setattr(RemoteRun, "download_checkpoint", remove)
+    assert "(checkpoint 112)" in write_card(trained.as_uri(), trained.parent / "card.md", "best").read_text()
+
+
 @pytest.mark.parametrize("name", ["1.5", "true", "2026-01-01", "null", "a_b-c.d"])
 def test_any_name_of_a_run_stays_text_in_the_metadata(trained, name):
-    manifest = trained / "checkpoints/160/manifest.json"
-    text = manifest.read_text().rpartition("\n")[0].rpartition("\n")[0].replace('"name": "goyal.1"', f'"name": "{name}"')
-    manifest.write_text(f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n")
+    edit_manifest(
+        trained / "checkpoints/160/manifest.json", lambda text: text.replace('"name": "goyal.1"', f'"name": "{name}"')
+    )
     assert front_matter(card_of(trained, "160"))["model-index"][0]["name"] == name
 
 

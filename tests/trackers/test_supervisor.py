@@ -12,7 +12,11 @@ from helpers.runs import Recorder, train_until
 
 from jaxdp import ConfigError, train
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.remote_reader import download_checkpoint
+from jaxdp.config import Storage
+from jaxdp.loggers.events import read_events
 from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.storage.local import run_copy
 from jaxdp.trackers import supervisor
 from jaxdp.trackers.run_files import TrackerState, exclusive
 from jaxdp.validation import flatten
@@ -121,6 +125,18 @@ def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, mo
         assert recorder.lines == [line.format(tmp_path / "trackers") for line in lines]
         trackers.finish("finished")
     assert recorder.lines[-1] == "mlflow: not confirmed: the end of the run; the same command sends the rest"
+
+
+def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_checkpoint(with_tracker, tmp_path):
+    storage = dataclasses.replace(Storage(), directory=str(tmp_path / "machine"))
+    config, url = dataclasses.replace(with_tracker("works"), storage=storage), (tmp_path / "bucket/run").as_uri()
+    result = train(config, url, screen=Recorder())
+    there, events = run_copy(storage, url) / "tracker.jsonl", read_events(tmp_path / "bucket/run/events.jsonl")
+    (checkpoint,) = stored(there, "checkpoint")
+    assert checkpoint == f"{url}/checkpoints/{result.samples}"
+    assert download_checkpoint(checkpoint, "--resume", tmp_path).samples == result.samples
+    assert stored(there, "result")[0]["workdir"] == url
+    assert "mlflow: a file" in [event["text"] for event in events]
 
 
 def test_directory_that_cannot_be_written_is_one_line(with_tracker, tmp_path):
