@@ -9,7 +9,7 @@ import pytest
 
 import jaxdp
 from jaxdp.cli import main
-from jaxdp.config import Compile, Data, Finetune
+from jaxdp.config import Compile, Finetune
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
@@ -23,6 +23,7 @@ from jaxdp.validation import validate
 URLS = (
     "gs://bucket/run",
     "s3://bucket/run",
+    "simplecache::s3://bucket/run",
     "file:///tmp/run",
     "hdfs://name:9000/run",
     "http://host/run",
@@ -122,7 +123,6 @@ def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, 
         lambda: jaxdp.load_config(url),
         lambda: weights.import_file(url, "out.safetensors"),
         lambda: weights.import_file("in.safetensors", f"{url}.safetensors"),
-        lambda: validate(dataclasses.replace(tiny_resnet, data=Data(source="folder", directory=url))),
         lambda: validate(dataclasses.replace(tiny_resnet, finetune=Finetune(weights=url))),
         lambda: validate(dataclasses.replace(tiny_resnet, compile=Compile(cache=url))),
     ]

@@ -37,6 +37,7 @@ PROTOCOLS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {  # protocol -
     "gcs": ("gcsfs", _gcs_options),
 }
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")  # of botocore: it found none
 
 
 class StorageError(OSError):
@@ -70,6 +71,9 @@ def open_location(url: str, field: str) -> "Location":
         raise ConfigError(
             field, url, reason="a URL has two slashes after its protocol", hint="use s3://BUCKET/PATH or a local path"
         )
+    if "::" in url:  # fsspec takes it for a chain wherever it stands
+        hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
+        raise ConfigError(field, url, reason="chained URLs (with ::) are not supported", hint=hint)
     protocol = url.partition(":")[0]
     package, options = PROTOCOLS.get(protocol, ("", dict))
     try:
@@ -214,7 +218,8 @@ class Location:
 def _is_permanent(error: Exception) -> bool:
     """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or the words of gcsfs."""
     refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404")
-    return isinstance(error, PERMANENT) or refused or str(error).startswith("Forbidden")
+    unknown = type(error).__name__ in CREDENTIALS
+    return isinstance(error, PERMANENT) or refused or unknown or str(error).startswith("Forbidden")
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.manager import UNFINISHED
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, state_files
 from jaxdp.checkpoint.orbax_io import part_folder
 from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RESULT, RemoteName, RemoteRun
@@ -69,7 +70,12 @@ class Mirror:
         self._thread.start()
 
     def enqueue(self, samples: int) -> None:
-        """Upload the checkpoint of `samples` samples, which is complete on the local disk."""
+        """Upload the checkpoint of `samples` samples, which is complete on the local disk; tell all ranks which are kept."""
+        self._add_pending(samples)
+        kept = [int(path.name) for path in checkpoint_paths(self.workdir / CHECKPOINTS)]
+        self.group.broadcast_object("kept checkpoints", kept)
+
+    def _add_pending(self, samples: int) -> None:
         with self._lock:
             self._pending.add(samples)
         self._wake.set()
@@ -298,7 +304,7 @@ class Mirror:
         except (FileNotFoundError, CorruptCheckpoint):
             self.remote.remove(name)
             if path.exists():
-                self.enqueue(samples)
+                self._add_pending(samples)
             return
         except StorageError:
             self._incomplete.append(name)
@@ -348,7 +354,12 @@ class MirrorFollower:
         self._thread.start()
 
     def enqueue(self, samples: int) -> None:
-        pass
+        """Remove this process's parts of the checkpoints that rank 0 no longer has. Until then, it may upload them again."""
+        kept = self.group.broadcast_object("kept checkpoints", None)
+        if not self.shares_directory:
+            for part in (self.workdir / CHECKPOINTS).glob(f"{UNFINISHED}*"):
+                if part.name not in [f"{UNFINISHED}{samples}" for samples in kept]:
+                    shutil.rmtree(part, ignore_errors=True)
 
     def reject(self, *, after: int, reason: str) -> None:
         pass
@@ -369,13 +380,9 @@ class MirrorFollower:
             samples, name = task[0], RemoteName.parse(task[1])
             assert name is not None
             folder = self.workdir / CHECKPOINTS
-            path = folder / str(samples) if self.shares_directory else folder / f"saving-{samples}"
+            path = folder / str(samples) if self.shares_directory else folder / f"{UNFINISHED}{samples}"
             error = _error_of(lambda name=name, path=path: upload_part(self.remote, name, path, group=self.group))  # type: ignore[misc]
             self.group.all_gather_object("uploaded", error)
-            if error is None and not self.shares_directory:
-                for old in folder.glob("saving-*"):
-                    if int(old.name.removeprefix("saving-")) <= samples:
-                        shutil.rmtree(old, ignore_errors=True)
 
 
 def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> None:

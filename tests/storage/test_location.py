@@ -3,8 +3,10 @@ import subprocess
 import sys
 
 import pytest
+from helpers.object_storage import NO_AMAZON
 
 from jaxdp.errors import ConfigError
+from jaxdp.files import is_url
 from jaxdp.storage.location import ObjectNotFoundError, StorageError, join_url, open_location
 
 
@@ -64,12 +66,28 @@ def test_an_unwritable_folder_raises_in_one_line(tmp_path):
             "s3:/bucket/x",
             r"^--workdir='s3:/bucket/x': a URL has two slashes after its protocol; use s3://BUCKET/PATH or a ",
         ),
+        ("simplecache::s3://bucket/x", r"^--workdir='simplecache::s3://bucket/x': chained URLs \(with ::\) are not "),
+        ("zip://x::file:///x.zip", r"chained URLs \(with ::\) are not supported"),
         ("nothing://x/y", r"^--workdir='nothing://x/y': Protocol not known: nothing; use s3://BUCKET/PATH, "),
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused(url, message):
+    assert is_url(url)
     with pytest.raises(ConfigError, match=message):
         open_location(url, "--workdir")
+
+
+@pytest.mark.parametrize("profile", [None, "unknown"])
+def test_missing_credentials_are_no_outage(profile, monkeypatch):
+    pytest.importorskip("s3fs", reason="needs the extra cloud")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    settings = NO_AMAZON | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"} | ({"AWS_PROFILE": profile} if profile else {})
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StorageError, match=r"Unable to locate credentials|profile .unknown. could not be found") as error:
+        open_location("s3://bucket/x", "--workdir").top_sizes()
+    assert error.value.permanent
 
 
 @pytest.mark.parametrize(("url", "package"), [("s3://bucket/run", "s3fs"), ("gs://bucket/run", "gcsfs")])
