@@ -181,6 +181,7 @@ def with_eval_size(config, size):
     return dataclasses.replace(config, data=dataclasses.replace(config.data, eval_size=size))
 
 
+@pytest.mark.slow
 def test_run_evaluates_at_another_size_than_it_trains_at(fixres, pictures, tmp_path):
     """Each evaluation of the run, that of its checkpoint and a prediction see the same pixels; a resume continues the run."""
     result = jaxdp.train(fixres, tmp_path / "whole")

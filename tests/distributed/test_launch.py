@@ -44,6 +44,7 @@ def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_pat
     assert line.startswith("jaxdp launch: rank 1 exited first, with exit code 0, before the end of the run, after ")
 
 
+@pytest.mark.slow
 def test_sigterm_to_a_rank_that_has_not_connected_stops_the_others_with_75(tmp_path):
     script = tmp_path / "process.py"
     script.write_text(

@@ -46,7 +46,9 @@ def uninterrupted(tmp_path_factory):
     return train_to_the_end(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR1))]
+)
 def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number):
     process = start(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
     for line in process.stdout:

@@ -19,6 +19,7 @@ def run_proofs(monkeypatch, strategies):
     return {proof.name: proof for proof in proofs}
 
 
+@pytest.mark.slow
 def test_proofs_of_a_strategy_that_sums_over_one_axis_fail_on_the_meshes_that_have_it(monkeypatch):
     def faulty(vector):
         return lax.psum(vector, AXES) * lax.axis_size(VERTICAL)

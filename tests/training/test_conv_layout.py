@@ -82,6 +82,7 @@ def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_
     assert_close(ours.params, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), expected.params), 1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_in_the_other_layout(tiny_resnet, tmp_path, capsys):
     train(dataclasses.replace(tiny_resnet, epochs=2.0), tmp_path)
     capsys.readouterr()

@@ -402,6 +402,7 @@ def test_sharded_update_with_stored_kernel_layouts_is_refused(tiny):
     assert "compile.conv_layout='ohwi' stores whole kernels" in refusal(tiny, compile={"conv_layout": "ohwi"})
 
 
+@pytest.mark.slow
 def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, monkeypatch):
     monkeypatch.setitem(registry.own_optimizers, "lion", None)  # removed after the test
     jaxdp.register_optimizer("lion", lambda config, rate, momentum: optax.lion(rate, momentum))
@@ -442,6 +443,7 @@ class WithScalar(nn.Module):
         return nn.Dense(self.classes)(x.reshape(len(x), -1)) * self.param("scale", nn.initializers.ones, ())
 
 
+@pytest.mark.slow
 def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path, monkeypatch):
     monkeypatch.setitem(registry.own_models, "scaled", WithScalar)
     config = dataclasses.replace(run, model=Model(name="scaled", classes=6), optimizer=Optimizer(name="sgd"))

@@ -20,7 +20,7 @@ from jaxdp.training.run_checkpoints import RunCheckpoints
 def checkpoints(monkeypatch):
     """Of rank 0 of two processes: a save every minute, the first of them overdue. `requests` counts its requests."""
     made = object.__new__(RunCheckpoints)
-    made.requests, made.agreed = 0, False
+    made.requests, made.agreed, made.mirror = 0, False, None
 
     def request(action):
         made.requests += 1
