@@ -75,7 +75,9 @@ def card(run: WatchedRun) -> Card:
     percent = int(100 * pace.fraction) if history.records else None
     since = f", last log line {_ago(age)}" if age is not None and history.records else ""
     if history.status == "finished":
-        return Card(run, "finished", "finished", 100, _facts(history, pace))
+        result = history.result
+        early = f" early: {printable(result['stop_reason'], 500)}" if result.get("stopped_early") else ""
+        return Card(run, f"finished{early}", "finished", 100, _facts(history, pace))
     if history.status == "running":
         quiet = since if age is not None and age > QUIET_SECONDS else ""
         status = f"training{quiet}" if history.records else "starting"
@@ -102,7 +104,8 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
     running, training, evaluations = history.status == "running", history.training, history.evaluations
     facts = {"epoch": f"{pace.epoch:.2f} of {history.config.epochs:g}"}
     if running and pace.remaining_seconds is not None:
-        facts["remaining"] = f"about {format_duration(pace.remaining_seconds)}"
+        limit = "" if history.config.stop.patience is None else ", unless it stops early"
+        facts["remaining"] = f"about {format_duration(pace.remaining_seconds)}{limit}"
     if history.status == "finished":
         facts["time"] = format_duration(history.result["wall_seconds"])
         facts["speed"] = f"{history.result['images_per_second']:,.0f} images/s"

@@ -13,6 +13,7 @@ import pytest
 from helpers.report import write_result, write_run
 from helpers.watch import append, training_record
 
+from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.training import run_dir
@@ -24,6 +25,18 @@ from jaxdp.watch.runs import WatchedRun
 def status(run):
     run.refresh()
     return card(run).status
+
+
+def test_run_with_early_stopping_says_so_while_it_trains_and_why_it_ended(tmp_path):
+    path = write_run(tmp_path / "run", stop=Stop("eval_loss", patience=3))
+    append(path, *(training_record(step) for step in range(2, 6)))
+    run = WatchedRun(path, "run")
+    with run_dir.lock_run_dir(path):
+        run.refresh()
+        assert re.fullmatch(r"about [\d:]+, unless it stops early", card(run).facts["remaining"])
+    write_result(path, stopped_early=True, stop_reason="eval_loss did not improve for 3 evaluations", best_samples=2000)
+    assert status(run) == "finished early: eval_loss did not improve for 3 evaluations"
+    assert (card(run).kind, card(run).percent) == ("finished", 100)
 
 
 @pytest.fixture
