@@ -62,7 +62,7 @@ def newest_lease(location: Location) -> LeaseRecord | None:
     """The newest lease, which alone counts; None if the folder never had one. Raises StorageError."""
     attempts = 0
     while True:
-        names = [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
+        names = _names(location)
         if not names:
             return None
         try:
@@ -75,6 +75,11 @@ def newest_lease(location: Location) -> LeaseRecord | None:
             if attempts == ATTEMPTS:
                 raise StorageError(f"the lease {name} is damaged; delete it", f"{location.url}/{name}") from None
             time.sleep(0.1)
+
+
+def _names(location: Location) -> list[str]:
+    """The leases in the folder, which on a file system may also hold a file that is being written."""
+    return [name for name in location.sizes(FOLDER) if re.fullmatch(rf"{FOLDER}/\d+\.json", name)]
 
 
 def _parse(content: bytes) -> LeaseRecord:
@@ -143,7 +148,7 @@ class Lease:
                     is_exclusive = not location.create(record.name, record.to_bytes())
                     record = replace(record, adopted=adopt(newest))
                     location.write(record.name, record.to_bytes())
-                    location.remove(name for name in location.sizes(FOLDER) if _number(name) < record.number)
+                    location.remove([name for name in _names(location) if _number(name) < record.number])
                     return cls(location, record, is_exclusive=is_exclusive)
                 observed = None
                 continue
