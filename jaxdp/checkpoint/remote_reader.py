@@ -90,7 +90,7 @@ def download_checkpoint(
                 except CorruptCheckpoint as corrupt:
                     error = str(corrupt)
                     if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there
-                        return download_checkpoint(url, field, folder, checkpoint=checkpoint)
+                        return download_checkpoint(url, field, folder, checkpoint=checkpoint, metric=metric)
         if not error:
             if errors:
                 message = f"jaxdp: using {manifest.location} instead of the {checkpoint} checkpoint: {'; '.join(errors)}"
