@@ -131,6 +131,34 @@ def compare(folder: Path, storage, *, layout: str, pace: float | None, threads: 
     return results
 
 
+def table(record: dict) -> str:
+    """Images a second of every case, against the disk, and requests."""
+    medians = record["medians"]
+    lines = [
+        "| data | consumer | disk | URL, no copies | URL, all copies | URL, cache of a quarter | requests of these |",
+        "|---" * 7 + "|",
+    ]
+    cases = ("cold", "warm", "small cache")
+    for prefix in dict.fromkeys(name.rpartition(", ")[0] for name in medians):
+        kind, layout, pace = prefix.split(", ")
+        disk = medians[f"{prefix}, disk"]["images_per_second"]
+        rows = [medians[f"{prefix}, {case}"] for case in cases]
+        shares = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in rows]
+        data = {"folder": "folder", "records": "array_record"}[layout]
+        consumer = f"{record['paced_rate']} images/s" if pace == "paced" else "as fast as it gets"
+        requests = ", ".join(f"{row['requests']:,.0f}" for row in rows)
+        lines.append(f"| {data}, {kind.upper()} | {consumer} | {disk:,.0f} | {' | '.join(shares)} | {requests} |")
+    rounds = len(next(iter(record["rounds"].values())))
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Images/s of an epoch of {record['images']:,} images, medians of {rounds} alternating rounds, with "
+            f"{1000 * record['latency_seconds']:.0f} ms for each request. Server and proxy share the two cores of the loader.",
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=5)

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from jaxdp.checkpoint.manifest import (
@@ -33,19 +34,19 @@ def read_manifests(folder: Path) -> Iterator[Manifest]:
             yield read_manifest(path)
 
 
-def is_valid(manifest: Manifest) -> bool:
-    """Whether every file of a checkpoint matches its manifest. Reads all files."""
+def is_valid(manifest: Manifest, below: str = "") -> bool:
+    """Whether every file of a checkpoint whose name begins with `below` matches its manifest. Reads these files."""
     try:
-        verify_files(manifest)
+        verify_files(replace(manifest, files={name: file for name, file in manifest.files.items() if name.startswith(below)}))
     except (CorruptCheckpoint, UnreadableCheckpoint):
         return False
     return True
 
 
-def latest_valid(folder: Path, max_samples: int | None = None) -> Manifest | None:
-    """The newest checkpoint of at most `max_samples` samples whose files are all intact; None if there is none."""
+def latest_valid(folder: Path, max_samples: int | None = None, *, below: str = "") -> Manifest | None:
+    """The newest checkpoint of at most `max_samples` samples that `is_valid`; None if there is none."""
     candidates = (m for m in read_manifests(folder) if max_samples is None or m.samples <= max_samples)
-    return next(filter(is_valid, candidates), None)
+    return next((manifest for manifest in candidates if is_valid(manifest, below)), None)
 
 
 def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:

@@ -60,7 +60,12 @@ class Rollback(NamedTuple):
 
 
 class Uploader(Protocol):
-    """Uploads checkpoints. All processes call it alike, but for `reject`, which only rank 0 calls."""
+    """Uploads checkpoints. All processes call it alike, but for `reject`, which only rank 0 calls.
+
+    complete_here: whether all processes write to one directory; otherwise their parts reach rank 0's later.
+    """
+
+    complete_here: bool
 
     def enqueue(self, samples: int) -> None:
         """Upload the checkpoint of `samples` samples, which is complete. Called in the saving thread."""
@@ -191,9 +196,16 @@ class CheckpointManager:
             raise TrainingError(f"no checkpoint in {self.folder} is valid ({errors}); to start over, use --resume never")
         return None
 
+    def latest_valid(self, max_samples: int | None = None) -> Manifest | None:
+        """The newest checkpoint of at most `max_samples` samples whose files are intact, without those of other processes if
+        they write elsewhere; None if there is none."""
+        complete_here = self.uploader is None or self.uploader.complete_here
+        own = "" if complete_here else f"{part_folder(self.group.rank, self.group.num_processes)}/"
+        return latest_valid(self.folder, max_samples, below=own)
+
     def retain_latest(self, max_samples: int) -> Manifest | None:
         """Never remove the newest valid checkpoint of at most `max_samples` samples; returns it, or None if there is none."""
-        manifest = latest_valid(self.folder, max_samples)
+        manifest = self.latest_valid(max_samples)
         if manifest:
             self.retention.retain(manifest.samples)
         return manifest
@@ -210,7 +222,7 @@ class CheckpointManager:
         If no audit has passed, the checkpoint that this session started from is the last one to trust.
         """
         samples = self.retention.rollback_samples
-        trusted = None if samples is None else latest_valid(self.folder, samples)
+        trusted = None if samples is None else self.latest_valid(samples)
         quarantined, failures = [], []
         for path in checkpoint_paths(self.folder):
             if trusted is None or int(path.name) > trusted.samples:
@@ -328,7 +340,7 @@ class CheckpointManager:
         message = f"the checkpoint {path} could not be saved ({error})"
         if self.group.num_processes > 1:
             self.group.abort(message)
-        latest = latest_valid(self.folder)
+        latest = self.latest_valid()
         kept = f"the checkpoint {latest.path} is kept" if latest else "there is no other checkpoint yet"
         self.info(f"{message}; training continues, and {kept}")
 

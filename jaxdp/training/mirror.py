@@ -347,7 +347,7 @@ class MirrorFollower:
     """The same interface; the part of the other ranks: uploads this process's part of each checkpoint that rank 0 announces."""
 
     def __init__(self, remote: RemoteRun, workdir: Path, *, group: ProcessGroup, shares_directory: bool) -> None:
-        self.remote, self.workdir, self.group, self.shares_directory = remote, workdir, group, shares_directory
+        self.remote, self.workdir, self.group, self.complete_here = remote, workdir, group, shares_directory
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
     def begin(self, retention: Retention) -> None:
@@ -356,7 +356,7 @@ class MirrorFollower:
     def enqueue(self, samples: int) -> None:
         """Remove this process's parts of the checkpoints that rank 0 no longer has. Until then, it may upload them again."""
         kept = self.group.broadcast_object("kept checkpoints", None)
-        if not self.shares_directory:
+        if not self.complete_here:
             for part in (self.workdir / CHECKPOINTS).glob(f"{UNFINISHED}*"):
                 if part.name not in [f"{UNFINISHED}{samples}" for samples in kept]:
                     shutil.rmtree(part, ignore_errors=True)
@@ -380,7 +380,7 @@ class MirrorFollower:
             samples, name = task[0], RemoteName.parse(task[1])
             assert name is not None
             folder = self.workdir / CHECKPOINTS
-            path = folder / str(samples) if self.shares_directory else folder / f"{UNFINISHED}{samples}"
+            path = folder / str(samples) if self.complete_here else folder / f"{UNFINISHED}{samples}"
             error = _error_of(lambda name=name, path=path: upload_part(self.remote, name, path, group=self.group))  # type: ignore[misc]
             self.group.all_gather_object("uploaded", error)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxdp.checkpoint.listing import latest_valid, read_manifests
+from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
@@ -150,7 +150,7 @@ class RunCheckpoints:
         """
         self.manager.wait()
         folder = self.manager.folder
-        return latest_valid(folder) if self.group.is_rank0 else next(read_manifests(folder), None)
+        return self.manager.latest_valid() if self.group.is_rank0 else next(read_manifests(folder), None)
 
     def stop_exception(self, reason: str | None, progress: Progress | None) -> Stopped | TrainingError:
         """The exception that ends a run after a stop signal. progress: at the last step, which is saved; None before

@@ -6,6 +6,7 @@ from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint
+from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
@@ -125,3 +126,22 @@ def test_a_result_counts_if_its_run_has_ended(remote):
     assert set(remote.files(None)) == {"config.json", "result.json"}
     assert set(remote.files(LEASE)) == {"config.json"}
     assert set(remote.files(replace(LEASE, final={"result.json": [2]}))) == {"config.json", "result.json"}
+
+
+def test_a_checkpoint_that_is_removed_during_its_download_is_chosen_anew_by_the_same_metric(remote, tmp_path, monkeypatch):
+    manager = CheckpointManager(tmp_path / "saved", Checkpoint(keep=3), print)
+    for samples, accuracy, loss in ((10, 0.9, 3.0), (20, 0.5, 1.0), (30, 0.6, 2.0)):
+        evaluation = {"eval_accuracy": accuracy, "eval_loss": loss}
+        manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), samples, metadata(samples) | {"evaluation": evaluation})
+        manager.wait()
+        put(remote, tmp_path / f"saved/{samples}", samples)
+    download = RemoteRun.download_checkpoint
+
+    def download_late(self, name, folder):
+        if name.samples == 20:
+            self.remove(name)
+        return download(self, name, folder)
+
+    monkeypatch.setattr(RemoteRun, "download_checkpoint", download_late)
+    manifest = download_checkpoint(remote.location.url, "--workdir", tmp_path / "copy", checkpoint="best", metric="eval_loss")
+    assert manifest.samples == 30

@@ -9,9 +9,12 @@ from queue import Queue
 import pytest
 from helpers.checkpoints import metadata
 
+from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
 from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.checkpoint.retention import Retention
+from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.storage.lease import Lease, newest_lease
 from jaxdp.storage.location import Location, StorageError, open_location
@@ -117,3 +120,18 @@ def test_a_process_keeps_its_parts_of_the_checkpoints_that_rank_0_keeps(processe
     assert parts == {"saving-20", "saving-30"}
     for mirror in processes.mirrors:
         mirror.close(lambda: None)
+
+
+def test_rank_0_verifies_its_part_of_a_checkpoint_that_is_not_uploaded(processes, monkeypatch):
+    def fail(self, file, name):
+        raise StorageError("connection refused", f"{self.url}/{name}")
+
+    monkeypatch.setattr(Location, "upload", fail)
+    processes.save(10)
+    processes.save(20)
+    folder, mirror = processes.folders[0] / "checkpoints", processes.mirrors[0]
+    assert latest_valid(folder) is None  # the part of rank 1 is not there
+    manager = CheckpointManager(folder, Checkpoint(), print, group=mirror.group, uploader=mirror)
+    assert manager.latest_valid().samples == 20
+    (folder / "20/state/part-0/array").write_text("damaged")
+    assert manager.latest_valid().samples == 10
