@@ -238,6 +238,14 @@ def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
         sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
 
 
+def test_another_version_at_the_url_raises_one_line(imagenet, tmp_path):
+    shutil.copytree(imagenet / "imagenet2012/5.1.0", tmp_path / "tfds/imagenet2012/1.0.0")
+    config = records_config(f"file://{tmp_path}/tfds")
+    message = rf"^data.source='imagenet2012': not prepared in file://{tmp_path}/tfds/imagenet2012/5\S+ \(versions 1.0.0 are: "
+    with pytest.raises(ConfigError, match=message):
+        sources.open_datasets(at_url(config, config.data.directory, tmp_path / "cache"))
+
+
 @pytest.mark.parametrize("url", ["s4://bucket/a", "file:/tmp/a"])
 def test_a_url_that_nothing_reads_raises_one_line(pictures, tmp_path, url):
     with pytest.raises(ConfigError, match=r"data.directory="):
