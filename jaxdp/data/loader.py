@@ -133,7 +133,7 @@ class Loader:
         except ImageError:
             raise
         except StorageError as error:  # no image is bad because it could not be fetched
-            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error

@@ -61,7 +61,13 @@ class TfdsSource:
 
         Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
         """
-        builder = open_builder(name, str(prepared.directory) if prepared else directory)
+        try:
+            builder = open_builder(name, str(prepared.directory) if prepared else directory)
+        except ConfigError as error:
+            if prepared is None:
+                raise
+            reason = error.reason.replace(str(prepared.directory), prepared.remote.location.url)
+            raise ConfigError(error.field, error.value, reason=reason, hint=error.hint) from None
         features, splits = builder.info.features, builder.info.splits
         for feature in ("image", "label"):
             if feature not in features:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, at_image_size
 from jaxdp.data.chunks import rows_per_chunk
+from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
@@ -19,6 +20,7 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, plural
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import Plan, PlannedPhase, make_plan
+from jaxdp.storage.location import StorageError
 from jaxdp.training.consistency import data_fingerprint
 from jaxdp.validation import profiled_steps
 
@@ -59,7 +61,13 @@ class RunSetup:
 
         def open_data() -> tuple[Datasets, dict[str, str]]:
             opened = open_datasets(config, datasets)
-            return opened, data_fingerprint(opened)
+            try:
+                return opened, data_fingerprint(opened)
+            except DataError as error:
+                if not isinstance(error.__cause__, StorageError):
+                    raise
+                hint = "check the credentials and permissions" if error.__cause__.permanent else ""
+                raise ConfigError("data.directory", config.data.directory, reason=str(error), hint=hint) from None
 
         opened, fingerprint = run(open_data)
         config = with_classes(config, opened.class_count)

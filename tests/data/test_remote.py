@@ -18,6 +18,7 @@ from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
 from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
 from jaxdp.training.consistency import data_digest
+from jaxdp.training.run_setup import RunSetup
 
 
 @pytest.fixture
@@ -236,6 +237,25 @@ def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="imagenet2012", eval_split="valid"))
     with pytest.raises(ConfigError, match=r"data.eval_split='valid': not a split of imagenet2012"):
         sources.open_datasets(at_url(config, f"file://{imagenet}", tmp_path / "cache"))
+
+
+def test_images_without_permission_raise_one_line_before_training(pictures, tmp_path, monkeypatch):
+    def refuse(self, name):
+        raise StorageError("Forbidden", f"{self.url}/{name}", permanent=True)
+
+    monkeypatch.setattr(Location, "read", refuse)
+    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
+    message = rf"^data.directory='file://{pictures}': file://{pictures}/train/\S+ cannot be read: Forbidden; check the cred"
+    with pytest.raises(ConfigError, match=message):
+        RunSetup.create(config)
+
+
+def test_another_version_at_the_url_raises_one_line(imagenet, tmp_path):
+    shutil.copytree(imagenet / "imagenet2012/5.1.0", tmp_path / "tfds/imagenet2012/1.0.0")
+    config = records_config(f"file://{tmp_path}/tfds")
+    message = rf"^data.source='imagenet2012': not prepared in file://{tmp_path}/tfds/imagenet2012/5\S+ \(versions 1.0.0 are: "
+    with pytest.raises(ConfigError, match=message):
+        sources.open_datasets(at_url(config, config.data.directory, tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("url", ["s4://bucket/a", "file:/tmp/a"])

@@ -106,6 +106,10 @@ def test_missing_buckets_and_objects_raise_one_line(storage, url, config, tmp_pa
     with pytest.raises(ConfigError, match=r"^data.directory=.*; check the credentials and permissions$") as error:
         jaxdp.train(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     assert "\n" not in str(error.value)
+    storage.proxy.clear()
+    storage.proxy.add("status", status=403, path="jpg")
+    with pytest.raises(ConfigError, match=r"^data.directory=.*jpg cannot be read: .*; check the credentials and permissions$"):
+        jaxdp.train(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     assert not (tmp_path / "run").exists()
 
 

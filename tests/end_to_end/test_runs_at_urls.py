@@ -190,7 +190,7 @@ def wait_until(condition, process):
 
 def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
     """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
-    first = start(url, tmp_path / "first", "--epochs", "1000")
+    first = start(url, tmp_path / "first", "--epochs", "1000", "--guard.stuck-seconds", "600")
     try:
         wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
         arguments = ["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "second")]
