@@ -1,7 +1,7 @@
 """The files of a run that reports read: those in its directory, or copies of those at its URL."""
 
 import os
-import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ FIELD = "WORKDIR"
 class RunFiles:
     """path: of the files. is_running: whether a process is training. workdir: the directory or URL, as given.
 
-    samples: of the checkpoints. newest: manifest of the newest one. copy: the directory of copies, removed with this object.
+    samples: of the checkpoints. newest: manifest of the newest one.
     """
 
     workdir: str
@@ -29,7 +29,6 @@ class RunFiles:
     is_running: bool
     samples: list[int]
     newest: Manifest | None
-    copy: tempfile.TemporaryDirectory | None = None
 
 
 def local_run_files(path: Path, *, is_running: bool) -> RunFiles:
@@ -40,13 +39,22 @@ def local_run_files(path: Path, *, is_running: bool) -> RunFiles:
 
 
 def open_run_files(workdir: str | os.PathLike) -> RunFiles:
-    """The files of the run in a directory or at a URL. Raises ConfigError for a URL that cannot be read."""
+    """The files of the run in a directory or at a URL, whose copies are removed with the object that is returned.
+
+    Raises ConfigError for a URL that cannot be read.
+    """
     if not is_url(workdir):
         return local_run_files(Path(workdir), is_running=in_use(Path(workdir)))
     url = str(workdir)
     copy = temporary_directory(Storage())
     path = Path(copy.name)
-    is_running = download_run_files(url, path, names=(CONFIG, LOG, RESULT, CLASSES), field=FIELD)
-    _, names, manifests = list_manifests(url, FIELD)
+    try:
+        is_running = download_run_files(url, path, names=(CONFIG, LOG, RESULT, CLASSES), field=FIELD)
+        _, names, manifests = list_manifests(url, FIELD)
+    except BaseException:
+        copy.cleanup()
+        raise
     newest = next((manifests[name] for name in names if isinstance(manifests[name], Manifest)), None)
-    return RunFiles(url, path, is_running, [name.samples for name in names], newest, copy)
+    files = RunFiles(url, path, is_running, [name.samples for name in names], newest)
+    weakref.finalize(files, copy.cleanup)
+    return files

@@ -173,14 +173,26 @@ class _Session:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
         with ExitStack() as stack:
             self.signals.group.set_activity("start", detail="reading what the run starts from")
-            return self._run(None if self.resume in ("auto", "never") else self._open_origin(stack))
+            return self._run(self._open_origin(stack))
 
-    def _open_origin(self, stack: ExitStack) -> Manifest:
-        """The checkpoint that --resume names, which is downloaded from a URL until `stack` is closed."""
+    def _open_origin(self, stack: ExitStack) -> Manifest | None:
+        """The checkpoint that --resume names, if any, which is downloaded from a URL until `stack` is closed.
+
+        All processes call this. Rank 0 chooses the checkpoint at a URL, where a run may go on meanwhile.
+        """
+        group, chosen = self.signals.group, None
+        if group.is_rank0 and is_url(self.resume):
+            chosen = self._download_origin(str(self.resume), stack)
+        url = group.broadcast_object("checkpoint to resume from", chosen and chosen.url)
+        if self.resume in ("auto", "never"):
+            return None
         if not is_url(self.resume):
             return _read_origin(Path(self.resume), self.workdir)
+        return chosen or self._download_origin(url or str(self.resume), stack)
+
+    def _download_origin(self, url: str, stack: ExitStack) -> Manifest:
         folder = Path(stack.enter_context(temporary_directory(self.config.storage)))
-        return self.signals.run_in_thread(download_checkpoint, str(self.resume), "--resume", folder)
+        return self.signals.run_in_thread(download_checkpoint, url, "--resume", folder)
 
     def _run(self, origin: Manifest | None) -> TrainResult:
         group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes

@@ -333,8 +333,8 @@ def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
         capsys.readouterr()
     assert printed[url] == printed[str(tmp_path / "disk")]
     assert f"{100 * result.accuracy:.2f} %" in printed[url][0]
-    assert command(["report", url, "--output", str(tmp_path / "report.html")]) == 0
-    assert f"{100 * result.accuracy:.2f}" in (tmp_path / "report.html").read_text()
+    assert command(["report", url, "--output", str(tmp_path / "report")]) == 0
+    assert f"{100 * result.accuracy:.2f}" in (tmp_path / "report/report.html").read_text()
     assert command(["checkpoints", "--workdir", url]) == 0
     assert "160" in capsys.readouterr().out
 
