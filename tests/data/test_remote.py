@@ -230,6 +230,7 @@ def test_tfrecords_at_a_url_are_copied_first(imagenet_tfrecord, imagenet, tmp_pa
 
 
 def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
     config = records_config(imagenet)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="cifar10"))
     with pytest.raises(ConfigError, match=r"data.source='cifar10': not found at file:///.*, which has .*imagenet2012; copy"):
