@@ -102,6 +102,8 @@ def test_real_run_is_followed_from_before_its_start_over_its_death_to_its_result
 def test_everything_is_reached_with_the_keyboard_in_the_order_of_the_page(browse, runs):
     with serving(*runs) as client, browse(client.url, width=PHONE, height=800) as browser:
         browser.wait(DRAWN)
+        scrolling = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
+        browser.wait(f"{scrolling} >= 4")  # the pictures have their sizes
         order = []
         for _ in range(20):
             browser.press("Tab")
@@ -114,8 +116,7 @@ def test_everything_is_reached_with_the_keyboard_in_the_order_of_the_page(browse
             "Loss and accuracy against epochs and against time; arrow keys show the values",
             "Learning rate, momentum, global batch and images per second against epochs; arrow keys show the values",
         ]
-        scrolling = "[...document.querySelectorAll('.wide')].filter(box => box.scrollWidth > box.clientWidth).length"
-        assert len(order) == browser.evaluate(scrolling) >= 4
+        assert len(order) == browser.evaluate(scrolling)
         browser.evaluate("document.querySelector('#curves .plot').focus()")
         shown = "(tip => tip.hidden ? '' : tip.textContent)(document.querySelector('#curves output'))"
         values = []
