@@ -28,7 +28,6 @@ import loader_augmentations as loader_benchmark
 import lr_range
 import memory
 import network
-import object_storage_data
 import object_storage_runs
 import other_devices
 import saving
@@ -560,7 +559,6 @@ TABLES = {
         "audit": of(audit.table, "audit.py"),
         "stages": input_stages,
         "input": input_vs_peers,
-        "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),
         "devices": of(other_devices.table, "other_devices.py"),
         "chaos": of(chaos.table, "chaos.py"),
         "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
