@@ -359,7 +359,7 @@ def test_a_stop_signal_saves_uploads_and_releases_the_lease(config, storage, url
     screen = Recorder()
     train(on_machine(config, tmp_path / "other"), url, screen=screen)
     assert any(f"resuming from {url}/checkpoints/{newest}." in line or f"/{newest}" in line for line in screen.lines)
-    assert not any("waiting" in line for line in screen.lines)
+    assert not any("was in use by" in line for line in screen.lines)
     train(config, tmp_path / "uninterrupted")
     assert fetched(url, tmp_path / "copy") == outcome(tmp_path / "uninterrupted")
 
