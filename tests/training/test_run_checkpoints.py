@@ -64,7 +64,7 @@ def test_describe_latest_verifies_files_on_rank_0_only(checkpoints, tmp_path, mo
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
     manager.save(replicate(make_mesh(1, 1), x=np.zeros(3)), 10, metadata(10))
     calls, is_valid = [], listing.is_valid
-    monkeypatch.setattr(listing, "is_valid", lambda manifest: calls.append(manifest) or is_valid(manifest))
+    monkeypatch.setattr(listing, "is_valid", lambda manifest, *more: calls.append(manifest) or is_valid(manifest, *more))
     checkpoints.manager, checkpoints.group.is_rank0 = manager, is_rank0
     checkpoints.screen = Quiet()
     described = checkpoints.describe_latest()
