@@ -12,6 +12,7 @@ from jaxdp.errors import ConfigError
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*:/")  # fsspec's too: simplecache::s3://BUCKET
 RUNS, CONFIG = "runs", "config.json"  # the folder of runs by default; the file that every run directory has
+LOG, RESULT, CHECKPOINTS = "metrics.jsonl", "result.json", "checkpoints"  # what it has later
 LARGEST = 2**30  # largest file to read, in bytes: a sparse file may claim any size
 
 

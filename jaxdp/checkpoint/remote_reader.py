@@ -8,10 +8,10 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, LOG, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
-from jaxdp.files import CONFIG
+from jaxdp.files import CHECKPOINTS, CONFIG, LOG
 from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
 
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
+from jaxdp.files import CHECKPOINTS, RESULT
 from jaxdp.storage.lease import LeaseRecord, newest_lease
 from jaxdp.storage.location import Location, ObjectNotFoundError
 
-CHECKPOINTS = "checkpoints"
 REJECTED = "rejected"  # object in a checkpoint that must not be used: it is corrupt, or may contain a wrong gradient
-RESULT, LOG = "result.json", "metrics.jsonl"
 FOLDERS = ("tensorboard", "trackers")  # that a run continues, besides the files at the top
 _NAME = re.compile(r"(0|[1-9]\d*)(?:\.(\d+)\.(\d+))?")
 
@@ -90,7 +89,7 @@ class RemoteRun:
         """Checkpoint -> names of its objects."""
         objects: dict[RemoteName, list[str]] = {}
         for path in self.location.sizes(CHECKPOINTS):
-            _, folder, name = path.split("/", 2) if path.count("/") > 1 else (*path.split("/"), "")
+            folder, _, name = path.removeprefix(f"{CHECKPOINTS}/").partition("/")
             if name and (checkpoint := RemoteName.parse(folder)):
                 objects.setdefault(checkpoint, []).append(name)
         return objects

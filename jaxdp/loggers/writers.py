@@ -18,10 +18,10 @@ import numpy as np
 
 from jaxdp.config import training_labels
 from jaxdp.errors import ConfigError, first_line
+from jaxdp.files import LOG as LOG
 from jaxdp.files import open_regular
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
 
-LOG = "metrics.jsonl"
 RECORD_FIELDS = {  # also the table in docs/watching.md
     "step": "steps so far",
     "samples": "training images so far",

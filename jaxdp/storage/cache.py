@@ -5,7 +5,7 @@
     DIRECTORY/FOLDER/in_use   held by the processes that use them: what they use is not removed
     DIRECTORY/FOLDER/copies/  a file for each object; a file that array_record reads has a second one with the suffix .tag
 
-A copy is renamed to its place when it is complete. Every copy comes with the object's tag and a checksum of its own.
+A copy is renamed to its place when it is complete. Every copy has the object's tag and a checksum.
 """
 
 import atexit

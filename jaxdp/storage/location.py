@@ -105,9 +105,6 @@ class Location:
     def __str__(self) -> str:
         return self.url
 
-    def child(self, name: str) -> "Location":
-        return Location(self.fs, f"{self.path}/{name}", join_url(self.url, name))
-
     def read(self, name: str) -> bytes:
         with self._errors(name):
             return self.fs.cat_file(f"{self.path}/{name}")

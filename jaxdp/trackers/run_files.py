@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.checkpoint.listing import read_manifests
-from jaxdp.checkpoint.remote_run import CHECKPOINTS
-from jaxdp.files import CONFIG, open_regular, read_text, write_atomically
+from jaxdp.files import CHECKPOINTS, CONFIG, open_regular, read_text, write_atomically
 from jaxdp.trackers.client import RunFacts
 from jaxdp.validation import flatten
 

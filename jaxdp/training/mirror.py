@@ -17,13 +17,14 @@ from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import UNFINISHED
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, state_files
 from jaxdp.checkpoint.orbax_io import part_folder
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RESULT, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError, first_line, plural
-from jaxdp.files import read_regular
+from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
 from jaxdp.storage.lease import Lease, LeaseLost
 from jaxdp.storage.location import StorageError
+from jaxdp.storage.patience import Patience
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
@@ -136,24 +137,17 @@ class Mirror:
         """Release the lease; repeat failed requests for a while. Raises TrainingError."""
         result = self.workdir / RESULT
         final = {RESULT: [result.stat().st_size]} if result.exists() else {}
-        began, pause = time.monotonic(), FIRST_PAUSE
-        while True:
-            try:
-                return self.lease.release(final)
-            except LeaseLost:
-                return self.check()
-            except StorageError as error:
-                if error.permanent or time.monotonic() - began > DRAIN_SECONDS:
-                    reason = f"{error.filename}: {error.strerror}"
-                    raise TrainingError(
-                        f"everything was uploaded to {self.remote.location}, but the lease there could not be released "
-                        f"({reason}); it expires after {self.lease.record.seconds:.0f} s"
-                    ) from None
-            end = time.monotonic() + pause
-            while time.monotonic() < end:
-                while_waiting()
-                time.sleep(0.1)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        patience = Patience(DRAIN_SECONDS, notice=lambda text: None, while_waiting=while_waiting)
+        try:
+            patience(lambda: self.lease.release(final))
+        except LeaseLost:
+            self.check()
+        except StorageError as error:
+            reason = f"{error.filename}: {error.strerror}"
+            raise TrainingError(
+                f"everything was uploaded to {self.remote.location}, but the lease there could not be released "
+                f"({reason}); it expires after {self.lease.record.seconds:.0f} s"
+            ) from None
 
     def _run(self) -> None:
         pause = FIRST_PAUSE

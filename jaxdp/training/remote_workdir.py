@@ -10,11 +10,11 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
-from jaxdp.checkpoint.remote_run import CHECKPOINTS, FOLDERS, LOG, RemoteName, RemoteRun
+from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, TrainingError
-from jaxdp.files import CONFIG, read_text, write_atomically
+from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
@@ -22,7 +22,7 @@ from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
 from jaxdp.training import autotune
 from jaxdp.training.mirror import Mirror, MirrorFollower
-from jaxdp.training.run_dir import CLASSES, RESULT, lock_run_dir
+from jaxdp.training.run_dir import CLASSES, lock_run_dir
 
 FIELD = "--workdir"
 CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, autotune.FILE)  # files that the local copy of a run has

@@ -17,12 +17,12 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.remote_reader import read_run_file
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import CONFIG, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
+from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
 from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.validation import changes, from_json, to_json
 
-CHECKPOINTS, RESULT, CLASSES, LOCK = "checkpoints", "result.json", "classes.json", ".lock"
+CLASSES, LOCK = "classes.json", ".lock"
 TRACKERS = ("logging.wandb", "logging.mlflow")  # fields that have an effect on a finished run: it is sent
 RUN_FILES = (CONFIG, LOG, RESULT, "tensorboard", CHECKPOINTS)
 

@@ -106,7 +106,7 @@ def test_storage_that_overwrites_existing_objects_is_noticed(location, leases):
     place = replace(location)
     object.__setattr__(place, "create", lambda name, data: location.write(name, data) or True)
     assert not acquire(place, leases).is_exclusive
-    assert acquire(location.child("other"), leases).is_exclusive
+    assert acquire(open_location(f"{location.url}/other", "--workdir"), leases).is_exclusive
 
 
 def test_renewal_survives_an_outage(location, leases):

@@ -27,7 +27,7 @@ def test_what_was_written_is_read_and_listed(location, tmp_path):
     assert location.top_sizes() == {"a.txt": 3}
     location.download("deep/er/b", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b"three"
-    assert location.child("deep").read("er/b") == b"three"
+    assert open_location(f"{location.url}/deep", "--workdir").read("er/b") == b"three"
     location.remove(["a.txt", "missing"])
     assert location.sizes() == {"deep/er/b": 5}
 
