@@ -129,7 +129,7 @@ def test_saving_the_same_samples_again_replaces_the_checkpoint_atomically(tiny, 
     shutil.copytree(newest.path, saved)
     manager = CheckpointManager(newest.path.parent, tiny.checkpoint, print)
     (saved / "manifest.json").unlink()
-    assert manager._complete(saved, newest.samples, newest.metadata, arrays=newest.arrays, before_manifest=lambda: None) is None
+    assert manager._complete(dataclasses.replace(newest, path=saved), before_manifest=lambda: None) is None
     assert existed
     assert all(existed[1:])  # the first removes what an earlier kill may have left
     assert is_valid(latest_valid(newest.path.parent))
@@ -280,8 +280,8 @@ def test_status_during_a_run_reports_each_activity_in_order(tiny, tmp_path, monk
     monkeypatch.setattr(status.ProcessStatus, "set_activity", entering)
     train(tiny, tmp_path)
     activities = [name for name, _ in itertools.groupby(activity for activity, _ in entered)]
-    assert activities[:5] == ["start", "load", "compile", "load", "compile"]
-    assert activities[5:8] == ["load", "step", "load"]
+    assert activities[:6] == ["start", "load", "start", "compile", "load", "compile"]
+    assert activities[6:9] == ["load", "step", "load"]
     assert activities[-5:] == ["compile", "evaluate", "save", "finish", "outside"]
     assert {"starting JAX and opening the data", "restoring the newest checkpoint, if there is one"} < {
         detail for _, detail in entered

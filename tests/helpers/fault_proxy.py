@@ -84,6 +84,7 @@ class FaultProxy:
         self.upstream, self.port, self.answers = upstream, port, answers
         self._rules: list[Rule] = []
         self._log: list[Request] = []
+        self._unlogged: list[Request] = []
         self._in_flight: list[Request] = []
         self._bandwidth = 0.0
         self._free = {"up": 0.0, "down": 0.0}  # when each direction has sent everything so far, at that bandwidth
@@ -191,6 +192,7 @@ class FaultProxy:
         start, headers = await read_head(reader)
         method, path, _ = start.split(" ")
         request = Request(method, path)
+        self._unlogged.append(request)
         rules = {rule.fault: rule for rule in self._rules if rule.applies(method, path)}
         request.fault = " ".join(rules)
         try:
@@ -268,7 +270,8 @@ class FaultProxy:
 
     def _record(self, request: Request) -> None:
         self._in_flight = [other for other in self._in_flight if other is not request]
-        if not any(other is request for other in self._log[-1000:]):
+        if any(other is request for other in self._unlogged):  # else it is in the log, or was before `forget`
+            self._unlogged = [other for other in self._unlogged if other is not request]
             self._log.append(request)
 
     async def _pace(self, direction: str, size: int) -> None:
