@@ -119,7 +119,7 @@ def stage(folder: Path, proxy) -> str:
 def kill_session(url: str, folder: Path, storage, draw: random.Random) -> dict | None:
     """Start a session without a local copy and kill it a random time after a random stage begins; None if it has ended."""
     shutil.rmtree(folder / "copies", ignore_errors=True)
-    chosen, delay = draw.choice(STAGES), draw.random() ** 2 * 0.5
+    chosen, delay = draw.choice(STAGES), draw.choice((0.0, draw.random() * 0.5))
     process = start(url, KILLED, folder, storage.environment)
     try:
         while process.poll() is None and stage(folder, storage.proxy) != chosen:
@@ -154,12 +154,12 @@ def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
     from helpers.object_storage import object_storage
 
     expected = uninterrupted(folder / "uninterrupted")
-    per_run = [kills // runs + (number < kills % runs) for number in range(runs)]
     points: list[list[dict]] = []
     different: list[int] = []
     failures = 0
     faults: Counter = Counter()
-    for number, wanted in enumerate(per_run):
+    while (left := kills - sum(map(len, points))) > 0:
+        number, wanted = len(points), min(left, -(-kills // runs))  # a run that ends before its last kill makes one more
         draw, here = random.Random(f"{seed} {number}"), folder / f"run-{number}"
         here.mkdir()
         with object_storage(KINDS[number % len(KINDS)]) as storage:
@@ -181,8 +181,8 @@ def measure_kills(folder: Path, *, kills: int, runs: int, seed: int) -> dict:
             print(f"run {number} on {storage.kind}: {'equal' if is_equal else 'DIFFERS'}", flush=True)
     return {
         "seed": seed,
-        "runs": runs,
-        "equal": runs - len(different),
+        "runs": len(points),
+        "equal": len(points) - len(different),
         "different": different,
         "steps": expected["steps"],
         "kills": points,
@@ -348,7 +348,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--runs", type=int, default=6)
+    parser.add_argument("--runs", type=int, default=6, help="that the kills are divided among; more if some end before")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5, help="of throughput, after one that compiles")
     parser.add_argument("--minutes", type=float, default=0.5, help="between checkpoints of throughput")

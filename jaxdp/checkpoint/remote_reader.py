@@ -1,8 +1,6 @@
 """Reading a run at a URL: its files, its checkpoints and their state, without its lease."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,7 @@ from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG
-from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
-
-
-@contextmanager
-def storage_errors(url: str, field: str) -> Iterator[None]:
-    """Raise a StorageError, or an error of the local disk, as ConfigError that names `field`."""
-    try:
-        yield
-    except StorageError as error:
-        raise ConfigError(field, url, reason=f"{error.filename}: {error.strerror}") from None
-    except OSError as error:
-        hint = "free space there, or set --storage.directory"
-        raise ConfigError(field, url, reason=f"cannot write {error.filename}: {error.strerror}", hint=hint) from None
+from jaxdp.storage.location import ObjectNotFoundError, open_location, storage_errors
 
 
 def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None:

@@ -35,7 +35,7 @@ def run(arguments: list[str], program: str) -> None:
         """
 
         workdir: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKDIR ...")]]
-        """Directories of runs"""
+        """Directories or URLs of runs"""
         output: str | None = None
         """Directory of the page; None: WORKDIR/report for one run, ./report for several"""
         html: bool = True

@@ -19,7 +19,7 @@ from jaxdp.checkpoint.manifest import (
     verify_files,
 )
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests, storage_errors
+from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests
 from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
@@ -27,7 +27,7 @@ from jaxdp.files import is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.storage.local import temporary_directory
-from jaxdp.storage.location import ObjectNotFoundError
+from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
@@ -128,6 +128,8 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manife
             message = f"jaxdp: using {manifest.path} instead of the {checkpoint} checkpoint: {'; '.join(skipped)}"
             print(message, file=sys.stderr, flush=True)
         return manifest
+    if not errors:
+        run_config(workdir)  # raises ConfigError if there is no run
     raise ConfigError("--workdir", str(workdir), reason="no valid checkpoint found", hint="list them with `jaxdp checkpoints`")
 
 

@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ PROTOCOLS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {  # protocol -
 }
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")  # of botocore: it found none
+_file_systems: dict[tuple, Any] = {}
+_opening = threading.Lock()  # to add one
 
 
 class StorageError(OSError):
@@ -49,10 +53,25 @@ class StorageError(OSError):
 
 
 class ObjectNotFoundError(StorageError):
-    """An object, or the bucket it is in, does not exist."""
+    """An object that is read, or the bucket that is written to, does not exist."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__("not found", url, permanent=True)
+    def __init__(self, url: str, reason: str = "not found") -> None:
+        super().__init__(reason, url, permanent=True)
+
+
+@contextmanager
+def storage_errors(url: str, field: str) -> Iterator[None]:
+    """Raise a StorageError, or an error of the local disk, as ConfigError that names `field`. url: what the user gave."""
+    try:
+        yield
+    except StorageError as error:
+        reason = f"{error.strerror}" if error.filename == url else f"{error.filename}: {error.strerror}"
+        hint = "check the URL, the credentials and their permissions" if error.permanent else ""
+        raise ConfigError(field, url, reason=reason, hint=hint) from None
+    except OSError as error:
+        reason = f"cannot write the local copy {error.filename}: {error.strerror}"
+        hint = "free space there, or set --storage.directory or XDG_CACHE_HOME"
+        raise ConfigError(field, url, reason=reason, hint=hint) from None
 
 
 def join_url(url: str, *names: str) -> str:
@@ -77,7 +96,7 @@ def open_location(url: str, field: str) -> "Location":
     protocol = url.partition(":")[0]
     package, options = PROTOCOLS.get(protocol, ("", dict))
     try:
-        fs, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options())
+        fs, path = _file_system(url, options), fsspec.core.strip_protocol(url)
     except ImportError as error:
         reason = f"{package} is not installed" if package else first_line(error)
         hint = "pip install -e '.[cloud]'" if package else "install the package of fsspec that reads such URLs"
@@ -88,6 +107,21 @@ def open_location(url: str, field: str) -> "Location":
     except Exception as error:  # by package, such as missing credentials
         raise ConfigError(field, url, reason=_reason(error)) from None
     return Location(fs, path.rstrip("/"), url)
+
+
+def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
+    """The file system of a URL: one for each host or bucket, and for the credentials that the environment now gives.
+
+    It is kept until the process exits. Were it collected while another event loop runs, such as Orbax's, s3fs would close its
+    connections in that loop, which fails with a traceback.
+    """
+    import fsspec
+
+    key = (os.getpid(), frozenset(os.environ.items()), *url.split("/", 3)[:3])
+    with _opening:
+        if key not in _file_systems:
+            _file_systems[key], _ = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options())
+        return _file_systems[key]
 
 
 @dataclass(frozen=True)
@@ -118,7 +152,7 @@ class Location:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        with self._errors(name):
+        with self._errors(name, writes=True):
             if self._is_local:
                 write_atomically(self._local_path(name), data)
             else:
@@ -126,7 +160,7 @@ class Location:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless it exists, in one atomic request; returns whether it was written."""
-        with self._errors(name):
+        with self._errors(name, writes=True):
             try:
                 if self._is_local:
                     create_atomically(self._local_path(name), data)
@@ -138,7 +172,7 @@ class Location:
 
     def upload(self, file: Path, name: str) -> None:
         """Write an object with the content of a local file. An interrupted upload leaves no object, or the previous one."""
-        with self._errors(name):
+        with self._errors(name, writes=True):
             if self._is_local:
                 write_atomically(self._local_path(name), read_regular(file, sys.maxsize))
             else:
@@ -202,12 +236,12 @@ class Location:
         return path
 
     @contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
+    def _errors(self, name: str, *, writes: bool = False) -> Iterator[None]:
         url = join_url(self.url, name) if name else self.url
         try:
             yield
         except FileNotFoundError:
-            raise ObjectNotFoundError(url) from None
+            raise (ObjectNotFoundError(self.url, "the bucket does not exist") if writes else ObjectNotFoundError(url)) from None
         except Exception as error:  # its type depends on the package
             raise StorageError(_reason(error), url, permanent=_is_permanent(error)) from None
 

@@ -19,7 +19,7 @@ from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import PROTOCOLS, Location, ObjectNotFoundError, StorageError, open_location
+from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
 from jaxdp.training import autotune
 from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.run_dir import CLASSES, lock_run_dir
@@ -31,9 +31,8 @@ STATE = "copy.json"  # beside the local copy: the token of the lease under which
 
 @dataclass(frozen=True)
 class RemoteWorkdir:
-    """url: of the run. path: of its local copy. mirror: uploads it."""
+    """path: of the local copy of the run. mirror: uploads it."""
 
-    url: str
     path: Path
     mirror: Mirror | MirrorFollower
 
@@ -83,7 +82,7 @@ def open_remote_workdir(
                 info=screen.info,
             )
         try:
-            yield RemoteWorkdir(url, path, mirror)
+            yield RemoteWorkdir(path, mirror)
         except ForcedStop:
             mirror.abandon()
             raise
@@ -102,9 +101,10 @@ def _download_checkpoint(url: str, name: str | None, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if (checkpoint := RemoteName.parse(name or "")) is not None:
         try:
-            RemoteRun(open_location(url, FIELD)).download_checkpoint(checkpoint, path / CHECKPOINTS)
-        except (OSError, CorruptCheckpoint) as error:
-            raise _error(url, error) from None
+            with storage_errors(url, FIELD):
+                RemoteRun(open_location(url, FIELD)).download_checkpoint(checkpoint, path / CHECKPOINTS)
+        except CorruptCheckpoint as error:
+            raise ConfigError(FIELD, url, reason=str(error)) from None
 
 
 class _Holder:
@@ -122,7 +122,7 @@ class _Holder:
         location = open_location(self.url, FIELD)
         if location.url.partition(":")[0] in PROTOCOLS and "/" not in location.path:
             raise ConfigError(FIELD, self.url, reason="it names no folder in the bucket", hint=f"use {location.url}/runs/NAME")
-        try:
+        with storage_errors(self.url, FIELD):
             if start_new:
                 location = _next_free(location)
             self.url, self.remote = location.url, RemoteRun(location)
@@ -132,19 +132,18 @@ class _Holder:
             except ConfigError as error:
                 raise ConfigError(FIELD, self.url, reason=error.reason, hint=error.hint) from None
             state = _read_state(self.path)
-            self.lease = Lease.acquire(
-                location,
-                self.storage.lease_seconds,
-                token=state.get("token"),
-                adopt=self._adopt,
-                on_wait=self._report_wait,
-                while_waiting=self._check_stop,
-            )
-        except LeaseHeld as error:
-            reason = f"{error} is training there"
-            raise ConfigError(FIELD, self.url, reason=reason, hint="stop it, or use another URL") from None
-        except StorageError as error:
-            raise _error(self.url, error) from None
+            try:
+                self.lease = Lease.acquire(
+                    location,
+                    self.storage.lease_seconds,
+                    token=state.get("token"),
+                    adopt=self._adopt,
+                    on_wait=self._report_wait,
+                    while_waiting=self._check_stop,
+                )
+            except LeaseHeld as error:
+                reason = f"{error} is training there"
+                raise ConfigError(FIELD, self.url, reason=reason, hint="stop it, or use another URL") from None
         if self.signals.stop_reason:  # nobody waits for this thread any more
             self.give_back()
             self.signals.raise_if_signaled()
@@ -193,10 +192,8 @@ class _Holder:
         if self._is_same_copy and complete_here:
             self.screen.info(f"{self.url} continues from its local copy in {self.path}")
             return None
-        try:
+        with storage_errors(self.url, FIELD):
             name = self._download()
-        except OSError as error:
-            raise _error(self.url, error) from None
         _write_state(self.path, token=self.token, complete=True)
         return name
 
@@ -230,18 +227,6 @@ class _Holder:
             self.remote.location.download(valid[0].path(LOG), self.path / LOG)
         self.screen.info(f"downloaded {self.remote.url_of(valid[0])}")
         return valid[0]
-
-
-def _error(url: str, error: Exception) -> ConfigError:
-    """The error for a URL that cannot be used. error: of the storage, or of the local disk."""
-    if isinstance(error, StorageError):
-        hint = "check the URL, the credentials and their permissions" if error.permanent else ""
-        reason = "the bucket does not exist" if isinstance(error, ObjectNotFoundError) else error.strerror or ""
-        return ConfigError(FIELD, url, reason=reason, hint=hint)
-    if isinstance(error, OSError):
-        reason = f"cannot write the local copy {error.filename}: {error.strerror}"
-        return ConfigError(FIELD, url, reason=reason, hint="free space there, or set --storage.directory")
-    return ConfigError(FIELD, url, reason=str(error))
 
 
 def _next_free(location: Location) -> Location:

@@ -89,7 +89,7 @@ class TrainResult:
         progress: Progress,
         setup: "RunSetup",
         *,
-        workdir: Path,
+        workdir: str,
         evaluation: dict[str, Any],
         stop_reason: str | None,
         strategies: Sequence[str],
@@ -120,7 +120,7 @@ class TrainResult:
             device_kind=setup.devices[0].device_kind,
             mesh=phase.shape,
             versions=versions(),
-            workdir=str(workdir),
+            workdir=workdir,
             strategy=", ".join(dict.fromkeys(strategies)),
             processes=group.num_processes,
             hosts=len(set(group.host_numbers)),
@@ -142,8 +142,11 @@ def versions() -> dict[str, str]:
     return {"jaxdp": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
 
 
-def read_result(path: Path, text: str) -> TrainResult:
-    """The result of the finished run in `path`, from the text of its result.json. Raises ConfigError if it is damaged."""
+def read_result(path: Path | str, text: str) -> TrainResult:
+    """The result of a finished run, from the text of its result.json. Raises ConfigError if it is damaged.
+
+    path: of the run, a directory or a URL.
+    """
     try:
         return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
     except ValidationError:
@@ -155,8 +158,8 @@ def read_result(path: Path, text: str) -> TrainResult:
         ) from None
 
 
-def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
-    """Show the summary of a finished run."""
+def show_result(screen: Screen | Quiet, result: TrainResult, path: Path) -> None:
+    """Show the summary of a finished run. path: its directory, or its local copy."""
     skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
     top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
     length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
@@ -178,9 +181,9 @@ def show_result(screen: Screen | Quiet, result: TrainResult) -> None:
         examples = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
         images = plural(len(result.bad_images), "unusable image")
         screen.info(f"skipped {images} (listed in {RESULT}): {examples}")
-    workdir = Path(result.workdir)
     names = (RESULT, "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
-    files = [name for name in names if (workdir / name).exists()]
-    screen.info(f"results in {workdir}: {', '.join(files)}")
+    files = [name for name in names if (path / name).exists()]
+    copy = "" if str(path) == result.workdir else f" (local copy: {path})"
+    screen.info(f"results in {result.workdir}{copy}: {', '.join(files)}")
     if "training.png" in files:
-        screen.image(workdir / "training.png")
+        screen.image(path / "training.png")

@@ -167,7 +167,7 @@ class _Session:
         with open_remote_workdir(url, storage, start_new=start_new, signals=self.signals, screen=self.screen) as remote:
             resume = "auto" if start_new else self.resume
             session = dataclasses.replace(self, workdir=remote.path, resume=resume, mirror=remote.mirror)
-            return dataclasses.replace(session.run(), workdir=remote.url)
+            return session.run()
 
     def run(self) -> TrainResult:
         """Check everything that can be checked before compiling, then train. All processes pass the same barriers."""
@@ -240,10 +240,10 @@ class _Session:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
                     self.mirror.begin(Retention.of_run(config, manifest))
-                result = read_result(path, result_text)
+                result = read_result(path if self.mirror is None else str(self.mirror.remote.location), result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
-                result = _show_and_check(screen, result)
+                result = _show_and_check(screen, result, path)
                 trackers.send_finished()
                 return result
             screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
@@ -273,7 +273,7 @@ class _Session:
             group.all_gather_object(
                 "the end of the run", None, while_waiting=lambda: None
             )  # everything is saved: ignore stop requests
-            result = _show_and_check(screen, result)
+            result = _show_and_check(screen, result, path)
             trackers.finish("finished")
             return result
 
@@ -288,15 +288,15 @@ class _Session:
         return finetune.saved_digest(self.config, saved)
 
 
-def _show_and_check(screen: Screen | Quiet, result: TrainResult) -> TrainResult:
-    """Show a finished run. Raises TrainingError if none of its checkpoints could be saved, so that its weights are lost."""
-    show_result(screen, result)
+def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> TrainResult:
+    """Show the finished run in `path`. Raises TrainingError if none of its checkpoints could be saved: its weights are lost."""
+    show_result(screen, result, path)
     if result.save_error is None:
         return result
-    latest = latest_valid(Path(result.workdir) / run_dir.CHECKPOINTS)
+    latest = latest_valid(path / run_dir.CHECKPOINTS)
     if latest is None:
         raise TrainingError(
-            f"no checkpoint could be saved ({result.save_error}), so the trained weights are lost; make {result.workdir} "
+            f"no checkpoint could be saved ({result.save_error}), so the trained weights are lost; make {path} "
             "writable with enough space, and train again with --resume never"
         )
     screen.info(f"the last checkpoint could not be saved ({result.save_error}); the newest is {latest.path}")

@@ -114,7 +114,7 @@ class Trainer:
                 result = TrainResult.collect(
                     self._progress_now(),
                     self.setup,
-                    workdir=self.workdir,
+                    workdir=str(self.mirror.remote.location) if self.mirror else str(self.workdir),
                     evaluation=self.checkpoints.result_evaluation(self.progress),
                     stop_reason=self.evaluator.stopping.reason() if self.progress.samples < self.plan.total_samples else None,
                     strategies=[self.compiler.shown_strategy(phase) for phase in self.plan.phases[: phase.index + 1]],

