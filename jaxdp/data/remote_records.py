@@ -88,11 +88,12 @@ class Shard:
 
     def read(self, record: int) -> bytes:
         """A record. Raises ImageError if it is damaged at the URL, and StorageError."""
-        if self.local is not None:
+        local = self.local  # `copy` may set it meanwhile
+        if local is not None:
             with suppress(RuntimeError):
-                return self.local.read([record])[0]
+                return local.read([record])[0]
         data = self._read_remote(record)
-        if self.local is not None:  # the local copy is damaged
+        if local is not None:  # the local copy is damaged
             self.local = None
             self.remote.cache.discard(self.name)
         return data

@@ -205,6 +205,23 @@ def test_a_damaged_copy_of_a_shard_is_replaced(imagenet, tmp_path):
     assert not copy.exists()
 
 
+def test_a_copy_that_is_completed_during_a_read_is_kept(imagenet, tmp_path, monkeypatch):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    source = sources.open_split(at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache"), "train")
+    (shard,) = source.records.shards
+    read_range = Location.read_range
+
+    def read_while_copying(self, *arguments):
+        monkeypatch.undo()
+        shard.copy()
+        return read_range(self, *arguments)
+
+    monkeypatch.setattr(Location, "read_range", read_while_copying)
+    source[0]
+    assert shard.local
+    assert list((tmp_path / "cache").rglob("copies/*/*.tag"))
+
+
 @pytest.mark.parametrize("damage", ["truncated", "other"])
 def test_a_damaged_shard_at_a_url_raises_one_line(imagenet, tmp_path, damage):
     pytest.importorskip("zstandard", reason="needs the extra cloud")
