@@ -6,7 +6,8 @@ JPEGs of 400x350 pixels to random crops of 224x224 in batches of 64, as a folder
 tensorflow-datasets. The server runs on this machine behind a proxy that delays every request, so both take time from the
 loader's cores; a third of a round therefore runs with a consumer that takes images at a fixed rate, as a device does. Rounds
 alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
-quarter of the data ("small cache"). Writes benchmarks/results/object_storage_data.json.
+quarter of the data ("small cache"). Writes benchmarks/results/object_storage_data.json, in which kinds that were not measured
+stay as they are.
 """
 
 import argparse
@@ -165,6 +166,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
     arguments = parser.parse_args()
     rounds, threads = defaultdict(list), len(os.sched_getaffinity(0))
+    if RESULT.exists():
+        kept = json.loads(RESULT.read_text())["rounds"].items()
+        rounds.update((name, results) for name, results in kept if name.partition(",")[0] not in arguments.kinds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)

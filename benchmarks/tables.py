@@ -28,6 +28,7 @@ import loader_augmentations as loader_benchmark
 import lr_range
 import memory
 import network
+import object_storage_data
 import object_storage_runs
 import other_devices
 import saving
@@ -561,6 +562,7 @@ TABLES = {
         "input": input_vs_peers,
         "devices": of(other_devices.table, "other_devices.py"),
         "chaos": of(chaos.table, "chaos.py"),
+        "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),
         "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
         "saving": of(saving.table, "saving.py"),
         "failures": of(failures.table, "failures.py"),

@@ -7,9 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import create_atomically, read_regular, write_atomically
@@ -32,12 +32,18 @@ def _gcs_options() -> dict[str, Any]:
     return {"requests_timeout": aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)}
 
 
-PROTOCOLS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {  # protocol -> package of the extra, options
-    "s3": ("s3fs", _s3_options),
-    "s3a": ("s3fs", _s3_options),
-    "gs": ("gcsfs", _gcs_options),
-    "gcs": ("gcsfs", _gcs_options),
-}
+class Protocol(NamedTuple):
+    """package: of the extra. options: of its file system. reading: of its `cat_file`, so that an object takes one request."""
+
+    package: str
+    options: Callable[[], dict[str, Any]]
+    reading: dict[str, Any]
+
+
+_S3 = Protocol("s3fs", _s3_options, {"max_concurrency": 1})  # with more, s3fs asks for the size first
+_GCS = Protocol("gcsfs", _gcs_options, {})
+_OTHER = Protocol("", dict, {})
+PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")  # of botocore: it found none
 _file_systems: dict[tuple, Any] = {}
@@ -94,19 +100,19 @@ def open_location(url: str, field: str) -> "Location":
         hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
         raise ConfigError(field, url, reason="chained URLs (with ::) are not supported", hint=hint)
     protocol = url.partition(":")[0]
-    package, options = PROTOCOLS.get(protocol, ("", dict))
+    known = PROTOCOLS.get(protocol, _OTHER)
     try:
-        fs, path = _file_system(url, options), fsspec.core.strip_protocol(url)
+        fs, path = _file_system(url, known.options), fsspec.core.strip_protocol(url)
     except ImportError as error:
-        reason = f"{package} is not installed" if package else first_line(error)
-        hint = "pip install -e '.[cloud]'" if package else "install the package of fsspec that reads such URLs"
+        reason = f"{known.package} is not installed" if known.package else first_line(error)
+        hint = "pip install -e '.[cloud]'" if known.package else "install the package of fsspec that reads such URLs"
         raise ConfigError(field, url, reason=reason, hint=hint) from None
     except ValueError as error:
         hint = "use s3://BUCKET/PATH, gs://BUCKET/PATH, or another URL that fsspec reads"
         raise ConfigError(field, url, reason=first_line(error), hint=hint) from None
     except Exception as error:  # by package, such as missing credentials
         raise ConfigError(field, url, reason=_reason(error)) from None
-    return Location(fs, path.rstrip("/"), url)
+    return Location(fs, path.rstrip("/"), url, known.reading)
 
 
 def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
@@ -128,20 +134,21 @@ def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
 class Location:
     """A folder at a URL. Names of objects are relative to it.
 
-    fs: fsspec's file system; path: of the folder there; url: as the user gave it. Every method raises StorageError if a request
-    fails, and ObjectNotFoundError if an object that it reads does not exist.
+    fs: fsspec's file system; path: of the folder there; url: as the user gave it; reading: see Protocol. Every method raises
+    StorageError if a request fails, and ObjectNotFoundError if an object that it reads does not exist.
     """
 
     fs: Any
     path: str
     url: str
+    reading: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.url
 
     def read(self, name: str) -> bytes:
         with self._errors(name):
-            return self.fs.cat_file(f"{self.path}/{name}")
+            return self.fs.cat_file(f"{self.path}/{name}", **self.reading)
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end` of an object."""

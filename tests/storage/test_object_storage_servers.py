@@ -162,6 +162,17 @@ def test_a_missing_bucket_is_reported(storage, fs):
         fs.ls("absent")
 
 
+def test_an_object_is_read_in_one_request(storage, monkeypatch):
+    for name, value in storage.environment.items():
+        monkeypatch.setenv(name, value)
+    location = open_location(storage.url, "--workdir")
+    for size in (0, len(DATA)):
+        location.write("x", DATA[:size])
+        storage.proxy.forget()
+        assert location.read("x") == DATA[:size]
+        assert [line["method"] for line in storage.proxy.log()] == ["GET"]
+
+
 def test_a_location_may_be_collected_in_another_event_loop(storage, monkeypatch, caplog):
     for name, value in storage.environment.items():
         monkeypatch.setenv(name, value)
