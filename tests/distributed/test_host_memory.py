@@ -42,6 +42,7 @@ def page_faults(memory: str) -> float:
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.slow
 def test_keep_freed_reuses_the_memory_of_a_step_without_page_faults():
     assert page_faults("kept") < PAGES / 5
     assert page_faults("returned") > PAGES / 2

@@ -280,7 +280,7 @@ def test_unusable_options_exit_with_2_and_one_line_and_write_nothing(trained, tm
 
 
 def test_card_of_a_directory_without_a_run_raises(tmp_path):
-    with pytest.raises(ConfigError, match="no valid checkpoint found"):
+    with pytest.raises(ConfigError, match="it holds no run"):
         write_card(tmp_path, tmp_path / "card.md")
 
 

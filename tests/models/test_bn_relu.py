@@ -175,16 +175,9 @@ def test_pooled_bn_relu_equals_flax_batch_norm_and_max_pool_in_float64(dtype, si
         assert np.linalg.norm(np.asarray(one, np.float64) - other) <= limit * np.linalg.norm(other)
 
 
-@pytest.mark.parametrize(
-    ("batch_norm", "norm"),
-    [
-        ("folded", "synchronized"),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in [("separate", "per_worker"), ("separate", "synchronized"), ("folded", "per_worker")]
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_norm", ["separate", "folded"])
+@pytest.mark.parametrize("norm", ["per_worker", "synchronized"])
 def test_options_that_keep_more_for_the_gradient_leave_the_gradient_of_the_model(norm, batch_norm):
     """Also over two devices, and with a recomputed forward pass."""
     mesh, everywhere = make_mesh(1, 2), PartitionSpec()

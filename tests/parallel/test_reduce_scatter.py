@@ -142,6 +142,7 @@ def session(layout, names, sizes, calls) -> dict[str, tuple[int, int]]:
     return counts
 
 
+@pytest.mark.slow
 def test_torus_two_processes_returns_exact_sums():
     counts = session("2x1", ["torus"], [524_288, 2_097_152], 20)
     assert counts == {"torus": (0, 80)}

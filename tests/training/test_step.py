@@ -141,14 +141,9 @@ def bottleneck_reference(config):
     return _bottleneck_references[norm]
 
 
-@pytest.mark.parametrize(
-    ("norm", "mesh_shape"),
-    [
-        pytest.param(norm, shape, marks=[] if (norm, shape) == ("per_worker", (2, 4)) else pytest.mark.slow)
-        for norm in ("per_worker", "synchronized")
-        for shape in MESHES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["per_worker", "synchronized"])
+@pytest.mark.parametrize("mesh_shape", MESHES)
 def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch, norm, mesh_shape):
     monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
     config = bottleneck_config(norm)
