@@ -393,3 +393,8 @@ def _error_of(function: Callable[[], None]) -> str | None:
     except OSError as error:
         return first_line(error)
     return None
+
+
+def location_of(workdir: Path, mirror: Mirror | MirrorFollower | None) -> str:
+    """Where a run is, for its user: the URL of its mirror, or its directory."""
+    return str(workdir if mirror is None else mirror.remote.location)

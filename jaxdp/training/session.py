@@ -33,7 +33,7 @@ from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
-from jaxdp.training.mirror import Mirror, MirrorFollower
+from jaxdp.training.mirror import Mirror, MirrorFollower, location_of
 from jaxdp.training.remote_workdir import open_remote_workdir
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
@@ -240,7 +240,7 @@ class _Session:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
                     self.mirror.begin(Retention.of_run(config, manifest))
-                result = read_result(path if self.mirror is None else str(self.mirror.remote.location), result_text)
+                result = read_result(location_of(path, self.mirror), result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)
                 result = _show_and_check(screen, result, path)

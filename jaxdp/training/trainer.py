@@ -31,7 +31,7 @@ from jaxdp.training.auditor import Auditor
 from jaxdp.training.autotune import check_registered_strategy, chosen_reductions
 from jaxdp.training.evaluator import Evaluator
 from jaxdp.training.initialize import StartPoint, restore_or_initialize
-from jaxdp.training.mirror import Mirror, MirrorFollower
+from jaxdp.training.mirror import Mirror, MirrorFollower, location_of
 from jaxdp.training.placement import Replicated
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run_checkpoints import RunCheckpoints
@@ -114,7 +114,7 @@ class Trainer:
                 result = TrainResult.collect(
                     self._progress_now(),
                     self.setup,
-                    workdir=str(self.mirror.remote.location) if self.mirror else str(self.workdir),
+                    workdir=location_of(self.workdir, self.mirror),
                     evaluation=self.checkpoints.result_evaluation(self.progress),
                     stop_reason=self.evaluator.stopping.reason() if self.progress.samples < self.plan.total_samples else None,
                     strategies=[self.compiler.shown_strategy(phase) for phase in self.plan.phases[: phase.index + 1]],

@@ -48,6 +48,7 @@ def s3(servers):
 
 @pytest.fixture
 def fs(storage, monkeypatch):
+    """Also sets the environment variables for `open_location`."""
     return client(storage, monkeypatch)
 
 
@@ -162,9 +163,7 @@ def test_a_missing_bucket_is_reported(storage, fs):
         fs.ls("absent")
 
 
-def test_an_object_is_read_in_one_request(storage, monkeypatch):
-    for name, value in storage.environment.items():
-        monkeypatch.setenv(name, value)
+def test_an_object_is_read_in_one_request(storage, fs):
     location = open_location(storage.url, "--workdir")
     for size in (0, len(DATA)):
         location.write("x", DATA[:size])
@@ -173,10 +172,7 @@ def test_an_object_is_read_in_one_request(storage, monkeypatch):
         assert [line["method"] for line in storage.proxy.log()] == ["GET"]
 
 
-def test_a_location_may_be_collected_in_another_event_loop(storage, monkeypatch, caplog):
-    for name, value in storage.environment.items():
-        monkeypatch.setenv(name, value)
-
+def test_a_location_may_be_collected_in_another_event_loop(storage, fs, caplog):
     async def collect():
         open_location(storage.url, "--workdir").write("x", DATA)  # the result goes, and with it the last reference
         gc.collect()
