@@ -309,7 +309,7 @@ class CheckpointManager:
         except Exception as failure:  # for example a full disk
             error = save_error(failure)
             if processes > 1:
-                self._abandon(path, error)
+                self._abort(path, error)
         reports = self.group.all_gather_object("written", (files, error))
         error = next((error for _, error in reports if error), None)
         return {name: checksum for files, _ in reports for name, checksum in files.items()}, error
@@ -334,10 +334,20 @@ class CheckpointManager:
                 shutil.rmtree(_rename_for_removal(manifest.path), ignore_errors=True)
         return None
 
+    def _abort(self, path: Path, error: str) -> None:
+        """End all processes after a failed write of this process's part. The next run removes the parts of the others.
+
+        They may be writing still: without their folders they would fail first, and report that in place of the cause.
+        """
+        folder = path / part_folder(self.group.rank, self.group.num_processes)
+        for own in [folder, *folder.parent.glob(f"{folder.name}.*")]:  # with the temporary folders of Orbax
+            shutil.rmtree(own, ignore_errors=True)
+        self.group.abort(_save_message(path, error))
+
     def _abandon(self, path: Path, error: str) -> None:
-        """Remove a failed save. A single process continues without it; several processes end."""
+        """Remove a failed save that no process writes any more. A single process continues without it; several end."""
         shutil.rmtree(path, ignore_errors=True)
-        message = f"the checkpoint {path} could not be saved ({error})"
+        message = _save_message(path, error)
         if self.group.num_processes > 1:
             self.group.abort(message)
         latest = self.latest_valid()
@@ -357,6 +367,10 @@ class CheckpointManager:
                         path.rename(self.folder / name)
         for path in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _save_message(path: Path, error: str) -> str:
+    return f"the checkpoint {path} could not be saved ({error})"
 
 
 def _rename_for_removal(path: Path) -> Path:

@@ -13,11 +13,13 @@ import pytest
 from helpers.checkpoints import diverged_array, metadata, replicate
 
 import jaxdp
+from jaxdp.checkpoint import manager as manager_module
 from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Config
 from jaxdp.distributed.preemption import StopTraining
+from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
@@ -150,6 +152,35 @@ def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, mo
     manager.save(state, 20, metadata(20))
     manager.wait()
     assert manager.last_error is None
+
+
+def test_failed_write_of_a_part_leaves_the_folders_that_other_processes_write_to(tmp_path, monkeypatch):
+    """Without them another process fails as well, and the run may report that one."""
+    aborted, state = [], tmp_path / "saving-10/state"
+    own, others = ["part-1", "part-1.orbax-checkpoint-tmp"], ["part-0.orbax-checkpoint-tmp", "part-10", "part-2"]
+
+    class RankOne(SingleProcess):
+        rank, num_processes, is_rank0 = 1, 12, False
+
+        def all_gather_object(self, name, value, while_waiting=None):
+            return [value] * self.num_processes
+
+        def abort(self, reason):
+            aborted.append((reason, sorted(path.name for path in state.iterdir())))
+            raise SystemExit
+
+    def fail(*arguments, **more):
+        for name in own + others:
+            (state / name).mkdir(parents=True)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(manager_module, "write_state", fail)
+    monkeypatch.setattr(manager_module, "make_writer", lambda rank, processes: None)
+    manager = CheckpointManager(tmp_path, Checkpoint(), print, group=RankOne())
+    manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
+    with pytest.raises(SystemExit):
+        manager.wait()
+    assert aborted == [(f"the checkpoint {state.parent} could not be saved (No space left on device)", others)]
 
 
 @pytest.mark.parametrize("seconds", [3600, 10**9, -3600])
