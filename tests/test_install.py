@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import yaml
-from helpers.processes import CACHE_EVERYTHING, TIMEOUT, TINY
+from helpers.processes import CACHE_EVERYTHING, RESNET, TIMEOUT, TINY
 
 import jaxdp
 from jaxdp.errors import EXIT_STOPPED
@@ -87,13 +87,12 @@ def test_installed_wheel_trains_as_process_1_saves_on_sigterm_and_resumes(comman
     """As in a container, whose entry point is process 1: the kernel does not apply a signal's default action to it."""
     flags = [
         "train",
-        "--config",
-        "digits",
         "--workdir",
         "run",
         *TINY,
+        *RESNET,
         "--data.train-examples",
-        "4096",
+        "1024",
         "--mesh.cpu-devices",
         "1",
     ]

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.processes import CACHE_EVERYTHING
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -18,6 +19,13 @@ RECIPES = ["digits_convnext", "digits_vit"]
 
 def command(name, *arguments):
     return [sys.executable, "-m", "jaxdp", name, *map(str, arguments)]
+
+
+@pytest.fixture(autouse=True)
+def programs_are_kept(monkeypatch):
+    """A process takes the compiled programs of those before it."""
+    for name, value in CACHE_EVERYTHING.items():
+        monkeypatch.setenv(name, value)
 
 
 def answer_of(name, *arguments):

@@ -14,9 +14,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import torch_layout
+from helpers import tiny_run, torch_layout
 from helpers.processes import (
     CACHE_EVERYTHING,
+    RESNET,
     ROOT,
     TIMEOUT,
     TINY,
@@ -26,6 +27,7 @@ from helpers.processes import (
     place,
     wait_for_exit,
     wait_for_lines,
+    wait_until,
 )
 from safetensors.numpy import save_file
 
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.slow
 
 def parameters(workdir):
     """The parameters of the last checkpoint, in one vector."""
+    tiny_run.config()  # registers its network
     state, _, _ = load_run(workdir)
     return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(state.params)])
 
@@ -57,11 +60,19 @@ def pair(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_path, processes):
-    workdir = pair if processes == 2 else tmp_path / "run"
-    if processes != 2:
-        wait_for_exit(launch(processes, workdir))
+SHARDED = ["--reduce.update", "sharded"]
+
+
+@pytest.mark.parametrize(("processes", "network"), [(2, "tiny"), (4, "tiny"), (2, "ResNet, sharded update")])
+def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_path, processes, network):
+    workdir = pair if (processes, network) == (2, "tiny") else tmp_path / "run"
+    flags = [] if network == "tiny" else [*RESNET, "--mesh.vertical", "1"]  # rows of all processes
+    if flags:
+        single = tmp_path / "single"
+        wait_for_exit(launch(1, single, *flags))
+        flags += SHARDED
+    if workdir != pair:
+        wait_for_exit(launch(processes, workdir, *flags))
     (expected_log, expected_accuracy, *_), (log, accuracy, *_) = outcome(single), outcome(workdir)
     assert len(log) == len(expected_log)
     for expected, record in zip(expected_log, log, strict=True):
@@ -84,7 +95,7 @@ def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_re
     """
     flags, single = ["--mesh.vertical", str(vertical)], tmp_path / "single"
     wait_for_exit(launch(1, single, *flags))
-    flags += ["--reduce.update", "sharded"]
+    flags += SHARDED
     wait_for_exit(launch(processes, tmp_path / "whole", *flags))
     log, accuracy, *_ = outcome(tmp_path / "whole")
     expected_log, expected_accuracy, *_ = outcome(single)
@@ -95,8 +106,9 @@ def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_re
     first, second = parameters(single), parameters(tmp_path / "whole")
     assert np.linalg.norm(first - second) < 1e-4 * np.linalg.norm(first)
     process = launch(processes, tmp_path / "cut", *flags)
+    pids = pids_of(process, processes)
     wait_for_lines(tmp_path / "cut", 9, process)
-    os.kill(pids_of(process, processes)[1], signal.SIGTERM)
+    os.kill(pids[1], signal.SIGTERM)
     wait_for_exit(process, 75)
     wait_for_exit(launch(processes, tmp_path / "cut", *flags))
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
@@ -115,8 +127,9 @@ def test_early_stopping_on_two_processes_ends_both_and_resumes_after_a_kill_of_o
     assert (tmp_path / f"whole/checkpoints/{best['samples']}/manifest.json").exists()
 
     process = launch(2, tmp_path / "cut", *flags)
-    wait_for_lines(tmp_path / "cut", 14, process)
-    os.kill(pids_of(process, 2)[1], signal.SIGKILL)
+    pids = pids_of(process, 2)
+    wait_for_lines(tmp_path / "cut", 11, process)
+    os.kill(pids[1], signal.SIGKILL)
     process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
     wait_for_exit(launch(2, tmp_path / "cut", *flags))
@@ -166,8 +179,9 @@ def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_
 
 def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(pair, tmp_path):
     process = launch(2, tmp_path / "cut")
+    pids = pids_of(process, 2)
     wait_for_lines(tmp_path / "cut", 9, process)
-    os.kill(pids_of(process, 2)[1], signal.SIGTERM)  # not rank 0, which writes
+    os.kill(pids[1], signal.SIGTERM)  # not rank 0, which writes
     _, err = wait_for_exit(process, 75)
     assert re.search(
         r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last valid checkpoint is .*/checkpoints/\d+", err
@@ -196,8 +210,9 @@ def test_resume_with_more_or_fewer_processes_equals_a_single_process(single, tmp
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_is_named_and_a_restart_resumes_bitwise(pair, tmp_path, victim):
     process = launch(2, tmp_path / "cut", restarts=1)
-    wait_for_lines(tmp_path / "cut", 20, process)
-    os.kill(pids_of(process, 2)[victim], signal.SIGKILL)
+    pids = pids_of(process, 2)
+    wait_until((tmp_path / "cut/checkpoints/64/manifest.json").exists, process)  # eight steps before the next save at least
+    os.kill(pids[victim], signal.SIGKILL)
     _, err = wait_for_exit(process)
     assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*killed.*continues from \S+/checkpoints/\d+", err)
     assert f"rank {victim} failed first, by SIGKILL" in err
@@ -208,8 +223,9 @@ def test_a_killed_process_is_named_and_a_restart_resumes_bitwise(pair, tmp_path,
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_suspended_process_is_named_by_the_others_and_killed_by_the_launcher(tmp_path, victim):
     process = launch(2, tmp_path / "run", "--guard.silence-seconds", "4")
+    pids = pids_of(process, 2)
     wait_for_lines(tmp_path / "run", 5, process)
-    os.kill(pids_of(process, 2)[victim], signal.SIGSTOP)
+    os.kill(pids[victim], signal.SIGSTOP)
     began = time.monotonic()
     _, err = wait_for_exit(process, 1)
     assert time.monotonic() - began < 60  # 4 s of silence, 10 s grace period of the launcher
@@ -219,8 +235,8 @@ def test_a_suspended_process_is_named_by_the_others_and_killed_by_the_launcher(t
 
 def test_a_run_suspended_as_a_whole_for_longer_than_silence_seconds_continues(pair, tmp_path):
     process = launch(2, tmp_path / "run", "--guard.silence-seconds", "4")
-    wait_for_lines(tmp_path / "run", 5, process)
     everyone = [process.pid, *pids_of(process, 2)]
+    wait_for_lines(tmp_path / "run", 5, process)
     for pid in everyone:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(8)
@@ -278,8 +294,9 @@ SLOW = """
 import dataclasses, os, sys, time
 import numpy as np
 sys.path.insert(0, {root!r})
-import jaxdp
-from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
+sys.path.insert(0, {root!r} + "/tests/helpers")
+import jaxdp, tiny_run
+from jaxdp.config import Config, Data, Logging, Mesh, Optimizer, Phase, Schedule
 
 class Images:
     classes = 10
@@ -295,7 +312,7 @@ class Images:
 
 config = Config(
     name="slow", epochs=3.0, data=Data(source="given", image_size=80, threads=1, resident="off", augmentation="none"),
-    model=Model(depth=18, width=2, stem="small"), batch=(Phase(8),), optimizer=Optimizer(name="sgd"),
+    model=tiny_run.config().model, batch=(Phase(8),), optimizer=Optimizer(name="sgd"),
     schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0), mesh=Mesh(cpu_devices=2),
     logging=Logging(every_steps=4, tensorboard=False),
 )
@@ -339,19 +356,24 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
 def test_resume_without_the_weights_file_of_some_ranks_continues_on_all(tmp_path, gone):
     recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
     recipe.write_text(
-        "import os, jaxdp\n"
+        "import dataclasses, os, sys\n"
+        f"sys.path.insert(0, {str(Path(tiny_run.__file__).parent)!r})\n"
+        "import tiny_run\n"
+        "from jaxdp.config import Finetune, Model\n"
         f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
-        "def config():\n    return jaxdp.load_config('digits', ['--finetune.weights', path])\n"
+        "network, start = Model(depth=18, width=2, stem='small', classes=10), Finetune(weights=path)\n"
+        "def config():\n    return dataclasses.replace(tiny_run.config(), model=network, finetune=start)\n"
     )
+    command = ["train.py", "--workdir", str(run), "--config", str(recipe), "--mesh.cpu-devices", "4"]
     for file in files:
         save_file(torch_layout.random_tensors(0, (2, 2, 2, 2), False, width=2, classes=3, stem=3), file)
-    wait_for_exit(launch(2, run, "--config", str(recipe)))
+    wait_for_exit(launch(2, None, command=command))
     whole = outcome(run)
     (run / "result.json").unlink()
     shutil.rmtree(latest_valid(run / "checkpoints").path)
     for rank in gone:
         files[rank].unlink()
-    out, _ = wait_for_exit(launch(2, run, "--config", str(recipe)))
+    out, _ = wait_for_exit(launch(2, None, command=command))
     assert outcome(run) == whole
     assert ("no longer exists; the run does not need it to resume" in re.sub(r"\s+(\[0\] )?", " ", out)) == (0 in gone)
 

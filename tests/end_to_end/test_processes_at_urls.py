@@ -15,7 +15,8 @@ from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.storage.location import open_location
 
 pytestmark = pytest.mark.slow
-SAVES = ["--checkpoint.every-samples", "24", "--storage.upload-seconds", "1", "--storage.lease-seconds", "3"]
+LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # enough steps after the first upload
+SAVES = [*LONG, "--checkpoint.every-samples", "24", "--storage.upload-seconds", "1", "--storage.lease-seconds", "3"]
 
 
 def start(folder, url, port):

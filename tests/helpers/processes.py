@@ -12,14 +12,10 @@ from jaxdp.loggers.writers import TIMING, read_log
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300  # seconds: a slow machine is no failure
-TINY = [
-    *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "37"),
-    *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--epochs", "4", "--optimizer.name", "sgd"),
-    *("--batch.0.global-batch", "8", "--batch.0.until-epoch", "2", "--batch.1.global-batch", "16"),
-    *("--batch.0.per-worker-batch", "2", "--batch.1.per-worker-batch", "2"),
-    *("--schedule.learning-rate", "0.002", "--schedule.warmup-epochs", "1"),
-    *("--logging.no-tensorboard", "--logging.every-steps", "1"),
-]
+TINY = ["--config", str(Path(__file__).with_name("tiny_run.py"))]
+RESNET = [
+    *("--model.name", "resnet", "--model.depth", "18", "--model.width", "2", "--model.stem", "small")
+]  # in place of its network
 CACHE_EVERYTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 
@@ -83,8 +79,13 @@ def log_lines(workdir) -> int:
 
 def wait_for_lines(workdir, number, process, pause=0.02) -> None:
     """Wait until the log of a running process has so many lines."""
+    wait_until(lambda: log_lines(workdir) >= number, process, pause)
+
+
+def wait_until(condition, process, pause=0.02) -> None:
+    """Wait for what a running process does."""
     deadline = time.monotonic() + TIMEOUT
-    while log_lines(workdir) < number:
+    while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(pause)

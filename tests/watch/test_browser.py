@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from helpers.browser import Browser
-from helpers.processes import CACHE_EVERYTHING, ROOT, TINY
+from helpers.processes import CACHE_EVERYTHING, RESNET, ROOT, TINY
 from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
 
@@ -64,7 +64,8 @@ def runs(tmp_path):
 @contextmanager
 def training(workdir):
     """A process that trains a tiny run."""
-    command = [sys.executable, "train.py", "--workdir", str(workdir), *TINY, "--mesh.cpu-devices", "2", "--epochs", "60"]
+    flags = [*TINY, *RESNET, "--mesh.cpu-devices", "2", "--epochs", "60"]
+    command = [sys.executable, "train.py", "--workdir", str(workdir), *flags]
     environment = os.environ | CACHE_EVERYTHING
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
