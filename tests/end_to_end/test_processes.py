@@ -27,7 +27,6 @@ from helpers.processes import (
     place,
     wait_for_exit,
     wait_for_lines,
-    wait_until,
 )
 from safetensors.numpy import save_file
 
@@ -57,6 +56,17 @@ def pair(tmp_path_factory):
     """An undisturbed run of two processes."""
     workdir = tmp_path_factory.mktemp("pair") / "run"
     wait_for_exit(launch(2, workdir))
+    return workdir
+
+
+LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # 72 steps, so that it does not end before the signal
+
+
+@pytest.fixture(scope="module")
+def long_pair(tmp_path_factory):
+    """The same, three times as long."""
+    workdir = tmp_path_factory.mktemp("long_pair") / "run"
+    wait_for_exit(launch(2, workdir, *LONG))
     return workdir
 
 
@@ -93,7 +103,7 @@ def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_re
 
     Rows of four devices in the first phase and of eight in the second; with four processes, two rows of half as many.
     """
-    flags, single = ["--mesh.vertical", str(vertical)], tmp_path / "single"
+    flags, single = [*LONG, "--mesh.vertical", str(vertical)], tmp_path / "single"
     wait_for_exit(launch(1, single, *flags))
     flags += SHARDED
     wait_for_exit(launch(processes, tmp_path / "whole", *flags))
@@ -177,8 +187,8 @@ def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_
     assert latest_valid(tmp_path / "run/checkpoints") is None
 
 
-def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(pair, tmp_path):
-    process = launch(2, tmp_path / "cut")
+def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(long_pair, tmp_path):
+    process = launch(2, tmp_path / "cut", *LONG)
     pids = pids_of(process, 2)
     wait_for_lines(tmp_path / "cut", 9, process)
     os.kill(pids[1], signal.SIGTERM)  # not rank 0, which writes
@@ -186,8 +196,8 @@ def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(p
     assert re.search(
         r"stopped by SIGTERM to rank 1 on \S+ after step \d+ .* the last valid checkpoint is .*/checkpoints/\d+", err
     )
-    wait_for_exit(launch(2, tmp_path / "cut"))
-    assert outcome(tmp_path / "cut") == outcome(pair)
+    wait_for_exit(launch(2, tmp_path / "cut", *LONG))
+    assert outcome(tmp_path / "cut") == outcome(long_pair)
 
 
 def test_resume_with_more_or_fewer_processes_equals_a_single_process(single, tmp_path):
@@ -208,16 +218,39 @@ def test_resume_with_more_or_fewer_processes_equals_a_single_process(single, tmp
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_process_is_named_and_a_restart_resumes_bitwise(pair, tmp_path, victim):
-    process = launch(2, tmp_path / "cut", restarts=1)
+def test_a_killed_process_is_named_and_a_restart_resumes_bitwise(long_pair, tmp_path, victim):
+    process = launch(2, tmp_path / "cut", *LONG, restarts=1)
     pids = pids_of(process, 2)
-    wait_until((tmp_path / "cut/checkpoints/64/manifest.json").exists, process)  # eight steps before the next save at least
+    wait_for_lines(tmp_path / "cut", 19, process)  # the second save has begun, so all ranks know of the first
     os.kill(pids[victim], signal.SIGKILL)
     _, err = wait_for_exit(process)
     assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*killed.*continues from \S+/checkpoints/\d+", err)
     assert f"rank {victim} failed first, by SIGKILL" in err
     assert "restarting; 0 more restarts after this one" in err
-    assert outcome(tmp_path / "cut") == outcome(pair)
+    assert outcome(tmp_path / "cut") == outcome(long_pair)
+
+
+def test_the_loss_of_rank_0_is_reported_before_jax_aborts_a_process_whose_threads_wait_for_the_gil(tmp_path):
+    body = f"""
+        import ctypes, threading
+        from pathlib import Path
+        log = Path({str(tmp_path / "run/metrics.jsonl")!r})
+        def hold_gil():
+            while not (log.exists() and log.read_text()):
+                time.sleep(0.02)
+            while True:
+                ctypes.PyDLL(None).usleep(400_000)
+        if rank == 1:
+            threading.Thread(target=hold_gil, daemon=True).start()
+        config = dataclasses.replace(config, epochs=100.0)
+        jaxdp.train(config, {str(tmp_path / "run")!r}, datasets=(Images(), Images()))
+    """
+    process = launch(2, None, command=script_of(tmp_path, body))
+    pids = pids_of(process, 2)
+    wait_for_lines(tmp_path / "run", 2, process)
+    os.kill(pids[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert re.search(r"\[1\] jaxdp: rank 0 on \S+ failed .*exited without a message \(killed or crashed\)", err), err
 
 
 @pytest.mark.parametrize("victim", [0, 1])
