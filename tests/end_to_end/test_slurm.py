@@ -27,7 +27,7 @@ pytestmark = [
 ]
 HOSTS = [*TINY, *("--mesh.cpu-devices", "2", "--mesh.vertical", "2", "--mesh.horizontal", "2")]
 # Slurm checks every 30 s whether a signal is due. 408 steps of at least 0.1 s take longer on any machine.
-LONG = ["--epochs", "100", "--evaluation.every-epochs", "10", "--checkpoint.every-epochs", "10"]
+LONG = ["--epochs", "100", "--batch.0.until-epoch", "2", "--evaluation.every-epochs", "10", "--checkpoint.every-epochs", "10"]
 PACED = """
 import sys, time
 from jaxdp.cli.main import run
