@@ -340,8 +340,9 @@ class CheckpointManager:
         They may be writing still: without their folders they would fail first, and report that in place of the cause.
         """
         folder = path / part_folder(self.group.rank, self.group.num_processes)
-        for own in [folder, *folder.parent.glob(f"{folder.name}.*")]:  # with the temporary folders of Orbax
-            shutil.rmtree(own, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for own in [folder, *folder.parent.glob(f"{folder.name}.*")]:  # with the temporary folders of Orbax
+                shutil.rmtree(own, ignore_errors=True)
         self.group.abort(_save_message(path, error))
 
     def _abandon(self, path: Path, error: str) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from jaxdp.config import Compile, Guard
 from jaxdp.config import Mesh as MeshConfig
 from jaxdp.distributed import host_memory, launchers, status, watchdog
-from jaxdp.distributed.abort import delay_abort
 from jaxdp.distributed.control_client import ControlClient
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
@@ -255,7 +254,6 @@ def _start_jax_distributed(group: ControlClient) -> None:
             f"jax.distributed does not start at {group.jax_address} ({first_line(error)}); check that the hosts reach each "
             "other at all ports, and that no JAX computation ran before",
         ) from None
-    delay_abort()
 
 
 def uniform_host_count(group: ProcessGroup) -> int:

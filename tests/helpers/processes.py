@@ -79,13 +79,8 @@ def log_lines(workdir) -> int:
 
 def wait_for_lines(workdir, number, process, pause=0.02) -> None:
     """Wait until the log of a running process has so many lines."""
-    wait_until(lambda: log_lines(workdir) >= number, process, pause)
-
-
-def wait_until(condition, process, pause=0.02) -> None:
-    """Wait for what a running process does."""
     deadline = time.monotonic() + TIMEOUT
-    while not condition():
+    while log_lines(workdir) < number:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(pause)
