@@ -17,6 +17,7 @@ import pytest
 from helpers import tiny_run, torch_layout
 from helpers.processes import (
     CACHE_EVERYTHING,
+    LONG,
     RESNET,
     ROOT,
     TIMEOUT,
@@ -57,9 +58,6 @@ def pair(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("pair") / "run"
     wait_for_exit(launch(2, workdir))
     return workdir
-
-
-LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # 72 steps, so that it does not end before the signal
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
+from helpers.processes import CACHE_EVERYTHING, LONG, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
 from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
@@ -15,7 +15,6 @@ from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.storage.location import open_location
 
 pytestmark = pytest.mark.slow
-LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # enough steps after the first upload
 SAVES = [*LONG, "--checkpoint.every-samples", "24", "--storage.upload-seconds", "1", "--storage.lease-seconds", "3"]
 
 

@@ -13,9 +13,9 @@ from jaxdp.loggers.writers import TIMING, read_log
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 300  # seconds: a slow machine is no failure
 TINY = ["--config", str(Path(__file__).with_name("tiny_run.py"))]
-RESNET = [
-    *("--model.name", "resnet", "--model.depth", "18", "--model.width", "2", "--model.stem", "small")
-]  # in place of its network
+LONG = ["--epochs", "12", "--batch.0.until-epoch", "6"]  # 72 steps, so that it does not end before a signal
+# A ResNet in place of its network:
+RESNET = ["--model.name", "resnet", "--model.depth", "18", "--model.width", "2", "--model.stem", "small"]
 CACHE_EVERYTHING = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 
 

@@ -1,7 +1,7 @@
 """The run of most tests of whole processes, as a recipe: eight images of 8x8 a step, then sixteen, for four epochs of 64.
 
-Its programs compile in a tenth of the time of a ResNet's. On a CPU, JAX keeps compiled programs of rank 0 alone, so all other
-ranks compile theirs in every run.
+Its programs compile much faster than a ResNet's. On a CPU, JAX keeps compiled programs of rank 0 alone, so all other ranks
+compile theirs in every run.
 """
 
 import flax.linen as nn
