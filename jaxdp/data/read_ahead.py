@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxdp.storage.location import CONNECTIONS
 
+STOPPED = "stopped while waiting for object storage"
 STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop
 WAIT_SECONDS = 0.5  # after which a waiting thread looks whether it should stop
 ITEMS, BYTES = 8 * CONNECTIONS, 2**28  # most items, and about the most bytes, that are fetched before they are asked for
@@ -37,10 +38,11 @@ class Daemons:
     def _serve(self) -> None:
         while True:
             future, function, arguments = self.calls.get()
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
             del future, function, arguments  # not kept until the next call
 
 
@@ -59,15 +61,19 @@ class ReadAhead:
         self.stopped = False
 
     def stop(self) -> None:
-        """Let threads that wait for an item raise InterruptedError, so that the process can exit during an outage."""
+        """Fetch nothing more ahead, and let threads that wait for an item raise InterruptedError.
+
+        The process can then exit during an outage. Only fetches that have begun go on.
+        """
         with self.lock:
             self.stops, self.stopped = self.stops + 1, True
-            self.order = iter(())
+            self._drop_pending()
 
     def follow(self, order: Iterable[np.ndarray]) -> None:
-        """Fetch the items in this order from now on. order: arrays of indices."""
+        """Fetch the items in this order from now on, and none of an earlier one. order: arrays of indices."""
         with self.lock:
-            self.pending, self.items, self.bytes, self.stopped = {}, 0, 0, False
+            self._drop_pending()
+            self.stopped = False
             self.order = itertools.chain.from_iterable(map(np.ndarray.tolist, order))
             self._fill()
 
@@ -82,11 +88,20 @@ class ReadAhead:
                 self._take(index, entry)
                 self._fill()
         began = time.monotonic()
-        while not wait([future], timeout=WAIT_SECONDS).done:
+        while not (wait([future], timeout=WAIT_SECONDS).done or future.cancelled()):  # `wait` ends late for a cancelled one
             late = self.stopped and time.monotonic() - began > STOPPED_SECONDS  # asked for after the stop, by a queued batch
             if late or self.stops != stops:
-                raise InterruptedError("stopped while waiting for object storage")
-        return future.result()
+                raise InterruptedError(STOPPED)
+        try:
+            return future.result()
+        except CancelledError:
+            raise InterruptedError(STOPPED) from None
+
+    def _drop_pending(self) -> None:
+        for future, _ in self.pending.values():
+            future.cancel()  # has no effect on a fetch that has begun
+        self.pending, self.items, self.bytes = {}, 0, 0
+        self.order = iter(())
 
     def _take(self, index: int, entry: list) -> None:
         entry[1] -= 1

@@ -96,6 +96,52 @@ def test_stop_releases_threads_that_wait_for_an_item_or_ask_later(monkeypatch):
     assert ahead[3]
 
 
+@pytest.mark.parametrize("end", [ReadAhead.stop, lambda ahead: ahead.follow([])])
+def test_fetches_that_have_not_begun_are_dropped_at_the_end_of_an_order(end):
+    begun, release, fetched = threading.Event(), threading.Event(), []
+
+    def fetch(index):
+        fetched.append(index)
+        begun.set()
+        return release.wait(30)
+
+    daemons = Daemons(1)
+    ahead = ReadAhead(fetch, lambda index: 1, daemons)
+    ahead.follow([np.arange(50)])
+    assert begun.wait(30)
+    end(ahead)
+    release.set()
+    daemons.submit(lambda: None).result(timeout=30)  # follows what the thread had been asked for
+    assert fetched == [0]
+
+
+def test_a_thread_that_waits_for_a_dropped_fetch_raises():
+    begun, release = threading.Event(), threading.Event()
+
+    def fetch(index):
+        begun.set()
+        return release.wait(30)
+
+    ahead, errors = ReadAhead(fetch, lambda index: 1, Daemons(1)), []
+    ahead.follow([np.array([0, 1, 1])])  # 1 stays expected while a thread waits for it
+    assert begun.wait(30)
+
+    def ask():
+        try:
+            ahead[1]
+        except InterruptedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while ahead.items == 3:
+        time.sleep(0.01)
+    ahead.follow([])
+    thread.join(timeout=30)
+    assert len(errors) == 1
+    release.set()
+
+
 def test_threads_share_a_pool():
     daemons, results = Daemons(3), []
 
