@@ -1,18 +1,21 @@
 """Throughput of the loader with images on a local disk and at a URL, with 50 ms for each request.
 
-    pip install -e '.[cloud,cloud-test]' && python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
+    apt-get install haproxy && pip install -e '.[cloud,cloud-test]'
+    python benchmarks/object_storage_data.py [--repeats 5] [--kinds gcs s3]
 
 JPEGs of 400x350 pixels to random crops of 224x224 in batches of 64, as a folder and as array_record files of
-tensorflow-datasets. The server runs on this machine behind a proxy that delays every request, so both take time from the
-loader's cores; a third of a round therefore runs with a consumer that takes images at a fixed rate, as a device does. Rounds
-alternate between the disk, the URL without local copies ("cold"), with copies of all images ("warm"), and with a cache of a
-quarter of the data ("small cache"). Writes benchmarks/results/object_storage_data.json, in which kinds that were not measured
-stay as they are.
+tensorflow-datasets. The loader has one core. The server, and haproxy, which delays every request, have another one, so that
+they take no time from it, as on a machine of their own. Rounds alternate between the disk, the URL without local copies
+("cold"), with copies of all images ("warm"), and with a cache of a quarter of the data ("small cache"), each with a consumer
+that takes as many images as it gets and with one of a fixed rate. Then single objects are read as fast as possible, with and
+without obstore. array_record files at S3 are not measured: rclone does not serve parts of objects, and moto reads a whole file
+for each. Writes benchmarks/results/object_storage_data.json, in which kinds that were not measured stay as they are.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -32,14 +36,18 @@ from jaxdp.bench.input import make_images
 from jaxdp.config import Storage
 from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import Loader
+from jaxdp.storage.location import CONNECTIONS, open_location
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from helpers.object_storage import BUCKET, object_storage  # noqa: E402
+from delay_proxy import DelayProxy  # noqa: E402
+from helpers.object_storage import object_storage  # noqa: E402
+from helpers.remote_data import upload  # noqa: E402
 from helpers.tfds_miniature import prepare_miniature  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/object_storage_data.json"
-IMAGES, SHARDS, BATCH, WARM_UP = 2048, 8, 64, 4
+IMAGES, SHARDS, BATCH = 6144, 8, 64
+WARM_UP = 32  # batches until the images that were read ahead during the start are used up
 LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
 
 
@@ -62,10 +70,8 @@ def prepare(folder: Path) -> None:
         )
 
 
-def upload(folder: Path, storage) -> None:
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            storage.direct.pipe_file(f"{BUCKET}/{file.relative_to(folder)}", file.read_bytes())
+SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
+MEASURED = (("gcs", "folder"), ("gcs", "records"), ("s3", "folder"))
 
 
 def measure(
@@ -128,8 +134,37 @@ def compare(folder: Path, storage, *, layout: str, pace: float | None, threads: 
             local = Path(local)
             options = {"gigabytes": gigabytes, "pace": pace, "threads": threads, "wait_for_copies": name == "cold"}
             results[name] = measure(directory, layout, local, **options)
-            results[name]["requests"] = sum(total["requests"] for total in storage.proxy.totals().values())
+            results[name]["requests"] = storage.proxy.requests()
     return results
+
+
+def read_objects(storage) -> dict[str, dict]:
+    """Client -> objects a second, and milliseconds of its processor time for each, reading all images of the folder."""
+    fast = open_location(f"{storage.url}/folder/train", "data.directory", notice=print)
+    sizes = fast.sizes()
+    names = sorted(sizes)
+    clients = {"obstore": fast, type(fast.fs).__module__.partition(".")[0]: dataclasses.replace(fast, reader=None)}
+    results = {}
+    for client, location in clients.items():
+        read = functools.partial(location.read, verified=True)
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            list(pool.map(read, names[:CONNECTIONS]))  # connects
+            began, cpu = time.perf_counter(), time.process_time()
+            list(pool.map(read, names))
+            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        results[client] = {
+            "objects_per_second": len(names) / seconds,
+            "cpu_milliseconds": 1000 * cpu / len(names),
+            "kilobytes": sum(sizes.values()) / len(names) / 1000,
+        }
+    assert not any(fast.reader.fallbacks.values())
+    return results
+
+
+def pin(process: int, cores: set[int]) -> None:
+    """Let the threads of a process, and those that they start, run on these cores alone."""
+    for task in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(task), cores)
 
 
 def table(record: dict) -> str:
@@ -139,29 +174,36 @@ def table(record: dict) -> str:
         "| data | consumer | disk | URL, no copies | URL, all copies | URL, cache of a quarter | requests of these |",
         "|---" * 7 + "|",
     ]
-    cases, costs = ("cold", "warm", "small cache"), []
+    cases = ("cold", "warm", "small cache")
     for prefix in dict.fromkeys(name.rpartition(", ")[0] for name in medians):
         kind, layout, pace = prefix.split(", ")
         disk = medians[f"{prefix}, disk"]["images_per_second"]
         rows = [medians[f"{prefix}, {case}"] for case in cases]
-        if layout == "folder" and kind == "gcs":
-            cpu = medians[f"{prefix}, disk"]["cpu_milliseconds"]
-            costs += [(row["cpu_milliseconds"] - cpu) * record["images"] / row["requests"] for row in (rows[0], rows[2])]
         shares = [f"{row['images_per_second']:,.0f} ({100 * (row['images_per_second'] / disk - 1):+.0f} %)" for row in rows]
-        data = {"folder": "folder", "records": "array_record"}[layout]
+        data = f"{'folder' if layout == 'folder' else 'array_record'}, {kind.upper()} ({SERVERS[kind]})"
         consumer = f"{record['paced_rate']} images/s" if pace == "paced" else "as fast as it gets"
         requests = ", ".join(f"{row['requests']:,.0f}" for row in rows)
-        lines.append(f"| {data}, {kind.upper()} | {consumer} | {disk:,.0f} | {' | '.join(shares)} | {requests} |")
+        lines.append(f"| {data} | {consumer} | {disk:,.0f} | {' | '.join(shares)} | {requests} |")
     rounds = len(next(iter(record["rounds"].values())))
     return "\n".join(
         [
             *lines,
             "",
             f"Images/s of an epoch of {record['images']:,} images, medians of {rounds} alternating rounds, with "
-            f"{1000 * record['latency_seconds']:.0f} ms for each request. Server and proxy share the two cores of the loader. "
-            f"A request of gcsfs takes {min(costs):.1f} to {max(costs):.1f} ms of processor time in the loader's process.",
+            f"{1000 * record['latency_seconds']:.0f} ms for each request. The loader has one core; server and proxy have "
+            "another.",
         ]
     )
+
+
+def reads_table(record: dict) -> str:
+    """What a read of an object costs, by client."""
+    lines = ["| storage | client | objects/s | processor time for each |", "|---" * 4 + "|"]
+    for name, row in record["reads"].items():
+        kind, client = name.split(", ")
+        lines.append(f"| {kind.upper()} | {client} | {row['objects_per_second']:,.0f} | {row['cpu_milliseconds']:.2f} ms |")
+    latency = f"{1000 * record['latency_seconds']:.0f} ms for each request"
+    return "\n".join([*lines, "", f"Objects of {row['kilobytes']:.0f} kB on average, {CONNECTIONS} at a time, {latency}."])
 
 
 def main() -> None:
@@ -169,30 +211,44 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kinds", nargs="+", choices=["s3", "gcs"], default=["gcs", "s3"])
     arguments = parser.parse_args()
-    rounds, threads = defaultdict(list), len(os.sched_getaffinity(0))
-    if RESULT.exists():
-        kept = json.loads(RESULT.read_text())["rounds"].items()
-        rounds.update((name, results) for name, results in kept if name.partition(",")[0] not in arguments.kinds)
+    rounds, reads = defaultdict(list), defaultdict(list)
+    record = json.loads(RESULT.read_text()) if RESULT.exists() else {"rounds": {}, "reads": {}}
+    rounds.update((name, row) for name, row in record["rounds"].items() if name.partition(",")[0] not in arguments.kinds)
+    kept = {name: row for name, row in record["reads"].items() if name.partition(",")[0] not in arguments.kinds}
+    own, servers = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
-        for kind in arguments.kinds:
-            with object_storage(kind, separate_proxy=True) as storage:
+        pin(os.getpid(), {own})
+        for kind, layout in (pair for pair in MEASURED if pair[0] in arguments.kinds):
+            make_proxy = functools.partial(DelayProxy, seconds=LATENCY)
+            with object_storage(kind, make_proxy=make_proxy, rclone=kind == "s3") as storage:
+                pin(storage.process.pid, {servers})
+                pin(storage.proxy.process.pid, {servers})
                 os.environ.update(storage.environment)
-                upload(folder, storage)
-                storage.proxy.add("latency", seconds=LATENCY)
-                for number, layout, pace in product(range(arguments.repeats), ("folder", "records"), (None, PACED)):
-                    for case, result in compare(folder, storage, layout=layout, pace=pace, threads=threads).items():
+                upload(folder / layout, storage, layout)
+                for number, pace in product(range(arguments.repeats), (None, PACED)):
+                    for case, result in compare(folder, storage, layout=layout, pace=pace, threads=1).items():
                         name = f"{kind}, {layout}, {'paced' if pace else 'full speed'}, {case}"
                         rounds[name].append(result)
                         print(number, name, {key: round(value, 2) for key, value in result.items()}, flush=True)
-    medians = {
-        name: {key: statistics.median(result[key] for result in results) for key in results[0]}
-        for name, results in rounds.items()
-    }
+                for number in range(arguments.repeats if layout == "folder" else 0):
+                    for client, result in read_objects(storage).items():
+                        reads[f"{kind}, {client}"].append(result)
+                        print(number, kind, client, {key: round(value, 2) for key, value in result.items()}, flush=True)
     settings = {"images": IMAGES, "files": SHARDS, "batch": BATCH, "latency_seconds": LATENCY, "paced_rate": PACED}
-    record = settings | {"medians": medians, "rounds": rounds, "load_average": os.getloadavg()[0], "provenance": provenance()}
+    record = settings | {
+        "medians": {name: median_of(results) for name, results in rounds.items()},
+        "reads": kept | {name: median_of(results) for name, results in reads.items()},
+        "rounds": rounds,
+        "load_average": os.getloadavg()[0],
+        "provenance": provenance(),
+    }
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def median_of(results: list[dict]) -> dict:
+    return {key: statistics.median(result[key] for result in results) for key in results[0]}
 
 
 if __name__ == "__main__":

@@ -206,11 +206,12 @@ def measure_outages(folder: Path) -> list[dict]:
 
 def measure_outage(folder: Path, kind: str, mode: str) -> dict:
     """Steps a second before and during an outage, and whether the URL holds everything after a stop signal."""
+    from helpers.fault_proxy import ProxyProcess
     from helpers.object_storage import object_storage
 
     here = folder / f"{kind}-{mode}"
     here.mkdir()
-    with object_storage(kind, separate_proxy=True) as storage:
+    with object_storage(kind, make_proxy=ProxyProcess) as storage:
         storage.proxy.add("latency", seconds=LATENCY)
         os.environ.update(storage.environment)
         url = f"{storage.url}/runs/outage"
@@ -255,6 +256,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen, folder:
 
 def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: float) -> dict:
     """Images a second with a local directory and with a URL, alternated, and what a checkpoint costs."""
+    from helpers.fault_proxy import ProxyProcess
     from helpers.object_storage import object_storage
 
     training = [
@@ -276,7 +278,7 @@ def measure_throughput(folder: Path, *, rounds: int, minutes: float, epochs: flo
                 assert start(here / "run", training, here, {}).wait() == 0, (here / "out").read_text()
                 result = json.loads((here / "run/result.json").read_text())
             else:
-                with object_storage(name, separate_proxy=True) as storage:
+                with object_storage(name, make_proxy=ProxyProcess) as storage:
                     os.environ.update(storage.environment)
                     storage.proxy.add("latency", seconds=LATENCY)
                     url = f"{storage.url}/runs/x"

@@ -563,6 +563,7 @@ TABLES = {
         "devices": of(other_devices.table, "other_devices.py"),
         "chaos": of(chaos.table, "chaos.py"),
         "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),
+        "object_reads": of(object_storage_data.reads_table, "object_storage_data.py"),
         "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
         "saving": of(saving.table, "saving.py"),
         "failures": of(failures.table, "failures.py"),

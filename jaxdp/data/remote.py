@@ -13,6 +13,7 @@ import google_crc32c
 
 from jaxdp.config import Storage
 from jaxdp.data.read_ahead import Daemons
+from jaxdp.data.records import allow_open_files
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
 from jaxdp.storage.cache import Cache
@@ -25,6 +26,7 @@ START_SECONDS, RUN_SECONDS = 20.0, 3600.0  # how long failing requests are repea
 PIECE = 2**23  # bytes of an object that one request fetches
 PIECES_AHEAD = 4
 DOWNLOADS = 4  # objects that are copied to files at a time
+FILES = 3 * CONNECTIONS  # open at a time: a copy and, of obstore and of the file system, a connection for each request
 BUSY_SECONDS = 0.2  # pause where another process makes a copy
 Result = TypeVar("Result")
 
@@ -36,7 +38,8 @@ class Remote:
     """
 
     def __init__(self, url: str, storage: Storage) -> None:
-        self.url, self.location = url, open_location(url, "data.directory")
+        allow_open_files(FILES)
+        self.url, self.location = url, open_location(url, "data.directory", notice=self.notice)
         self.limit = round(storage.cache_gigabytes * 1e9)
         self.cache = Cache(local_directory(storage) / "data", self.location.url, limit=self.limit, notice=self.notice)
         self.patience = Patience(START_SECONDS, self.notice, while_waiting=lambda: status.current().record_progress())
@@ -93,7 +96,8 @@ class Remote:
 
     def read_checked(self, location: Location, name: str, info: ObjectInfo) -> bytes:
         """The content of an object from the URL. Raises StorageError if it is not what `info` says."""
-        data = location.read(name)
+        is_verifiable = info.checksum() is not None and self._etag_is_md5
+        data = location.read(name, verified=is_verifiable)
         if info.matches(data):
             return data
         self._check_unchanged(location, name, info)

