@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from jaxdp.storage.location import CONNECTIONS
 
 STOPPED = "stopped while waiting for object storage"
 STOPPED_SECONDS = 5.0  # how long a thread waits for an item after a stop
+IDLE_SECONDS = 10.0  # after which a thread without work ends
 WAIT_SECONDS = 0.5  # after which a waiting thread looks whether it should stop
 ITEMS, BYTES = 8 * CONNECTIONS, 2**28  # most items, and about the most bytes, that are fetched before they are asked for
 
 
 class Daemons:
-    """A pool of threads that do not keep a process from exiting."""
+    """A pool of threads that do not keep a process from exiting, and that end when they have nothing to do."""
 
     def __init__(self, threads: int) -> None:
         self.threads, self.started, self.lock = threads, 0, threading.Lock()
@@ -37,7 +38,14 @@ class Daemons:
 
     def _serve(self) -> None:
         while True:
-            future, function, arguments = self.calls.get()
+            try:
+                future, function, arguments = self.calls.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self.lock:
+                    if self.calls.empty():  # `submit` adds a call before it counts the threads
+                        self.started -= 1
+                        return
+                continue
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*arguments))

@@ -155,3 +155,23 @@ def test_threads_share_a_pool():
         thread.join()
     assert sorted(results) == list(range(20))
     assert daemons.started == 3
+
+
+def test_threads_without_work_end_and_others_take_their_place(monkeypatch):
+    monkeypatch.setattr(read_ahead, "IDLE_SECONDS", 0.05)
+    daemons, before = Daemons(8), threading.active_count()
+    for _ in range(2):
+        assert [future.result(timeout=5) for future in [daemons.submit(pow, 2, number) for number in range(20)]][-1] == 2**19
+        deadline = time.monotonic() + 10
+        while daemons.started or threading.active_count() > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_no_call_is_lost_while_threads_end(monkeypatch):
+    monkeypatch.setattr(read_ahead, "IDLE_SECONDS", 0.001)
+    daemons, random = Daemons(2), np.random.default_rng(0)
+    for number, pause in enumerate(random.uniform(0, 0.002, size=1000)):
+        assert daemons.submit(abs, -number).result(timeout=5) == number
+        time.sleep(pause)
+    assert daemons.started <= 2
