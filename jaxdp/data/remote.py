@@ -26,7 +26,7 @@ START_SECONDS, RUN_SECONDS = 20.0, 3600.0  # how long failing requests are repea
 PIECE = 2**23  # bytes of an object that one request fetches
 PIECES_AHEAD = 4
 DOWNLOADS = 4  # objects that are copied to files at a time
-FILES = 3 * CONNECTIONS  # open at a time: a copy and, of obstore and of the file system, a connection for each request
+FILES = 16 * CONNECTIONS  # open at a time: of two splits copies, and connections of obstore and the file system; idle ones, too
 BUSY_SECONDS = 0.2  # pause where another process makes a copy
 Result = TypeVar("Result")
 

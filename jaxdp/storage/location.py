@@ -52,6 +52,7 @@ PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")  # of botocore: it found none
 _file_systems: dict[tuple, Any] = {}
+_fast_readers: dict[tuple[int, str], FastReader] = {}
 _opening = threading.Lock()  # to add one
 
 
@@ -119,10 +120,7 @@ def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None =
     except Exception as error:  # by package, such as missing credentials
         raise ConfigError(field, url, reason=_reason(error)) from None
     path = path.rstrip("/")
-    reader = None
-    if notice and known.new_store:
-        timeouts = (CONNECT_SECONDS, READ_SECONDS)
-        reader = FastReader(known.new_store, fs, path.partition("/")[0], timeouts=timeouts, notice=notice)
+    reader = _fast_reader(known, fs, path.partition("/")[0], notice=notice) if notice and known.new_store else None
     return Location(fs, path, url, known.reading, reader)
 
 
@@ -139,6 +137,17 @@ def _file_system(url: str, options: Callable[[], dict[str, Any]]) -> Any:
         if key not in _file_systems:
             _file_systems[key], _ = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options())
         return _file_systems[key]
+
+
+def _fast_reader(protocol: Protocol, fs: Any, bucket: str, *, notice: Callable[[str], Any]) -> FastReader:
+    """The reader of a bucket, which all its locations share, and so its connections."""
+    with _opening:
+        key = (id(fs), bucket)  # file systems are kept
+        if key not in _fast_readers:
+            timeouts = (CONNECT_SECONDS, READ_SECONDS)
+            assert protocol.new_store
+            _fast_readers[key] = FastReader(protocol.new_store, fs, bucket, timeouts=timeouts, notice=notice)
+        return _fast_readers[key]
 
 
 @dataclass(frozen=True)

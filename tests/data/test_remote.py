@@ -66,7 +66,7 @@ def test_sizes_are_known_without_reading_an_image(pictures, tmp_path, monkeypatc
 def test_copies_are_used_again_and_replaced_if_damaged_or_out_of_date(pictures, tmp_path, monkeypatch):
     config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
     read, names = Location.read, []
-    monkeypatch.setattr(Location, "read", lambda self, name: names.append(name) or read(self, name))
+    monkeypatch.setattr(Location, "read", lambda self, name, **options: names.append(name) or read(self, name, **options))
     first = batches(sources.open_datasets(config).train, epochs=1, size=24)
     assert len(names) == 24
     copies = sorted((tmp_path / "cache").rglob("copies/*/*"))
@@ -116,7 +116,7 @@ def test_an_image_that_cannot_be_fetched_is_no_bad_image(pictures, tmp_path, mon
     config = at_url(folder_config(pictures, on_bad_image=policy), f"file://{pictures}", tmp_path / "cache")
     loader = sources.open_datasets(config).train
 
-    def fail(self, name):
+    def fail(self, name, **_):
         raise failure
 
     monkeypatch.setattr(Location, "read", fail)
@@ -144,8 +144,8 @@ def test_a_changed_object_stops_the_run(pictures, tmp_path, quick):
 def test_torn_downloads_are_repeated(pictures, tmp_path, monkeypatch):
     config, torn, read = folder_config(pictures), itertools.count(), Location.read
 
-    def tear(self, name):
-        data = read(self, name)
+    def tear(self, name, **options):
+        data = read(self, name, **options)
         return data[: len(data) // 2] if next(torn) % 3 == 0 else data
 
     monkeypatch.setattr(Location, "read", tear)
@@ -263,7 +263,7 @@ def test_data_that_are_not_at_the_url_raise_one_line(imagenet, tmp_path):
 
 
 def test_images_without_permission_raise_one_line_before_training(pictures, tmp_path, monkeypatch):
-    def refuse(self, name):
+    def refuse(self, name, **_):
         raise StorageError("Forbidden", f"{self.url}/{name}", permanent=True)
 
     monkeypatch.setattr(Location, "read", refuse)
