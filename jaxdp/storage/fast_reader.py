@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxdp.errors import first_line
 
-VALID = timedelta(minutes=10)  # how long obstore keeps credentials; it asks for others when half of it is left
+VALID = timedelta(minutes=10)  # how long obstore keeps credentials; it asks for others when half of it is left, by the clock
 ATTEMPTS, RARELY = 4, 100  # after so many failures in a row, only one of RARELY reads is tried
 AMAZON = re.compile(r"https://s3(\.[a-z0-9-]+)?\.amazonaws\.com")
 _process = os.getpid()  # obstore's threads do not exist in a process that is forked from it
@@ -96,7 +96,7 @@ def _kind(start: int | None) -> str:
 def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
     """obstore's store for a bucket that s3fs's file system reads.
 
-    Raises NotImplementedError for options of the file system that obstore would not follow.
+    Raises ValueError for options of the file system that obstore would not follow.
     """
     from fsspec.asyn import sync
     from obstore.store import S3Store
@@ -112,9 +112,9 @@ def new_s3_store(fs: Any, bucket: str, **options: Any) -> Any:
     others = {*fs.client_kwargs} - {"endpoint_url", "region_name"} | {*fs.config_kwargs} & {"proxies", "client_cert"}
     others |= {*fs.s3_additional_kwargs}
     if others:
-        raise NotImplementedError(f"options of s3fs: {', '.join(sorted(others))}")
+        raise ValueError(f"options of s3fs: {', '.join(sorted(others))}")
     if ":" in bucket:
-        raise NotImplementedError("an access point")
+        raise ValueError("an access point")
     endpoint, region = s3_address(fs, bucket)
     given: dict[str, Any] = {  # all that variables of the environment would set otherwise, and under the names that win
         "aws_endpoint_url_s3": endpoint,
@@ -145,7 +145,7 @@ async def _aws_credentials(session: Any) -> tuple[str, str, str | None]:
 
 
 def new_gcs_store(fs: Any, bucket: str, **options: Any) -> Any:
-    """obstore's store for a bucket that gcsfs's file system reads. Raises NotImplementedError if the requester pays."""
+    """obstore's store for a bucket that gcsfs's file system reads. Raises ValueError if the requester pays."""
     from obstore.store import GCSStore
 
     def credentials() -> Any:
@@ -155,7 +155,7 @@ def new_gcs_store(fs: Any, bucket: str, **options: Any) -> Any:
         return {"token": token, "expires_at": datetime.now(UTC) + VALID}
 
     if fs.requester_pays:
-        raise NotImplementedError("a project that pays for requests")
+        raise ValueError("a project that pays for requests")
     is_anonymous = fs.credentials.credentials is None
     given: dict[str, Any] = {"base_url": fs.base.removesuffix("/storage/v1/"), "skip_signature": is_anonymous}
     return GCSStore(bucket, credential_provider=None if is_anonymous else credentials, **given, **options)

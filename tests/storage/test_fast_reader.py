@@ -362,7 +362,7 @@ def test_options_that_obstore_would_not_follow_leave_the_reads_to_s3fs(options):
     import s3fs
 
     fs = s3fs.S3FileSystem(skip_instance_cache=True, **options)
-    with pytest.raises(NotImplementedError, match=next(iter(*options.values()))):
+    with pytest.raises(ValueError, match=next(iter(*options.values()))):
         fast_reader.new_s3_store(fs, "bucket")
 
 
