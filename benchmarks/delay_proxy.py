@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from helpers.object_storage import free_port
+
 START_SECONDS = 10
 CONFIG = """
 global
@@ -46,9 +48,7 @@ class DelayProxy:
         if shutil.which("haproxy") is None:
             sys.exit("haproxy is not installed: apt-get install haproxy")
         self.upstream, self.milliseconds = upstream, round(1000 * seconds)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
 
     def __enter__(self) -> "DelayProxy":
         self._directory = tempfile.TemporaryDirectory()

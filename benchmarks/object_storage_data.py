@@ -48,6 +48,8 @@ from helpers.tfds_miniature import prepare_miniature  # noqa: E402
 RESULT = ROOT / "benchmarks/results/object_storage_data.json"
 IMAGES, SHARDS, BATCH = 6144, 8, 64
 WARM_UP = 32  # batches until the images that were read ahead during the start are used up
+SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
+MEASURED = (("gcs", "folder"), ("gcs", "records"), ("s3", "folder"))
 LATENCY, PACED = 0.05, 400  # seconds for each request; images/s of the paced consumer
 
 
@@ -68,10 +70,6 @@ def prepare(folder: Path) -> None:
         prepare_miniature(
             folder / "records", name="cifar10", version="3.0.2", features=features, splits=splits, download=config
         )
-
-
-SERVERS = {"gcs": "fake-gcs-server", "s3": "rclone"}
-MEASURED = (("gcs", "folder"), ("gcs", "records"), ("s3", "folder"))
 
 
 def measure(

@@ -71,7 +71,7 @@ class ReadAhead:
     def stop(self) -> None:
         """Fetch nothing more ahead, and let threads that wait for an item raise InterruptedError.
 
-        The process can then exit during an outage. Only fetches that have begun go on.
+        The process can then exit during an outage. Fetches that have begun continue.
         """
         with self.lock:
             self.stops, self.stopped = self.stops + 1, True
