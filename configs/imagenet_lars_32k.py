@@ -12,6 +12,9 @@ Our choices where the source is silent or contradicts itself, and flags for alte
     precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
                    `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
+    trust ratio    not for biases and batch normalization, nor weight decay, as in TensorFlow's lars_util, the source of
+                   configuration A; the paper does not say. The first author's library adapts every tensor:
+                   `--optimizer.adapt all`
     weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
     augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`

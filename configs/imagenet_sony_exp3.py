@@ -7,12 +7,16 @@ Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training i
 Published: 74.62 % top-1 in 115 s, 3,456 V100 GPUs on a 48x72 torus.
 Our choices where the source is silent or contradicts itself, and flags for alternatives:
 
+    smoothing      0.1; Table 3 has a tick and no value: `--optimizer.label-smoothing 0.05`
     momentum       computed from the batch in configuration B. 0.9 at 32,768 and a constant noise scale for larger batches. The
                    printed formula gives less momentum for larger batches: `--optimizer.momentum-rule as_printed`. 0.9
                    throughout: `--optimizer.momentum-rule constant`
     precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
                    `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
+    trust ratio    not for biases and batch normalization, nor weight decay, as in TensorFlow's lars_util, the source of
+                   configuration A; the paper does not say. The first author's library adapts every tensor:
+                   `--optimizer.adapt all`
     weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
     augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`

@@ -7,7 +7,7 @@ Source: Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training i
 Published: 75.23 % top-1 in 129 s, 4,096 V100 GPUs on a 64x64 torus.
 Our choices where the source is silent or contradicts itself, and flags for alternatives:
 
-    smoothing      0.1, as in Table 3; the text says none: `--optimizer.label-smoothing 0`
+    smoothing      0.1; Table 3 has a tick and no value, and the text says none: `--optimizer.label-smoothing 0`
     workers        4,352 with 16 images from epoch 30 to 45, more than the 4,096 GPUs, some of which had two micro-batches. Here
                    all used devices have equally many workers. As 2,176 with 32 images: `--batch.1.per-worker-batch 32`
     momentum       0.9 in every phase, as section 3.2 states for configuration A. The rule of configuration B:
@@ -17,6 +17,9 @@ Our choices where the source is silent or contradicts itself, and flags for alte
     precision      float16 with loss scaling, as published; dynamic, since the kind is not given. Today's choice:
                    `--model.dtype bfloat16 --loss-scale.name none --reduce.wire-dtype bfloat16`
     trust coefficient  0.001, as in the first author's library; the paper prints 0.01: `--optimizer.trust-coefficient 0.01`
+    trust ratio    not for biases and batch normalization, nor weight decay, as in TensorFlow's lars_util, the source of
+                   configuration A; the paper does not say. The first author's library adapts every tensor:
+                   `--optimizer.adapt all`
     weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
     augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
                    `--augment.*`

@@ -149,7 +149,7 @@ OPTIMIZERS = Choices(
     {
         "lars": UpdateRule(
             "layer-wise adaptive rate scaling (You et al.)",
-            "weight_decay nesterov velocity_dtype trust_coefficient eps denominator",
+            "weight_decay nesterov velocity_dtype trust_coefficient eps denominator adapt",
             uses_weight_norms=True,
         ),
         "sgd": UpdateRule("stochastic gradient descent with momentum", "weight_decay nesterov velocity_dtype"),
@@ -167,7 +167,7 @@ OPTIMIZERS = Choices(
     },
     other=UpdateRule(
         "or a name registered with `jaxdp.register_optimizer`",
-        "weight_decay nesterov velocity_dtype trust_coefficient eps denominator beta2 adam_eps",
+        "weight_decay nesterov velocity_dtype trust_coefficient eps denominator adapt beta2 adam_eps",
     ),
 )
 MOMENTUM_RULES = Choices(

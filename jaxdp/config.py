@@ -365,13 +365,17 @@ class Optimizer(_Strict):
     velocity_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the accumulated or averaged gradient between steps; bfloat16 halves its memory"""
     weight_decay: NonNegative = 1e-4
-    """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization"""
+    """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
+    unless `adapt` is all"""
     trust_coefficient: Positive = 0.001
     """LARS coefficient (eta): factor on the trust ratio |w| / |g|, whose denominator `denominator` sets (lars)"""
     eps: NonNegative = 1e-6
     """Constant in the denominator of the trust ratio (lars)"""
     denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
     """Denominator of the trust ratio (lars): |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
+    adapt: Literal["weights", "all"] = "weights"
+    """Tensors with trust ratio and weight decay (lars). weights: not biases and normalization (TensorFlow, MLPerf); all:
+    every tensor (nnabla)"""
     beta2: BelowOne = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""
     adam_eps: NonNegative = 1e-8

@@ -44,6 +44,9 @@ def model_summary(config: Config) -> dict[str, Any]:
     for index in range(len(config.batch)):
         models.check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
     counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+    if config.optimizer.name == "lars" and config.optimizer.adapt == "all":
+        decayed, rest = counted["decayed"], counted["not_decayed"]
+        counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
     width = WIRE_BYTES[config.reduce.wire_dtype]
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     messages = []

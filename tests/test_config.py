@@ -132,6 +132,7 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
 
 
 ANOTHER = {
+    "adapt": "all",
     "aspect": 1.5,
     "boundaries": (1.0, 2.0),
     "contrast": 1.5,

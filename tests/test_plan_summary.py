@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 
 import jax
 import pytest
@@ -57,7 +58,7 @@ def test_table_says_how_many_epochs_whole_steps_make():
 
 def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
     assert _describe_optimizer(Optimizer(name="lars", trust_coefficient=0.01)) == (
-        "lars, denominator sum of norms, eps 1e-06, trust coefficient 0.01, weight decay 0.0001"
+        "lars, adapt weights, denominator sum of norms, eps 1e-06, trust coefficient 0.01, weight decay 0.0001"
     )
     assert _describe_optimizer(Optimizer(name="sgd", nesterov=True)) == ("sgd with Nesterov momentum, weight decay 0.0001")
     assert _describe_optimizer(Optimizer(name="adamw", beta2=0.99)) == "adamw, adam eps 1e-08, beta2 0.99, weight decay 0.0001"
@@ -116,6 +117,21 @@ def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_g
     assert document["gathered_bytes"] == parts["gathered_parameters"]
     shown = f"sharded update: gathers {parts['gathered_parameters']:,} bytes of parameters in the dtypes of the network"
     assert shown in table_text(config, summary, 4)
+
+
+def test_plan_of_lars_for_every_tensor_says_that_all_decay():
+    flags = ["--model.depth", "18", "--model.width", "8", "--optimizer.adapt"]
+    shown = {}
+    for adapt in ("weights", "all"):
+        config = load_config("digits", [*flags, adapt])
+        summary = model_summary(config)
+        shown[adapt] = dict(_rows(make_plan(config, examples=1437, devices=4), "", summary))
+        assert f"lars, adapt {adapt}, " in shown[adapt]["optimizer"]
+    sizes = [re.findall(r"[\d,]+", row["weight decay"].replace(",", "")) for row in shown.values()]
+    (matrices, in_matrices, vectors, in_vectors), everything = ([int(size) for size in one] for one in sizes)
+    assert everything == [matrices + vectors, in_matrices + in_vectors, 0, 0]
+    assert matrices == 21  # convolutions and the classifier
+    assert vectors > 40
 
 
 def table_text(config, summary, devices):

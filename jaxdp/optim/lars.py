@@ -15,6 +15,15 @@ def is_matrix_or_larger(params: Any) -> Any:
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
+def is_any(params: Any) -> Any:
+    """A tree of True."""
+    return jax.tree.map(lambda _: True, params)
+
+
+MASKS: dict[str, Callable[[Any], Any]] = {"weights": is_matrix_or_larger, "all": is_any}
+"""The tensors with trust ratio and decay, by `optimizer.adapt`."""
+
+
 def scale_by_lars_ratio(
     *,
     weight_decay: float = 1e-4,

@@ -17,7 +17,7 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.optim.adam import scale_by_adam
-from jaxdp.optim.lars import is_matrix_or_larger, lars, scale_by_trust_ratio
+from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars, scale_by_trust_ratio
 from jaxdp.optim.squares import Squares, norm
 from jaxdp.registry import kind_of, own_optimizers
 
@@ -153,6 +153,7 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
         eps=config.eps,
         nesterov=config.nesterov,
         denominator=config.denominator,
+        mask=MASKS[config.adapt],
         velocity_dtype=_velocity_dtype(config),
     )
 

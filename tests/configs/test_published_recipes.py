@@ -1,6 +1,7 @@
 """Every published recipe against the figures of its source."""
 
 import ast
+import dataclasses
 import json
 import math
 
@@ -95,6 +96,9 @@ def test_recipe_of_mikami_et_al_has_the_papers_precision_and_smoothing(name):
     smoothing = 0.0 if name in ("imagenet_lars_32k", "imagenet_sony_exp1") else 0.1
     assert config.optimizer.label_smoothing == smoothing
     assert (config.optimizer.trust_coefficient, config.optimizer.weight_decay, config.epochs) == (0.001, 1e-4, 90.0)
+    other_reading = load_config(name, ["--optimizer.adapt", "all"]).optimizer
+    assert other_reading == dataclasses.replace(config.optimizer, adapt="all")
+    assert "`--optimizer.adapt all`" in ast.get_docstring(ast.parse(find_config(name).read_text()))
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,7 @@ REFERENCE = PAPER_B | {"boundaries": ()}
 PAPER_B = PAPER_B | {"boundaries": (30.0,), "factor": pytest.approx(50 / 29)}
 GOYAL = {"name": "goyal", "learning_rate": 0.1, "warmup_epochs": 5.0, "boundaries": (30.0, 60.0, 80.0), "factor": 0.1}
 LARS = {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.001, "denominator": "sum_of_norms", "nesterov": False}
+LARS |= {"adapt": "weights"}  # as in TensorFlow and MLPerf
 LARS_A = LARS | {"momentum_rule": "constant", "weight_decay": 1e-4, "eps": 1e-6}
 LARS_B = LARS_A | {"momentum_rule": "noise_scale", "momentum_batch": 32768, "label_smoothing": 0.1}
 SGD = {

@@ -115,6 +115,43 @@ def lars_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     return -velocity, velocity
 
 
+def nnablas_lars_in_float64(config, rate, momentum, *, weight, gradient, velocity):
+    """(update, velocity) of a tensor as in nnabla's documentation: no tensor is left out, and eps is added only if needed."""
+    norm, decay = np.linalg.norm(weight), config.weight_decay
+    bottom = np.linalg.norm(gradient) + decay * norm
+    bottom += config.eps if bottom < config.eps else 0.0
+    ratio = 1.0 if norm < config.eps else config.trust_coefficient * norm / bottom
+    velocity = momentum * velocity + rate * ratio * (gradient + decay * weight)
+    return -velocity, velocity
+
+
+def test_lars_that_adapts_every_tensor_equals_nnabla():
+    """After the known answer of the reference itself, biases, scales and matrices for four steps."""
+    weight, velocity, config = np.array([3.0, 4.0]), 0.0, Optimizer(**KNOWN)
+    for rate, gradient in zip(RATES, GRADIENTS, strict=True):
+        update, velocity = nnablas_lars_in_float64(
+            config, rate, 0.9, weight=weight, gradient=np.array(gradient), velocity=velocity
+        )
+        weight = weight + update
+    np.testing.assert_allclose(weight, (3.329468103096923, 3.406575936845014), rtol=1e-14)
+
+    config, velocities = Optimizer(weight_decay=0.01, trust_coefficient=0.02, eps=1e-12, adapt="all"), {}
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float64), tree_of(np.random.default_rng(5)))
+        params["scale"] = jnp.linspace(0.5, 2.0, 7)
+        weights, state = jax.tree.map(np.asarray, params), build_optimizer(config, 0.0, 0.0).init(params)
+        for number, (rate, momentum) in enumerate([(0.1, 0.9), (0.3, 0.95), (0.2, 0.5), (0.2, 0.99)]):
+            gradients = {key: np.cos(3 * tensor + number) for key, tensor in weights.items()}
+            updates, state = build_optimizer(config, rate, momentum).update(jax.tree.map(jnp.asarray, gradients), state, params)
+            params = optax.apply_updates(params, updates)
+            for key, weight in weights.items():
+                update, velocities[key] = nnablas_lars_in_float64(
+                    config, rate, momentum, weight=weight, gradient=gradients[key], velocity=velocities.get(key, 0.0)
+                )
+                weights[key] = weight + update
+                np.testing.assert_allclose(params[key], weights[key], rtol=1e-9, err_msg=f"{key} at step {number}")
+
+
 def sgd_in_float64(config, rate, momentum, *, weight, gradient, velocity):
     """(update, velocity) of a tensor, equation 9 of Goyal et al., with the rate outside the velocity."""
     velocity = momentum * velocity + gradient + config.weight_decay * weight * (weight.ndim > 1)

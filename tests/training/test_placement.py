@@ -173,17 +173,18 @@ def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(
     assert relative_difference(state.params, expected.params) < 1e-6
 
 
-def test_lars_step_on_shards_equals_float64():
+@pytest.mark.parametrize("adapt", ["weights", "all"])
+def test_lars_step_on_shards_equals_float64(adapt):
     """One step from a known gradient, computed by NumPy: the mean gradient follows from a replicated step of plain SGD."""
     config = dataclasses.replace(step_config(), optimizer=Optimizer(name="sgd", weight_decay=0.0, label_smoothing=0.1))
     mesh, model = make_mesh(2, 4), models.create(config.model)
     start = jax.tree.map(lambda p: np.float64(p) + 0.05, jax.device_get(create_state(config, model, mesh).params))
     gradient = jax.tree.map(np.float64, optax.tree.get(ten_steps(config, (2, 4), 2, steps=1)[0].opt_state, "trace"))
-    lars = dataclasses.replace(config, optimizer=Optimizer(weight_decay=1e-2, label_smoothing=0.1))
+    lars = dataclasses.replace(config, optimizer=Optimizer(weight_decay=1e-2, label_smoothing=0.1, adapt=adapt))
     state, _ = ten_steps(sharded(lars), (2, 4), 2, steps=1)
 
     def updated(w, g):
-        if w.ndim > 1:
+        if w.ndim > 1 or adapt == "all":
             ratio = 1e-3 * np.linalg.norm(w) / (np.linalg.norm(g) + 1e-2 * np.linalg.norm(w) + 1e-6)
             g = ratio * (g + 1e-2 * w)
         return w - RATES["lars"] * g
