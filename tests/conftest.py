@@ -26,12 +26,25 @@ from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, S
 from jaxdp.distributed import runtime
 from jaxdp.loggers import writers
 from jaxdp.models import resnet
+from jaxdp.strategies import STRATEGIES
 
 gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects, most of which live until a test ends
 gc.set_threshold(200_000, 20, 50)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
+
+
+@pytest.fixture(autouse=True)
+def tables_as_before():
+    """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
+    tables = (STRATEGIES, registry.own_models, registry.own_optimizers)
+    entries = [list(table.items()) for table in tables]
+    yield
+    for table, before in zip(tables, entries, strict=True):
+        if list(table.items()) != before:
+            table.clear()
+            table.update(before)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import numpy as np
 import optax
 import pytest
 from helpers.runs import outcome, train_until
-from helpers.strategies import remove_registered
 from PIL import Image
 
 import jaxdp
@@ -24,14 +23,6 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_r
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.strategies import STRATEGIES
-
-
-@pytest.fixture(autouse=True)
-def nothing_registered():
-    yield
-    registry.own_models.clear()
-    registry.own_optimizers.clear()
-    remove_registered()
 
 
 class Linear:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from helpers.strategies import remove_registered
 
 import jaxdp
 from jaxdp.config import Config, Reduce
@@ -24,12 +23,6 @@ PARAMETRIZED = (
     "parallel/test_overlap.py",
     "training/test_audit_program.py",
 )
-
-
-@pytest.fixture(autouse=True)
-def registered():
-    yield
-    remove_registered()
 
 
 def row_of(page: str, start: str) -> str:

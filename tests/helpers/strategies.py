@@ -18,24 +18,12 @@ def set_stages(monkeypatch, name, *stages):
     monkeypatch.setitem(STRATEGIES, name, dataclasses.replace(strategy, stages=stages, scatters=False))
 
 
-def keep_only(monkeypatch, *names):
-    """Remove all other strategies from the table."""
-    for name in [*STRATEGIES]:
-        if name not in names:
-            monkeypatch.delitem(STRATEGIES, name)
-
-
 def replace_strategies(monkeypatch, stages):
     """Let the table hold only these strategies: name -> stages."""
-    keep_only(monkeypatch, *stages)
+    for name in STRATEGIES.keys() - stages.keys():
+        monkeypatch.delitem(STRATEGIES, name)
     for name, functions in stages.items():
         set_stages(monkeypatch, name, *functions)
-
-
-def remove_registered():
-    """Remove the strategies that `jaxdp.register_strategy` has added."""
-    for name in [strategy.name for strategy in STRATEGIES.values() if not strategy.builtin]:
-        del STRATEGIES[name]
 
 
 def vector_traffic(strategy, mesh_shape, *, elements, wire_dtype=None) -> collectives.StepTraffic:

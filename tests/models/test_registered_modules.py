@@ -14,7 +14,7 @@ from helpers.flax_nets import LinenHead, LinenNet, NnxHead, NnxNet, StagedLinenN
 from helpers.runs import outcome, train_until
 
 import jaxdp
-from jaxdp import models, registry
+from jaxdp import models
 from jaxdp.config import Checkpoint, Model
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError
@@ -25,12 +25,6 @@ NETS = {
     "linen": lambda config: StagedLinenNet(config.classes, dropout=0.3),
     "nnx": lambda config, rngs: StagedNnxNet(config.classes, dropout=0.3, rngs=rngs),
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_registered():
-    yield
-    registry.own_models.clear()
 
 
 def flax_logits(kind, path, images):

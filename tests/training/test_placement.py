@@ -14,7 +14,6 @@ import optax
 import pytest
 from helpers.runs import outcome, train_until
 from helpers.step import BATCH, PIXELS, assert_close, linear_config, make_batch, step_config
-from helpers.strategies import remove_registered
 
 import jaxdp
 from jaxdp import models, registry, train
@@ -405,8 +404,7 @@ def test_sharded_update_with_stored_kernel_layouts_is_refused(tiny):
 
 
 @pytest.mark.slow
-def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, monkeypatch):
-    monkeypatch.setitem(registry.own_optimizers, "lion", None)  # removed after the test
+def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny):
     jaxdp.register_optimizer("lion", lambda config, rate, momentum: optax.lion(rate, momentum))
     assert "optimizer.name='lion' is not registered as elementwise" in refusal(tiny, optimizer={"name": "lion"})
     jaxdp.register_optimizer("lion", lambda config, rate, momentum: optax.lion(rate, momentum), elementwise=True)
@@ -429,8 +427,7 @@ def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, monkeyp
         ),
     ],
 )
-def test_optimizer_that_is_falsely_registered_as_elementwise_is_refused(run, tmp_path, monkeypatch, build, reason):
-    monkeypatch.setitem(registry.own_optimizers, "mine", None)
+def test_optimizer_that_is_falsely_registered_as_elementwise_is_refused(run, tmp_path, build, reason):
     jaxdp.register_optimizer("mine", build, elementwise=True)
     with pytest.raises(ConfigError) as error:
         train(changed(run, optimizer={"name": "mine"}), tmp_path / "run")
@@ -467,23 +464,20 @@ def test_messages_of_the_plan_are_those_of_the_step(dtype, changes):
 
 
 def test_registered_strategy_that_scatters_shards_the_update(run, tmp_path):
-    try:
-        jaxdp.register_strategy("mine", *stages_of("torus"), scatters=True)
-        train(changed(run, reduce={"strategy": "mine"}), tmp_path / "mine")
-        train(run, tmp_path / "torus")
-        assert relative_difference(last_params(tmp_path / "mine"), last_params(tmp_path / "torus")) < 1e-6
-        reversed_rows = [
-            lambda v: stages_of("torus")[0](jnp.pad(v, (0, -v.size % 2))[::-1]),
-            stages_of("torus")[1],
-            lambda v: stages_of("torus")[2](v)[::-1],
-        ]
-        jaxdp.register_strategy("mine", *reversed_rows, scatters=True)
-        with pytest.raises(ConfigError, match=r"of a row of the 2x2 mesh do not hold the sum's shards in order"):
-            train(changed(run, reduce={"strategy": "mine"}), tmp_path / "reversed")
-        with pytest.raises(ConfigError, match="a strategy that scatters has a first and a last stage"):
-            jaxdp.register_strategy("mine", stages_of("torus")[0], scatters=True)
-    finally:
-        remove_registered()
+    jaxdp.register_strategy("mine", *stages_of("torus"), scatters=True)
+    train(changed(run, reduce={"strategy": "mine"}), tmp_path / "mine")
+    train(run, tmp_path / "torus")
+    assert relative_difference(last_params(tmp_path / "mine"), last_params(tmp_path / "torus")) < 1e-6
+    reversed_rows = [
+        lambda v: stages_of("torus")[0](jnp.pad(v, (0, -v.size % 2))[::-1]),
+        stages_of("torus")[1],
+        lambda v: stages_of("torus")[2](v)[::-1],
+    ]
+    jaxdp.register_strategy("mine", *reversed_rows, scatters=True)
+    with pytest.raises(ConfigError, match=r"of a row of the 2x2 mesh do not hold the sum's shards in order"):
+        train(changed(run, reduce={"strategy": "mine"}), tmp_path / "reversed")
+    with pytest.raises(ConfigError, match="a strategy that scatters has a first and a last stage"):
+        jaxdp.register_strategy("mine", stages_of("torus")[0], scatters=True)
 
 
 def test_finetuning_in_shards_keeps_frozen_parameters_whole():
