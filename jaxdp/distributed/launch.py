@@ -12,10 +12,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import IO, TextIO
 
 from jaxdp.distributed import secret
-from jaxdp.distributed.preemption import STOP_SIGNALS
+from jaxdp.distributed.preemption import STOP_SIGNALS, StopSignals
 from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
 
 SIGNAL_EXIT_CODE = 128  # plus the number of the signal
@@ -113,8 +114,8 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     """Run a command as `processes` processes of one run, and restart it up to `restarts` times after a failure.
 
     command: a Python script or any program, with arguments. The processes find each other by JAX's variables (see
-    `jaxdp.distributed.launchers`). The first stop signal is forwarded to them; a second one kills them. If one exits with 75,
-    the others get SIGTERM.
+    `jaxdp.distributed.launchers`). The first stop signal is forwarded to them; a forced one (see `StopSignals`) kills them. If
+    one exits with 75, the others get SIGTERM.
 
     Returns 0 if all succeed, 75 if they were asked to stop and saved, 137 after a second signal, else the exit code of the
     process that failed first, 128 + N for signal N.
@@ -130,8 +131,13 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
         command = [sys.executable, *command]
     elif command[0] == "jaxdp":  # this one, which need not be on the PATH
         command = [sys.executable, "-m", *command]
-    signals: list[int] = []
-    previous = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in STOP_SIGNALS}
+    signals, received = list[int](), StopSignals()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if received.is_forced(time.time()) or not signals:
+            signals.append(number)
+
+    previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
         for remaining in range(restarts, -1, -1):
             code = _run_once(command, processes, signals)

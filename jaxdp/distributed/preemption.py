@@ -1,6 +1,7 @@
 """From a stop signal to exit code 75: a handler records the signal, and the run stops at a point at which it can be saved.
 
-1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A second signal ends the process at once.
+1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A repeated signal ends the process at once, unless
+   it is a copy of the first (see `StopSignals`).
 2. The main thread passes `stop_reason` to the process group: before each step and each batch of an evaluation in
    `SignalHandler.pass_sync_point`, and while it waits in `SignalHandler.raise_if_stop_agreed`.
 3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
@@ -16,10 +17,12 @@ Until the processes have joined, there is no group to agree with: `SignalHandler
 """
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType, TracebackType
@@ -32,32 +35,82 @@ TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
 # Open MPI's mpirun forwards SIGUSR1 (it kills its processes a second after SIGTERM); Slurm scripts often use it too.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+COPY_SECONDS = 2.0
 Result = TypeVar("Result")
 
 
-class SignalHandler:
-    """Context manager for the main thread: records the first of `STOP_SIGNALS`; a second one ends the process at once.
+class StopSignals:
+    """Decides which stop signals are forced: the third, and the second unless it arrives within COPY_SECONDS of the first.
 
-    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_second_signal: what the second
-    signal does; by default it ends the process with exit code 1.
+    The terminal signals all processes of its foreground group, and a launcher among them, such as torchrun or `uv run`, forwards
+    the signal up to 0.2 s later: Ctrl-C then arrives twice.
+    """
+
+    def __init__(self) -> None:
+        self._received, self._first = 0, 0.0
+
+    def is_forced(self, arrived: float) -> bool:
+        """Count a signal. arrived: seconds by the system's clock."""
+        self._received += 1
+        if self._received == 1:
+            self._first = arrived
+        return self._received > 2 or (self._received == 2 and arrived - self._first >= COPY_SECONDS)
+
+
+class _ArrivalTime:
+    """When the last signal has arrived. Its handler runs later, after the C call in which the main thread is, such as a long step.
+
+    The C part of Python's handler writes the number of a signal to the wake-up descriptor at once. Here that is a file in memory:
+    the time of its last change is the time of the signal.
+    """
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def open(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # Linux only; without it, signals arrive when their handlers run
+            self._file = os.memfd_create("signals")
+            os.set_blocking(self._file, False)
+            if (other := signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)) != -1:  # an event loop needs its own
+                signal.set_wakeup_fd(other)
+                self.close()
+
+    def close(self) -> None:
+        if self._file != -1:
+            if (other := signal.set_wakeup_fd(-1)) != self._file:
+                signal.set_wakeup_fd(other)
+            os.close(self._file)
+            self._file = -1
+
+    def __call__(self) -> float:
+        return os.fstat(self._file).st_mtime if self._file != -1 else time.time()
+
+
+class SignalHandler:
+    """Context manager for the main thread: records the first of `STOP_SIGNALS`; a forced one ends the process at once.
+
+    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_second_signal: what a forced
+    signal (see `StopSignals`) does; by default it ends the process with exit code 1.
     """
 
     def __init__(self, on_second_signal: Callable[[], None] | None = None) -> None:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = SingleProcess()
         self._on_second_signal = on_second_signal or self._exit_at_once
-        self._signal_received = False
+        self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._previous_handlers: dict[int, Any] = {}
         self._agreed_save = False
 
     def __enter__(self) -> "SignalHandler":
         if threading.current_thread() is threading.main_thread():
+            self._arrival_time.open()
             self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
+        self._arrival_time.close()
 
     def attach(self, group: ProcessGroup) -> None:
         """Set the processes that must stop at the same point."""
@@ -67,9 +120,8 @@ class SignalHandler:
         self._on_second_signal = action
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal_received:
+        if self._signals.is_forced(self._arrival_time()):
             self._on_second_signal()
-        self._signal_received = True
         self.request_stop(signal.Signals(number).name)
 
     def _exit_at_once(self) -> None:

@@ -71,12 +71,32 @@ def test_launch_with_a_rank_that_exits_with_75_counts_a_rank_that_sigterm_ended_
     assert launch([sys.executable, "-c", script], 2) == 75
 
 
-def test_launch_with_a_second_signal_says_so_and_exits_with_137():
+def test_launch_forwards_one_of_two_copies_of_a_signal():
+    """As from `uv run`, which forwards Ctrl-C that the terminal has sent to both."""
+    script = (
+        "import signal, sys, time; "
+        "signal.signal(signal.SIGINT, lambda *_: (print('saving', flush=True), time.sleep(0.5), sys.exit(75))); "
+        "print('ready', flush=True); time.sleep(300)"
+    )
+    code = (
+        "import sys; from jaxdp.distributed import launch, preemption; preemption.COPY_SECONDS = 1e6; "
+        f"sys.exit(launch.launch([sys.executable, '-c', {script!r}], 1))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout.readline() == "[0] ready\n"
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stdout.readline() == "[0] saving\n"
+    launcher.send_signal(signal.SIGINT)
+    _, err = launcher.communicate(timeout=300)
+    assert (launcher.returncode, err) == (75, "")
+
+
+def test_launch_with_repeated_signals_says_so_and_exits_with_137():
     script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(300)"
     command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "1", "--", sys.executable, "-c", script]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert launcher.stdout.readline() == "[0] ready\n"
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         launcher.send_signal(number)
         time.sleep(0.5)  # signals that arrive together are delivered in the order of their numbers
     _, err = launcher.communicate(timeout=300)

@@ -1,16 +1,20 @@
 import contextlib
+import hashlib
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
 
 TINY = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
@@ -60,6 +64,63 @@ def test_a_signal_during_compilation_exits_with_75_and_one_line(tmp_path, number
     assert err == f"jaxdp: stopped by {number.name} before the first step of this session; the same command starts over\n"
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "forced"),
+    [
+        ([0, 0], [False, False]),  # timeout signals its child, then its group
+        ([0, 0.002], [False, False]),
+        ([0, 0.2014], [False, False]),  # uv forwards Ctrl-C that the terminal has sent too
+        ([0, 1.999], [False, False]),
+        ([0, 2], [False, True]),
+        ([0, 3600], [False, True]),
+        ([0, 0.2, 0.4], [False, False, True]),
+        ([0, 0, 0, 0], [False, False, True, True]),
+        ([0, -3600], [False, False]),  # the system's clock was set
+    ],
+)
+@pytest.mark.parametrize("numbers", list(itertools.permutations(STOP_SIGNALS)))
+def test_a_signal_is_forced_if_it_is_the_second_after_two_seconds_or_the_third(monkeypatch, arrivals, forced, numbers):
+    seen, later = [False], iter(arrivals)
+    with SignalHandler(lambda: seen.append(True)) as signals:
+        monkeypatch.setattr(signals, "_arrival_time", lambda: 1e9 + next(later))
+        for number, expected in zip([*numbers, numbers[0]], forced, strict=False):
+            seen[:] = [False]
+            signal.raise_signal(number)
+            assert seen[-1] == expected
+        monkeypatch.undo()
+        assert signals.stop_reason == numbers[0].name
+
+
+def test_a_signal_arrives_before_its_handler_runs():
+    """The handler waits for the C call in which the main thread is."""
+    number, times = signal.SIGUSR1, []
+    with SignalHandler() as signals:
+        signal.signal(number, lambda *_: times.append(signals._arrival_time()))
+        thread = threading.Thread(target=lambda: (times.append(time.time()), os.kill(os.getpid(), number), times.append(time.time())))
+        thread.start()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000)  # a long one without Python's checks for signals
+        ended = time.time()
+        thread.join()
+        before, after, arrived = times
+    assert before - 0.02 < arrived < after + 0.02 < ended  # the file system's clock has steps of up to 10 ms
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_wake_up_descriptor_of_an_event_loop_is_kept():
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        with SignalHandler() as signals:
+            signal.raise_signal(signal.SIGTERM)
+        assert os.read(reader, 10) == bytes([signal.SIGTERM])
+        assert signals.stop_reason == "SIGTERM"
+    finally:
+        assert signal.set_wakeup_fd(-1) == writer
+        os.close(reader)
+        os.close(writer)
+
+
 WAITING = """
 import sys, time
 from jaxdp.distributed.control_client import ControlClient
@@ -94,9 +155,10 @@ def test_a_second_signal_to_one_rank_exits_at_once_and_is_named_by_the_others(fr
             assert process.stdout.readline() == "joined\n", process.communicate(timeout=TIMEOUT)
         processes[rank].send_signal(signal.SIGTERM)
         assert processes[rank].stdout.readline() == "stopping\n"
-        time.sleep(0.2)
         began = time.monotonic()
-        processes[rank].send_signal(signal.SIGTERM)
+        processes[rank].send_signal(signal.SIGINT)
+        time.sleep(0.2)  # the third is forced at any time
+        processes[rank].send_signal(signal.SIGUSR1)
         _, err = processes[rank].communicate(timeout=TIMEOUT)
         assert time.monotonic() - began < 5
         assert processes[rank].returncode == 1
@@ -129,10 +191,10 @@ def test_resume_after_sigterm_sigkill_and_a_second_signal_equals_an_uninterrupte
     process = start(tmp_path)
     before = log_lines(tmp_path)
     wait_for(lambda: log_lines(tmp_path) > before + 20, process)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        process.send_signal(number)
     process.communicate(timeout=TIMEOUT)
-    assert process.returncode in (1, 75)  # 75 if the run was saved before the second signal arrived
+    assert process.returncode in (1, 75)  # 75 if the run was saved before the third signal arrived
     assert train_to_the_end(tmp_path) == uninterrupted
 
 
