@@ -1,9 +1,13 @@
 """Reads images from folders: ROOT/SPLIT/CLASS/IMAGE, where the class names are the folder names in alphabetical order.
 
-Folders 0, 1, ... N - 1 are in the order of their numbers, as in ImageNet-V2.
+Images may lie in folders below CLASS. Folders 0, 1, ... N - 1 are in the order of their numbers, as in ImageNet-V2.
 """
 
 import os
+import re
+import shlex
+import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +21,10 @@ from jaxdp.files import check_local, read_regular
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
 EVALUATION_NAMES = ("val", "validation", "valid", "test")
+SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
+    "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
+    "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,35 +60,37 @@ class ImageFolder:
             raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
         if not split.is_dir():
             above = f"use --data.directory {root.parent}" if (root.parent / split.name).is_dir() else ""
-            raise error(f"it has no folder {split.name!r}", above or LAYOUT_HINT)
+            raise error(f"it has no folder {split.name!r}", above or similar_splits(_folders(root)) or LAYOUT_HINT)
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
                 raise error(f"dangling link {entry.path!r}", "fix or remove it")
-        names = class_order([entry.name for entry in entries if entry.is_dir()])
+        folders = {utf8(entry.name): entry.name for entry in entries if entry.is_dir()}
+        strays = sorted(entry.path for entry in entries if not entry.is_dir() and is_image(entry.name))
+        names = class_order(list(folders))
         if not names:
             raise error(f"{split.name!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
         for name in names:
-            if not _is_utf8(name):
+            if not _is_valid(name):
                 raise error(f"class folder name {name!r} is not UTF-8", "rename it")
-        classes = match_classes(
-            names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / name)
+        names = match_classes(
+            names, classes, split=split.name, error=error, is_empty=lambda name: not os.listdir(split / folders[name])
         )
-        paths, labels, ignored = [], [], []
-        for label, name in enumerate(classes):
-            status.current().record_progress()
-            files = sorted(entry.path for entry in os.scandir(split / name) if not entry.name.startswith("."))
-            images = [path for path in files if path.lower().endswith(EXTENSIONS)]
-            ignored += [path for path in files if not path.lower().endswith(EXTENSIONS)]
+        paths: list[str] = []
+        labels: list[int] = []
+        ignored: list[str] = []
+        for label, name in enumerate(names):
+            folder = str(split / folders[name])
+            images: list[str] = []
+            for path, reason in _walk(folder, (os.path.realpath(split),)):
+                if reason and os.path.isdir(path):
+                    raise ConfigError("data.directory", path, reason=reason)
+                (images if is_image(path) else ignored).append(path)
             if not images:
-                raise error(f"class folder {str(split / name)!r} has no images ({', '.join(EXTENSIONS)})")
+                raise error(f"class folder {folder!r} has no images ({', '.join(EXTENSIONS)})")
             paths += images
             labels += [label] * len(images)
-        warnings = [
-            f"ignored {plural(len(ignored), 'file')} without an image extension in {split}, {printable(path)} first"
-            for path in ignored[:1]
-        ]
-        return cls(paths, labels, classes, warnings)
+        return cls(paths, labels, classes or names, ignored_warnings(str(split), strays, ignored))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,6 +111,23 @@ class ImageFolder:
         return os.path.basename(self.paths[index])
 
 
+def is_image(name: str) -> bool:
+    """Whether a file is taken for an image because of its extension."""
+    return name.lower().endswith(EXTENSIONS)
+
+
+def ignored_warnings(split: str, strays: list[str], others: list[str]) -> list[str]:
+    """What users should know about files of a split that are not used. strays: images beside the class folders."""
+    return [
+        f"ignored {plural(len(files), kind)} {why} {split}, {printable(files[0])} first"
+        for files, kind, why in (
+            (strays, "image", "without a class, directly in"),
+            (others, "file", "without an image extension in"),
+        )
+        if files
+    ]
+
+
 def match_classes(
     names: list[str],
     classes: list[str] | None,
@@ -109,22 +136,35 @@ def match_classes(
     error: Callable[[str, str], ConfigError],
     is_empty: Callable[[str], bool] = lambda name: False,
 ) -> list[str]:
-    """The classes of a split with class folders `names`: `classes`, those of the training split, or `names` where that is None.
+    """The class folders `names` of a split in the order of `classes`, those of the training split (None: as they are).
 
-    error: (reason, hint) -> error; raised if the names differ. is_empty: of a class folder.
+    Names that differ only in their Unicode form (NFC, NFD) are equal.
+    error: (reason, hint) -> error; raised if the names differ, or are equal within a split. is_empty: of a class folder.
     """
+    by_class: dict[str, str] = {}
+    for name in names:
+        twin = by_class.setdefault(normalized(name), name)
+        if twin != name:
+            reason = f"{split!r} has two class folders {name!r} that differ only in their Unicode form, {twin!a} and {name!a}"
+            raise error(reason, "merge them into one")
     if classes is None:
         return names
-    if unknown := sorted(set(names) - set(classes)):
-        empty = "empty " if is_empty(unknown[0]) else ""
+    expected = list(map(normalized, classes))
+    if unknown := sorted(by_class.keys() - set(expected)):
+        empty = "empty " if is_empty(by_class[unknown[0]]) else ""
         reason = f"{split!r} has the {empty}class {unknown[0]!r}, which the training split lacks"
         raise error(reason, "add it to the training split, or remove it")
-    if missing := sorted(set(classes) - set(names)):
+    if missing := sorted(set(expected) - by_class.keys()):
         raise error(
             f"{split!r} has no folder for {len(missing)} of {len(classes)} training classes, such as {missing[0]!r}",
             "add the folders with their images, or remove these classes from the training split",
         )
-    return classes
+    return [by_class[name] for name in expected]
+
+
+def normalized(name: str) -> str:
+    """A class name in the Unicode form in which names are compared: macOS decomposes letters with accents, Linux does not."""
+    return unicodedata.normalize("NFC", name)
 
 
 def class_order(names: list[str]) -> list[str]:
@@ -133,8 +173,13 @@ def class_order(names: list[str]) -> list[str]:
     return numbers if set(names) == set(numbers) else sorted(names)
 
 
-def _is_utf8(name: str) -> bool:
-    """Whether a file name is valid UTF-8; Python represents other bytes as surrogates."""
+def utf8(name: str) -> str:
+    """A file's name read as UTF-8, whatever the encoding of this process; bytes that are not UTF-8 become surrogates."""
+    return name if sys.getfilesystemencoding() == "utf-8" else os.fsencode(name).decode("utf-8", "surrogateescape")
+
+
+def _is_valid(name: str) -> bool:
+    """Whether a name is valid UTF-8; Python represents other bytes as surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -167,39 +212,46 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
             continue
         files = dict(_walk(path))
         unreadable = {file: reason for file, reason in files.items() if reason}
-        images = [file for file in files if file not in unreadable and file.lower().endswith(EXTENSIONS)]
+        images = [file for file in files if file not in unreadable and is_image(file)]
         if not images:
             first = [f"; cannot read {printable(file)}: {reason}" for file, reason in unreadable.items()][:1]
             raise ConfigError("images", path, reason=f"the folder has no images ({', '.join(EXTENSIONS)}){''.join(first)}")
         found.images.extend(images)
-        found.ignored.extend(file for file in files if file not in unreadable and not file.lower().endswith(EXTENSIONS))
+        found.ignored.extend(file for file in files if file not in unreadable and not is_image(file))
         found.unreadable.update(unreadable)
     return found
 
 
-def _walk(folder: str, root: str | None = None, visited: set[str] | None = None) -> Iterator[tuple[str, str | None]]:
-    """(path, None or the reason why it cannot be read) of the files below a folder; each folder is listed once.
+def _walk(
+    folder: str, above: tuple[str, ...] = (), *, root: str | None = None, visited: set[str] | None = None
+) -> Iterator[tuple[str, str | None]]:
+    """(path, None or the reason why it cannot be read) of the files below a folder, in the order of their names.
 
-    root: real path of the top folder; visited: real paths of the folders listed so far.
+    Each folder is listed once. Links are followed, but not to a folder that contains them. All real paths: above: folders in
+    which this one lies; root: of the top folder; visited: of the folders listed so far.
     """
     real = os.path.realpath(folder)
     root, visited = root or real, set() if visited is None else visited
-    if real in visited:
+    if real in visited or any(_is_inside(other, real) for other in above):
         return
     visited.add(real)
     status.current().record_progress()
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder), key=lambda entry: utf8(entry.name))
     except OSError as error:
         yield folder, error.strerror
         return
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if os.path.isdir(entry.path):
+        try:
+            is_folder, is_file = entry.is_dir(), entry.is_file()
+        except OSError:  # links in a circle
+            is_folder = is_file = False
+        if is_folder:
             if not (entry.is_symlink() and _is_listed_without_links(os.path.realpath(entry.path), root)):
-                yield from _walk(entry.path, root, visited)
-        elif os.path.isfile(entry.path):
+                yield from _walk(entry.path, (*above, real), root=root, visited=visited)
+        elif is_file:
             yield entry.path, None
         else:
             yield entry.path, "dangling link" if entry.is_symlink() else "not a regular file"
@@ -207,8 +259,12 @@ def _walk(folder: str, root: str | None = None, visited: set[str] | None = None)
 
 def _is_listed_without_links(folder: str, root: str) -> bool:
     """Whether a folder lies below `root` and is not hidden there, so that the walk reaches it anyway. Both: real paths."""
-    inside = os.path.commonpath((folder, root)) == root
-    return inside and not any(name.startswith(".") for name in os.path.relpath(folder, root).split(os.sep) if name != os.curdir)
+    return _is_inside(folder, root) and not any(name.startswith(".") for name in folder[len(root) :].split(os.sep))
+
+
+def _is_inside(folder: str, other: str) -> bool:
+    """Whether a folder is another one or lies below it. Both: real paths."""
+    return folder == other or folder.startswith(other.rstrip(os.sep) + os.sep)
 
 
 def evaluation_split(root: Path, requested: str | None) -> str:
@@ -217,15 +273,29 @@ def evaluation_split(root: Path, requested: str | None) -> str:
         return requested
     existing = [name for name in EVALUATION_NAMES if (root / name).is_dir()]
     if not existing:
-        raise missing_evaluation_split(str(root))
+        raise missing_evaluation_split(str(root), _folders(root))
     return existing[0]
 
 
-def missing_evaluation_split(root: str) -> ConfigError:
-    """The error for a folder without a split to evaluate on."""
+def missing_evaluation_split(root: str, folders: list[str]) -> ConfigError:
+    """The error for a folder without a split to evaluate on. folders: that it has."""
     return ConfigError(
         "data.eval_split",
         None,
         reason=f"{root!r} has none of the folders {', '.join(EVALUATION_NAMES)}",
-        hint=f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
+        hint=similar_splits(folders) or f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
     )
+
+
+def similar_splits(folders: list[str]) -> str:
+    """A hint with the flags for folders that look like splits of other names, such as Train and Val; "" without any."""
+    flags = []
+    for flag, (names, similar) in SIMILAR_NAMES.items():
+        found = sorted(name for name in folders if re.fullmatch(similar, name, re.IGNORECASE))
+        if found and not set(names) & set(found):
+            flags.append(f"{flag} {shlex.quote(found[0])}")
+    return f"use {' '.join(flags)}" if flags else ""
+
+
+def _folders(root: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(root) if entry.is_dir()] if root.is_dir() else []

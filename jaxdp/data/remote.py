@@ -76,6 +76,17 @@ class Remote:
         """The results of a function of names, computed many at a time."""
         return [future.result() for future in [self.daemons.submit(function, name) for name in names]]
 
+    def list_below(self, folders: list[str]) -> dict[str, ObjectInfo]:
+        """The objects at any depth below folders, without those whose names, or their folders' names, begin with a dot."""
+        objects: dict[str, ObjectInfo] = {}
+        while folders:
+            listings = self.each(lambda name: self.ask(lambda location: location.list_folder(name)), folders)
+            for folder, (_, found) in zip(folders, listings, strict=True):
+                objects |= {f"{folder}/{name}": info for name, info in found.items() if not name.startswith(".")}
+            below = ((folder, name) for folder, (names, _) in zip(folders, listings, strict=True) for name in names)
+            folders = [f"{folder}/{name}" for folder, name in below if not name.startswith(".")]
+        return objects
+
     def size_warnings(self, size: int) -> list[str]:
         """A warning if the local copies of all objects of a split, of `size` bytes, would be larger than the cache."""
         if size <= self.limit:

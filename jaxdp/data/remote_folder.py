@@ -13,12 +13,15 @@ from jaxdp.data.image_folder import (
     EXTENSIONS,
     LAYOUT_HINT,
     class_order,
+    ignored_warnings,
+    is_image,
     match_classes,
     missing_evaluation_split,
+    similar_splits,
 )
 from jaxdp.data.read_ahead import ReadAhead
 from jaxdp.data.remote import Remote
-from jaxdp.errors import ConfigError, plural, printable
+from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
 from jaxdp.storage.objects import ObjectInfo
 
@@ -40,7 +43,7 @@ class RemoteFolder:
 
     @classmethod
     def open(cls, remote: Remote, split: str, classes: list[str] | None = None) -> "RemoteFolder":
-        """List a split: one request for it, and one for every 1,000 images of a class.
+        """List a split: one request for it, and one for every 1,000 images of a class and each of its folders.
 
         classes: those of the training split, which this split must have too. Raises ConfigError as `ImageFolder.open`.
         """
@@ -49,31 +52,33 @@ class RemoteFolder:
             return ConfigError("data.directory", remote.url, reason=reason, hint=hint)
 
         with remote.opening():
-            if split not in split_names(remote):
-                raise error(f"it has no folder {split!r}", LAYOUT_HINT)
-            folders, _ = remote.ask(lambda location: location.list_folder(split))
+            if split not in (splits := split_names(remote)):
+                raise error(f"it has no folder {split!r}", similar_splits(splits) or LAYOUT_HINT)
+            folders, beside = remote.ask(lambda location: location.list_folder(split))
             names = class_order([name for name in folders if not name.startswith(".")])
             if not names:
                 raise error(f"{split!r} has no class folders", "arrange images as SPLIT/CLASS/IMAGE")
-            classes = match_classes(names, classes, split=split, error=error)
-            listings = remote.each(lambda name: remote.ask(lambda location: location.list_folder(f"{split}/{name}")), classes)
-        paths, objects, labels, ignored = [], [], [], []
-        for label, (name, (_, files)) in enumerate(zip(classes, listings, strict=True)):
-            visible = sorted(file for file in files if not file.startswith("."))
-            images = [file for file in visible if file.lower().endswith(EXTENSIONS)]
+            names = match_classes(names, classes, split=split, error=error)
+            below = [f"{split}/{name}" for name in names]
+            listed = remote.list_below(below)
+        by_class: dict[str, list[str]] = {folder: [] for folder in below}
+        for path in sorted(listed, key=lambda path: path.split("/")):  # as on a disk, where each folder is sorted
+            by_class["/".join(path.split("/", 2)[:2])].append(path)
+        paths, labels, ignored = [], [], []
+        for label, (folder, files) in enumerate(by_class.items()):
+            images = [file for file in files if is_image(file)]
             if not images:
-                raise error(f"class folder {split + '/' + name!r} has no images ({', '.join(EXTENSIONS)})")
-            ignored += [f"{split}/{name}/{file}" for file in visible if not file.lower().endswith(EXTENSIONS)]
-            paths += [f"{split}/{name}/{file}" for file in images]
-            objects += [files[file] for file in images]
+                raise error(f"class folder {folder!r} has no images ({', '.join(EXTENSIONS)})")
+            ignored += [file for file in files if not is_image(file)]
+            paths += images
             labels += [label] * len(images)
-        warnings = [
-            f"ignored {plural(len(ignored), 'file')} without an image extension in {remote.url_of(split)}, "
-            f"{printable(remote.url_of(name))} first"
-            for name in ignored[:1]
-        ]
+        objects = [listed[path] for path in paths]
+        strays = sorted(f"{split}/{name}" for name in beside if is_image(name) and not name.startswith("."))
+        warnings = ignored_warnings(
+            remote.url_of(split), *([remote.url_of(name) for name in some] for some in (strays, ignored))
+        )
         warnings += remote.size_warnings(sum(info.size for info in objects))
-        return cls(remote, paths, objects, labels, classes, warnings)
+        return cls(remote, paths, objects, labels, classes or names, warnings)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -118,5 +123,5 @@ def evaluation_split(remote: Remote, requested: str | None) -> str:
     folders = split_names(remote)
     existing = [name for name in EVALUATION_NAMES if name in folders]
     if not existing:
-        raise missing_evaluation_split(remote.url)
+        raise missing_evaluation_split(remote.url, folders)
     return existing[0]

@@ -32,21 +32,11 @@ class RemotePrepared:
                 reason = f"not found at {remote.url}, which has {', '.join(folders) or 'no folders'}"
                 hint = "copy the folder of a prepared data set there, as docs/data.md shows"
                 raise ConfigError("data.source", name, reason=reason, hint=hint)
-            self.objects = self._list([base])
+            self.objects = remote.list_below([base])
             metadata = {name: info for name, info in self.objects.items() if not SHARD.search(name)}
             digest = hashlib.sha256(repr(sorted(metadata.items())).encode()).hexdigest()[:24]
             self.directory = remote.cache.path / "metadata" / digest
             remote.each(lambda name: self._copy(name, metadata[name]), list(metadata))
-
-    def _list(self, folders: list[str]) -> dict[str, ObjectInfo]:
-        """The objects at any depth below folders."""
-        objects: dict[str, ObjectInfo] = {}
-        while folders:
-            listings = self.remote.each(lambda name: self.remote.ask(lambda location: location.list_folder(name)), folders)
-            for folder, (_, found) in zip(folders, listings, strict=True):
-                objects |= {f"{folder}/{name}": info for name, info in found.items()}
-            folders = [f"{folder}/{name}" for folder, (below, _) in zip(folders, listings, strict=True) for name in below]
-        return objects
 
     def _copy(self, name: str, info: ObjectInfo) -> None:
         path = self.directory / name

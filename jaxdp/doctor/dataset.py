@@ -23,6 +23,8 @@ def check_data(result: ResultBuilder, config: Config) -> None:
     splits = _splits(result, config)
     for name, split in splits:
         result.ok(f"{name}: {plural(len(split), 'image', ',')}")
+        for text in getattr(split, "warnings", ()):
+            result.warning(text, "see docs/data.md")
         try:
             image = split[0][0]
             if isinstance(image, bytes):

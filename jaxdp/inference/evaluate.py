@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jaxdp import models
 from jaxdp.config import Config
+from jaxdp.data.image_folder import normalized
 from jaxdp.data.sources import Datasets, open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
@@ -117,7 +118,7 @@ def _check_class_order(workdir: str | Path, config: Config, classes: Sequence[st
     if not classes or read_run_text(workdir, CLASSES) is None:
         return
     for number, (trained, current) in enumerate(zip(class_names(workdir, config.model.class_count), classes, strict=False)):
-        if trained != current:
+        if normalized(trained) != normalized(current):
             raise ConfigError(
                 "data.directory",
                 config.data.directory,

@@ -2,15 +2,21 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from helpers.images import encode, folder_config, smooth_image
+from helpers.remote_data import at_url
 
+from jaxdp.config import Storage
 from jaxdp.data import image_folder, sources
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import find_images
 from jaxdp.data.loader import Loader
+from jaxdp.data.remote import Remote
+from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
 from jaxdp.training.consistency import data_digest
@@ -78,6 +84,117 @@ def test_open_folder_with_other_files_warns(pictures):
     ]
 
 
+def fill(split, names):
+    """Empty files at these paths below a split."""
+    for name in names:
+        (split / name).parent.mkdir(parents=True, exist_ok=True)
+        (split / name).touch()
+
+
+NESTED = ("b/1.png", "b/10.png", "b/2.png", "b/B.png", "b/c/z.png", "b/c-d/a.png", "b/c/A/1.png", "b/0/q.png", "b/c.png")
+IN_ORDER = ["b/0/q.png", "b/1.png", "b/10.png", "b/2.png", "b/B.png", "b/c/A/1.png", "b/c/z.png", "b/c-d/a.png", "b/c.png"]
+
+
+@pytest.mark.parametrize("place", ["disk", "url"])
+def test_images_in_folders_of_a_class_are_found_in_the_order_of_names(tmp_path, monkeypatch, place):
+    """Whatever the order in which the file system lists them; each folder is sorted by code points, as flat ones are."""
+    split, scandir = tmp_path / "pics/train", os.scandir
+    fill(split, [*NESTED, "a/only/deep/er/1.JPG", "a/only/notes.txt", "a/.hidden/1.png", "a/only/.2.png"])
+    if place == "disk":
+        monkeypatch.setattr(image_folder.os, "scandir", lambda path: list(scandir(path))[::-1])
+        source = image_folder.ImageFolder.open(split)
+    else:
+        root = f"file://{tmp_path}/pics"
+        source = RemoteFolder.open(Remote(root, Storage(directory=str(tmp_path / "cache"))), "train")
+    names = [source.name(index).partition("/train/")[2] for index in range(len(source))]
+    assert names == ["a/only/deep/er/1.JPG", *IN_ORDER]
+    assert (source.labels, source.classes) == ([0] + [1] * 9, ["a", "b"])
+    assert [text.rpartition("/train")[2] for text in source.warnings] == ["/a/only/notes.txt first"]
+
+
+def test_images_beside_the_classes_are_named(pictures, tmp_path):
+    fill(pictures / "train", ["stray.jpg", "another.png", ".hidden.png", "labels.csv"])
+    config = folder_config(pictures)
+    for datasets, root in (
+        (sources.open_datasets(config), str(pictures)),
+        (sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache")), f"file://{pictures}"),
+    ):
+        assert len(datasets.train) == 24
+        train = f"{root}/train"
+        assert datasets.warnings == (f"ignored 2 images without a class, directly in {train}, {train}/another.png first",)
+
+
+def test_links_from_a_class_are_followed_but_not_to_what_contains_it(tmp_path):
+    split, other = tmp_path / "train", tmp_path / "other"
+    fill(split, ["a/1.png", "a/below/2.png", "b/3.png"])
+    fill(other, ["4.png", "deep/5.png"])
+    (split / "a/linked").symlink_to(other)
+    (other / "back").symlink_to(split / "a/below")
+    (other / "top").symlink_to(tmp_path)
+    (other / "deep/up").symlink_to(other)
+    (split / "a/below/class").symlink_to(split / "a")
+    (split / "a/below/split").symlink_to(split)
+    source = image_folder.ImageFolder.open(split)
+    names = [source.name(index).partition("/train/")[2] for index in range(len(source))]
+    assert names == ["a/1.png", "a/below/2.png", "a/linked/4.png", "a/linked/deep/5.png", "b/3.png"]
+    assert source.warnings == []
+
+
+def test_a_folder_of_a_class_that_cannot_be_read_raises(tmp_path, monkeypatch):
+    fill(tmp_path / "train", ["a/1.png", "a/closed/2.png"])
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(image_folder.os, "scandir", refusing)
+    with pytest.raises(ConfigError, match=r"^data.directory='.*/a/closed': Permission denied$"):
+        image_folder.ImageFolder.open(tmp_path / "train")
+
+
+COMPOSED, DECOMPOSED = "caf\xe9", "cafe\u0301"  # both shown as café
+
+
+@pytest.mark.parametrize("names", [(COMPOSED, DECOMPOSED), (DECOMPOSED, COMPOSED)])
+@pytest.mark.parametrize("place", ["disk", "url"])
+def test_class_names_in_another_unicode_form_are_equal(pictures, tmp_path, names, place):
+    for split, name in zip(("train", "val"), names, strict=True):
+        (pictures / split / "cat").rename(pictures / split / name)
+    config = folder_config(pictures)
+    datasets = sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
+    assert datasets.classes == (names[0], "dog", "eel")
+    assert datasets.evaluation.source.labels == [0] * 3 + [1] * 4 + [2] * 5
+    (pictures / "val" / names[0]).mkdir()
+    fill(pictures / "val", [f"{names[0]}/1.png"])
+    message = (
+        r"'val' has two class folders '.*' that differ only in their Unicode form, 'caf.*' and 'caf.*'; merge them into one$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
+
+
+@pytest.mark.parametrize("place", ["disk", "url"])
+@pytest.mark.parametrize(
+    ("renamed", "hint"),
+    [
+        ({"train": "Train", "val": "Val"}, "use --data.train-split Train --data.eval-split Val"),
+        ({"train": "Training", "val": "Testing"}, "use --data.train-split Training --data.eval-split Testing"),
+        ({"val": "TEST set"}, "use --data.eval-split 'TEST set'"),
+        ({"train": "training_set"}, "use --data.train-split training_set"),
+        ({"train": "photos"}, image_folder.LAYOUT_HINT),
+    ],
+)
+def test_splits_of_other_names_are_suggested(pictures, tmp_path, renamed, hint, place):
+    for old, new in renamed.items():
+        (pictures / old).rename(pictures / new)
+    config = folder_config(pictures)
+    with pytest.raises(ConfigError) as error:
+        sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
+    assert error.value.hint == hint
+
+
 def test_names_with_control_characters_are_escaped(tmp_path):
     place = tmp_path / "train/a"
     place.mkdir(parents=True)
@@ -101,10 +218,7 @@ def test_link_loops_terminate(tmp_path):
     (place / "up").symlink_to("..")
     (place / "self.png").symlink_to("self.png")
     source = image_folder.ImageFolder.open(tmp_path / "train")
-    assert (len(source), source.warnings) == (
-        2,
-        [f"ignored 1 file without an image extension in {tmp_path}/train, {place}/up first"],
-    )
+    assert (len(source), source.warnings) == (2, [])
     assert source[0][1] == 0
     with pytest.raises(ImageError, match="Too many levels of symbolic links"):
         source[1]
@@ -116,6 +230,33 @@ def test_link_loops_terminate(tmp_path):
     (tmp_path / "train/b").symlink_to(".")
     with pytest.raises(ConfigError, match="has no images"):
         image_folder.ImageFolder.open(tmp_path / "train")
+
+
+def test_names_do_not_depend_on_the_encoding_of_the_file_system(tmp_path):
+    """An ASCII or Latin-1 locale changes neither class names nor the order of images."""
+    fill(tmp_path / "train", ["\xe9t\xe9/\xe9.png", "\xe9t\xe9/z.png", "\xe9t\xe9/\u4e2d.png", "zoo/1.png", "\u4e2d/1.png"])
+    code = (
+        "import sys; from pathlib import Path; from jaxdp.data.image_folder import ImageFolder\n"
+        "source = ImageFolder.open(Path(sys.argv[1]))\n"
+        "assert all(Path(path).exists() for path in source.paths)\n"
+        "print(sys.getfilesystemencoding(), ascii(source.classes), [source[index] for index in range(len(source))], sep='|')\n"
+        "print(*(os.fsencode(path).hex() for path in source.paths))\n".replace("os.", "__import__('os').")
+    )
+    plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "train")],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for variables in ({"PYTHONUTF8": "1"}, plain | {"LC_ALL": "C"})
+    ]
+    encodings, contents = zip(*(output.split("|", 1) for output in outputs), strict=True)
+    assert encodings == ("utf-8", "ascii")
+    assert contents[0] == contents[1]
+    assert ascii(["zoo", "\xe9t\xe9", "\u4e2d"]) in contents[0]
 
 
 def test_open_class_name_not_utf8_raises(tmp_path):
