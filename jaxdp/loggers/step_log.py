@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxdp.loggers.examples import ExampleCollector
-from jaxdp.loggers.writers import NullWriter, Writer
+from jaxdp.loggers.writers import TIMING, NullWriter, Writer, without_nan
 
 
 class StepLog:
@@ -19,15 +19,21 @@ class StepLog:
         self.is_open = False
         self._writers: list[Any] = [NullWriter()]
         self._earlier_seconds = 0.0
+        self._logged: list[dict[str, Any]] = []
         self._reset()
 
     def _reset(self) -> None:
         """Reset the counts since the last step record."""
         self._images, self._seconds, self._input_seconds = 0, 0.0, 0.0
 
-    def open(self, writers: Sequence[Writer], earlier_seconds: float) -> None:
-        """Start writing. The first writer is the log itself. earlier_seconds: wall time of the run's earlier sessions."""
+    def open(self, writers: Sequence[Writer], earlier_seconds: float, logged: Sequence[dict[str, Any]] = ()) -> None:
+        """Start writing. The first writer is the log itself.
+
+        earlier_seconds: wall time of the run's earlier sessions. logged: last records of the log. An evaluation that repeats
+        one of these, because the session that wrote it did not save afterwards, is not written to the log again.
+        """
         self._writers, self.is_open, self._earlier_seconds = [*writers] or [NullWriter()], True, earlier_seconds
+        self._logged = [_without_timing(record) for record in logged]
 
     @property
     def wall_time(self) -> dict[str, float]:
@@ -60,10 +66,10 @@ class StepLog:
         if examples and examples.collected:  # before the record, so that a reader of the log finds their pictures
             for writer in filter(_wants_examples, self._writers):
                 writer.write_examples(record, *examples.arrays())
-        self._write(record | self.wall_time)
+        self._write(record | self.wall_time, is_logged=_without_timing(without_nan(record)) in self._logged)
 
-    def _write(self, record: dict[str, Any]) -> None:
-        for writer in self._writers:
+    def _write(self, record: dict[str, Any], *, is_logged: bool = False) -> None:
+        for writer in self._writers[is_logged:]:
             writer.write(record)
 
     def sync(self) -> None:
@@ -77,6 +83,10 @@ class StepLog:
                 writer.close()
             except Exception as error:
                 info(f"{type(writer).__name__} could not be closed: {error}")
+
+
+def _without_timing(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in TIMING}
 
 
 def _wants_examples(writer: Any) -> bool:

@@ -1,6 +1,9 @@
 """TensorBoard events: scalars, held-out images with their predicted classes, the configuration and the mesh."""
 
 import dataclasses
+import socket
+import struct
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
+from jaxdp.data.records import masked_checksum
+from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
 from jaxdp.planning import PlannedPhase
 from jaxdp.validation import flatten, to_json
@@ -45,9 +50,18 @@ class TensorBoard:
 
     def __init__(self, directory: Path, samples: int, run_info: RunInfo | None = None) -> None:
         """samples: samples seen by the run; events beyond these, from an interrupted session, are hidden."""
-        from tensorboardX import SummaryWriter
+        from tensorboardX.proto import event_pb2
 
-        self.writer = SummaryWriter(str(directory), purge_step=samples + 1 if samples else None)
+        self._event = event_pb2.Event
+        directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a directory in the order of their names. Each event is written at once, so that a kill
+        # loses none: tensorboardX's SummaryWriter keeps them in memory for up to two minutes.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        self.file = open_regular(directory / name, "ab")
+        self._write(file_version="brain.Event:2")
+        if samples:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(samples + 1, session_log=start)
         self.class_names = run_info.class_names if run_info else ()
         self.descriptions = {"eval_loss": f"Cross entropy on held-out images with {HELD_OUT_LABELS}"}
         if run_info:
@@ -56,29 +70,39 @@ class TensorBoard:
             self._write_run_info(run_info, samples)
 
     def _write_run_info(self, run_info: RunInfo, samples: int) -> None:
-        from tensorboardX.summary import hparams
+        from tensorboardX.summary import hparams, text
 
         config = "".join(f"    {line}\n" for line in to_json(run_info.config).splitlines())
-        self.writer.add_text("config", config, samples)
-        self.writer.add_text("mesh", run_info.mesh, samples)
+        self._write(samples, summary=text("config", config))
+        self._write(samples, summary=text("mesh", run_info.mesh))
         fields = flatten(dataclasses.asdict(run_info.config))
         simple = {name: v if isinstance(v, (bool, int, float, str)) else str(v) for name, v in fields.items()}
         *started, _ = hparams(simple, {ACCURACY_TAG: 0.0})  # the last summary marks the run as successful
         for summary in started:
-            self.writer.file_writer.add_summary(summary)
+            self._write(summary=summary)
+
+    def _write(self, samples: int = 0, **content: Any) -> None:
+        """Append an event to the file, which is a TFRecord file."""
+        data = self._event(wall_time=time.time(), step=samples, **content).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
     def write(self, record: dict[str, Any]) -> None:
+        from tensorboardX.summary import scalar
+
         for name, value in record.items():
             if name not in ("step", "samples"):
                 group = "evaluation" if name.startswith("eval_") else "training"
                 tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
-                self.writer.add_scalar(tag, value, record["samples"], summary_description=text)
+                self._write(record["samples"], summary=scalar(tag, value, summary_description=text))
 
     def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
         """Write the image of `example_grid`. arrays: images, labels and predicted classes."""
+        from tensorboardX.summary import image
+
         if len(arrays[0]):
             grid = example_grid(*arrays, class_names=self.class_names)
-            self.writer.add_image(EXAMPLES_TAG, grid, record["samples"], dataformats="HWC")
+            self._write(record["samples"], summary=image(EXAMPLES_TAG, grid, dataformats="HWC"))
 
     def close(self) -> None:
-        self.writer.close()
+        self.file.close()

@@ -257,6 +257,14 @@ def create_writers(
     log, labels = workdir / LOG, training_labels(run_info.config) if run_info else ""
     return [
         JsonLines(log, buffer_when_full=buffer_when_full, info=info),
-        SafeWriter(TensorBoard(workdir / "tensorboard", samples, run_info), info) if tensorboard else NullWriter(),
+        _open_tensorboard(workdir / "tensorboard", samples, run_info=run_info, info=info) if tensorboard else NullWriter(),
         SafeWriter(PlotWriter(workdir / "training.png", log, labels), info),
     ]
+
+
+def _open_tensorboard(directory: Path, samples: int, *, run_info: RunInfo | None, info: Callable[[str], Any]) -> Writer:
+    try:
+        return SafeWriter(TensorBoard(directory, samples, run_info), info)
+    except OSError as error:
+        info(f"{directory}: {error.strerror}; training continues without TensorBoard and still writes {LOG}")
+        return NullWriter()

@@ -1,7 +1,9 @@
 """Accuracy of a run, and for ImageNet its epochs to 75.9 % compared with the MLPerf reference."""
 
 import os
+from collections.abc import Iterable
 
+from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.files import CONFIG
@@ -46,15 +48,16 @@ def report(workdir: str | os.PathLike) -> dict:
 
 
 def summarize(config: Config, records: list[dict]) -> dict:
-    """Summary of a run: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "epochs_to_target",
-    "reference_epochs", "ratio"}.
+    """Summary of a run: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "best_by",
+    "epochs_to_target", "reference_epochs", "ratio"}.
 
-    Accuracies are None before the first evaluation. The last three are None if they do not apply: another data set than
-    ImageNet, target not reached, or no reference for this batch size or for several batch sizes.
+    Accuracies are None before the first evaluation. best_accuracy and best_epoch: of the `best_evaluation` by `stop.metric`,
+    which best_by names. The last three are None if they do not apply: another data set than ImageNet, target not reached, or no
+    reference for this batch size or for several batch sizes.
     """
     evaluations = [record for record in records if record.get("eval_accuracy") is not None]
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
-    best = max(evaluations, key=lambda record: record["eval_accuracy"], default={"eval_accuracy": None, "epoch": None})
+    best = best_evaluation(evaluations, config.stop.metric) or {"eval_accuracy": None, "epoch": None}
     epochs_to_target = reference = ratio = None
     if config.data.source == "imagenet2012":
         epochs_to_target = next((record["epoch"] for record in evaluations if record["eval_accuracy"] >= TARGET), None)
@@ -68,20 +71,31 @@ def summarize(config: Config, records: list[dict]) -> dict:
         "accuracy": last["eval_accuracy"],
         "best_accuracy": best["eval_accuracy"],
         "best_epoch": best["epoch"],
+        "best_by": config.stop.metric,
         "epochs_to_target": epochs_to_target,
         "reference_epochs": reference,
         "ratio": ratio,
     }
 
 
+def best_evaluation(evaluations: Iterable[dict], metric: str) -> dict | None:
+    """The best record of evaluations by `stop.metric`, as `--checkpoint best` chooses: of equal ones, and of those at the same
+    number of samples, the last. None if none has the metric."""
+    latest = {record["samples"]: record for record in evaluations}
+    scored = [record for record in latest.values() if record.get(metric) is not None]
+    sign = STOP_METRICS[metric].sign
+    return max(scored, key=lambda record: (sign * record[metric], record["samples"]), default=None)
+
+
 def as_text(summary: dict) -> str:
     """A summary as one line, or two for ImageNet."""
     if summary["accuracy"] is None:
         return f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs"
-    lines = [
-        f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs, "
-        f"best {100 * summary['best_accuracy']:.2f} % at epoch {summary['best_epoch']:.2f}"
-    ]
+    text = f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs"
+    if summary["best_accuracy"] is not None:
+        by = "" if summary["best_by"] == "eval_accuracy" else f" by {summary['best_by']}"
+        text += f", best{by} {100 * summary['best_accuracy']:.2f} % at epoch {summary['best_epoch']:.2f}"
+    lines = [text]
     if summary["source"] == "imagenet2012":
         epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]
         reached = "not reached" if epochs is None else f"reached after {epochs:.2f} epochs"

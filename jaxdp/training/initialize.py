@@ -1,7 +1,7 @@
 """The start of a session: state and progress from the newest checkpoint, from another run, from weights, or from the seed."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
@@ -37,8 +37,8 @@ def restore_or_initialize(
     signals: SignalHandler,
     screen: Screen | Quiet,
     command_start: float,
-) -> tuple[TrainState, StepTimer]:
-    """The state before the next step, and the timer with the progress of the run.
+) -> tuple[TrainState, StepTimer, list[dict[str, Any]]]:
+    """The state before the next step, the timer with the progress of the run, and the records of the log at this position.
 
     Marks the directory as that of a running run and removes records of the log after the restored position. Raises ConfigError
     if the run cannot start here.
@@ -67,15 +67,15 @@ def restore_or_initialize(
         source = restored.manifest.path.parent.parent
         group.set_resume_hint(f"{screen.resume_action} continues from {restored.manifest.path}")
         setup.datasets.add_bad_images(restored.progress.bad_images)
-    progress = timer.progress
+    progress, logged = timer.progress, list[dict[str, Any]]()
     if group.is_rank0:
-        evaluated = progress.last_evaluation is not None and not progress.evaluation_due
-        if warning := run_dir.truncate_log(source, workdir, samples=progress.samples, evaluated=evaluated):
+        logged, warning = run_dir.truncate_log(source, workdir, samples=progress.samples)
+        if warning:
             screen.info(warning)
     if restored is not None:
         epoch = progress.samples / plan.examples
         screen.info(f"resuming from {restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
-    return state, timer
+    return state, timer, logged
 
 
 def _initial_state(

@@ -208,21 +208,16 @@ def mark_running(workdir: Path, config: Config) -> None:
         write_atomically(path, text)
 
 
-def truncate_log(source: Path, workdir: Path, *, samples: int, evaluated: bool) -> str | None:
-    """Write to the log in `workdir` the records of the log in `source` up to `samples` samples.
+def truncate_log(source: Path, workdir: Path, *, samples: int) -> tuple[list[dict[str, Any]], str | None]:
+    """Write to the log in `workdir` the records of the log in `source` up to and including `samples` samples.
 
-    evaluated: whether an evaluation at exactly these samples is kept. Returns a warning if lines of the log are damaged.
+    Returns the records of exactly these samples, and a warning if lines of the log are damaged.
     """
     log = source / LOG
     exists = samples > 0 and log.exists()
     records = read_log(log) if exists else []
     damaged = read_regular(log, sys.maxsize).count(b"\n") - len(records) if exists else 0
-    kept = [
-        record
-        for record in records
-        if record["samples"] < samples or (record["samples"] == samples and (evaluated or "loss" in record))
-    ]
+    kept = [record for record in records if record["samples"] <= samples]
     write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in kept))
-    if damaged > 0:
-        return f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}"
-    return None
+    warning = f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}" if damaged > 0 else None
+    return [record for record in kept if record["samples"] == samples], warning

@@ -83,7 +83,7 @@ class Trainer:
             self._open_compiler_and_checkpoints(stack)
             with self._saving_before_exit():
                 self.signals.pass_sync_point()
-                self.state, self.timer = restore_or_initialize(
+                self.state, self.timer, logged = restore_or_initialize(
                     self.setup,
                     self.workdir,
                     self.start,
@@ -96,7 +96,7 @@ class Trainer:
                 if self.mirror is not None:
                     self.mirror.begin(self.checkpoints.manager.retention)
                 self.progress = self.timer.progress
-                self._open_log(stack)
+                self._open_log(stack, logged)
                 for index, phase in enumerate(self.plan.phases):
                     with health.out_of_memory_as_config_error(phase):
                         if self.progress.evaluation_due and phase is self.plan.phase_before(self.progress.samples):
@@ -149,15 +149,15 @@ class Trainer:
         )
         stack.callback(self.checkpoints.manager.close)
 
-    def _open_log(self, stack: ExitStack) -> None:
-        """Open the log, the profile and the progress bar, and create the objects that use them."""
+    def _open_log(self, stack: ExitStack, logged: list[dict[str, Any]]) -> None:
+        """Open the log, the profile and the progress bar, and create the objects that use them. logged: see `StepLog.open`."""
         group, screen, timer, signals, log = self.group, self.screen, self.timer, self.signals, self.log
         stack.callback(log.close, screen.info)
         stack.push(self._wait_for_save_after_error)
         samples, steps, checkpoints = self.progress.samples, self.progress.steps, self.checkpoints.manager
         writers = open_writers(self.setup, self.workdir, compiler=self.compiler, samples=samples, group=group, screen=screen)
         self.profile = open_profile(self.setup, self.workdir, steps=steps, group=group, screen=screen)
-        log.open([*writers, *self.writers] if group.is_rank0 else [], self.progress.wall_seconds)
+        log.open([*writers, *self.writers] if group.is_rank0 else [], self.progress.wall_seconds, logged)
         stack.callback(self.profile.close)
         setup, compiler, again = self.setup, self.compiler, screen.resume_action
         self.metrics = StepMetrics(setup, timer=timer, log=log, checkpoints=checkpoints, signals=signals, screen=screen)
@@ -248,13 +248,13 @@ class Trainer:
         progress = self.progress
         health.check_skipped(progress.skipped_steps, progress.steps, self.config.loss_scale)
         evaluation = progress.last_evaluation
-        if evaluation is None or evaluation["samples"] != progress.samples:
+        if is_new := evaluation is None or evaluation["samples"] != progress.samples:
             progress.request_evaluation()
             evaluation = self.evaluator.evaluate(self._evaluated, phase)
         health.check_evaluation(progress.best or evaluation)
         if warning := health.chance_level_warning(progress.best or evaluation, chance_loss(self.config)):
             self.screen.info(warning)
-        if self.checkpoints.saved_samples != progress.samples:
+        if is_new or self.checkpoints.saved_samples != progress.samples:
             self._save()
 
     def _whole_state(self) -> TrainState:

@@ -95,7 +95,8 @@ def test_accepted_change_of_the_evaluation_data_evaluates_again(tiny, tmp_path):
     result = train(other, tmp_path, accept_changes=True)
     assert result.eval_examples == 11
     last = [line for line in read_log(tmp_path / "metrics.jsonl") if line["samples"] == result.samples and "eval_loss" in line]
-    assert [line["eval_examples"] for line in last] == [11]
+    assert [line["eval_examples"] for line in last] == [23, 11]
+    assert choose_checkpoint(tmp_path, "newest").metadata["evaluation"]["eval_examples"] == 11
 
 
 def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):

@@ -144,6 +144,15 @@ def test_early_stopping_on_two_processes_ends_both_and_resumes_after_a_kill_of_o
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
+def test_extending_a_finished_run_of_two_processes_keeps_its_log(tmp_path):
+    wait_for_exit(launch(2, tmp_path / "run"))
+    before, events = ((tmp_path / "run" / name).read_text() for name in ("metrics.jsonl", "events.jsonl"))
+    assert "eval_loss" in before.splitlines()[-1]
+    wait_for_exit(launch(2, tmp_path / "run", "--epochs", "5", "--accept-changes"))
+    assert (tmp_path / "run/metrics.jsonl").read_text().startswith(before)
+    assert (tmp_path / "run/events.jsonl").read_text().startswith(events)
+
+
 def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
     wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
     log, _, arrays, _ = outcome(tmp_path / "run")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers.object_storage import REASON, object_storage
 from helpers.processes import CACHE_EVERYTHING, ROOT
-from helpers.runs import Interrupted, Recorder, outcome
+from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars
 from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
@@ -349,6 +349,21 @@ def test_resume_from_the_url_of_a_run_and_of_a_checkpoint(config, url, tmp_path)
     again = train(config, tmp_path / "from-checkpoint", resume=first["path"], screen=screen)
     assert any(f"resuming from {first['path']}" in line for line in screen.lines)
     assert (again.accuracy, again.loss) == (result.accuracy, result.loss)
+
+
+@pytest.mark.parametrize("machine", ["same", "other"])
+def test_extending_a_finished_run_at_a_url_keeps_its_log_and_events(config, url, tmp_path, machine):
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, tensorboard=True))
+    train(config, url)
+    download_run_files(url, tmp_path, names=("metrics.jsonl", "events.jsonl"), field="--workdir")
+    before, events = ((tmp_path / name).read_text() for name in ("metrics.jsonl", "events.jsonl"))
+    longer = dataclasses.replace(config, epochs=4.0)
+    train(longer if machine == "same" else on_machine(longer, tmp_path / "other"), url, accept_changes=True)
+    download_run_files(url, tmp_path, names=("metrics.jsonl", "events.jsonl"), field="--workdir")
+    assert (tmp_path / "metrics.jsonl").read_text().startswith(before)
+    assert (tmp_path / "events.jsonl").read_text().startswith(events)
+    copy = run_copy(longer.storage if machine == "same" else on_machine(longer, tmp_path / "other").storage, url)
+    assert [*tensorboard_scalars(copy / "tensorboard")["evaluation/loss"]] == [56, 112, 160, 208]
 
 
 def test_a_stop_signal_saves_uploads_and_releases_the_lease(config, storage, url, tmp_path):

@@ -47,6 +47,28 @@ def read_records(workdir):
     return records
 
 
+def tensorboard_scalars(folder):
+    """{tag: {samples: value}} of the event files in a folder, as TensorBoard shows them: a session's start hides events of its
+    step and later ones of earlier sessions."""
+    from tensorboardX.proto import event_pb2
+
+    scalars = {}
+    for file in sorted(folder.iterdir()):
+        # a record of the format is: length (8 bytes), its checksum (4), the event, its checksum (4)
+        data, offset = file.read_bytes(), 0
+        while offset < len(data):
+            length = int.from_bytes(data[offset : offset + 8], "little")
+            event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
+            offset += 16 + length
+            if event.session_log.status == event.session_log.START:
+                for values in scalars.values():
+                    for step in [step for step in values if step >= event.step]:
+                        del values[step]
+            for value in event.summary.value:
+                scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    return scalars
+
+
 def without_timing(record):
     return {name: value for name, value in record.items() if name not in TIMING}
 

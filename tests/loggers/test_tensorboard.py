@@ -9,6 +9,7 @@ import pytest
 from helpers.runs import read_records
 from helpers.writers import RecordingWriter
 from PIL import Image
+from tensorboardX import RecordWriter
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
@@ -16,6 +17,7 @@ from jaxdp import train
 from jaxdp.config import Config
 from jaxdp.data.sources import open_datasets
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
+from jaxdp.loggers.writers import create_writers
 from jaxdp.validation import flatten, to_json
 
 
@@ -74,6 +76,40 @@ def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tenso
         tile = tiles[198 * row : 198 * (row + 1), 160 * column : 160 * (column + 1)]
         np.testing.assert_array_equal(tile[5:160:10, 5:160:10], images[number])
         assert tuple(tile[-1, -1]) == ((0, 0, 0) if labels[number] == predicted[number] else (213, 94, 0))
+
+
+def test_every_event_is_in_the_file_at_once_as_tensorboardx_writes_it(tmp_path):
+    writer = TensorBoard(tmp_path / "events", 112)
+    writer.write({"samples": 128, "loss": 0.5})
+    (file,) = (tmp_path / "events").iterdir()
+    written = file.read_bytes()
+    reference, offset, events = RecordWriter(str(tmp_path / "reference")), 0, []
+    while offset < len(written):
+        length = int.from_bytes(written[offset : offset + 8], "little")
+        events.append(event_pb2.Event.FromString(written[offset + 12 : offset + 12 + length]))
+        reference.write(events[-1].SerializeToString())
+        offset += 16 + length
+    reference.close()
+    assert (tmp_path / "reference").read_bytes() == written
+    assert [event.step for event in events] == [0, 113, 128]  # the version of the format, what is hidden, the loss
+    writer.close()
+
+
+def test_sessions_that_start_in_the_same_second_write_different_files(tmp_path):
+    for samples in (0, 16):
+        TensorBoard(tmp_path, samples).close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(tmp_path):
+    (tmp_path / "tensorboard").write_text("a file")
+    messages = []
+    log, tensorboard, _ = create_writers(tmp_path, tensorboard=True, info=messages.append)
+    tensorboard.write({"samples": 1})
+    log.close()
+    assert messages == [
+        f"{tmp_path}/tensorboard: File exists; training continues without TensorBoard and still writes metrics.jsonl"
+    ]
 
 
 def test_write_examples_draws_class_names(tmp_path, monkeypatch):

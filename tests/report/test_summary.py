@@ -1,10 +1,17 @@
 """The summary of a run as a dict and as text."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from helpers.report import write_run
 
+from jaxdp.checkpoint.listing import by_metric
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
-from jaxdp.report import as_text, report
+from jaxdp.recipes import load_config
+from jaxdp.report import as_text, report, summarize
 
 
 def test_report_of_an_imagenet_run_compares_it_with_the_mlperf_reference(tmp_path):
@@ -58,6 +65,29 @@ def test_report_of_a_directory_without_a_run_names_the_missing_file(tmp_path, mi
     with pytest.raises(ConfigError) as error:
         report(tmp_path)
     assert (error.value.field, error.value.reason) == ("WORKDIR", f"holds no run: {missing} not found")
+
+
+@pytest.mark.parametrize(
+    ("metric", "evaluations", "best"),
+    [  # (samples, accuracy, loss); the best epoch is that of `--checkpoint best`
+        ("eval_accuracy", [(10, 0.5, 1.0), (20, 0.7, 2.0), (30, 0.6, 3.0)], 2.0),
+        ("eval_accuracy", [(10, 0.7, 1.0), (20, 0.7, 2.0), (30, 0.6, 3.0)], 2.0),  # of equal ones the newer
+        ("eval_accuracy", [(10, 0.7, 1.0), (20, 0.8, 2.0), (20, 0.6, 2.0)], 1.0),  # a repeated evaluation replaces the first
+        ("eval_loss", [(10, 0.5, 1.0), (20, 0.7, 2.0), (30, 0.6, 3.0)], 1.0),
+        ("eval_loss", [(10, 0.5, None), (20, 0.7, 2.0), (30, 0.6, 3.0)], 2.0),
+        ("eval_top5", [(10, 0.5, 1.0)], None),
+    ],
+)
+def test_best_epoch_is_that_of_the_best_checkpoint(metric, evaluations, best):
+    records = [
+        {"samples": samples, "epoch": samples / 10, "eval_accuracy": accuracy, "eval_loss": loss}
+        for samples, accuracy, loss in evaluations
+    ]
+    config = dataclasses.replace(load_config("digits"), stop=Stop(metric=metric))
+    assert summarize(config, records)["best_epoch"] == best
+    saved = {record["samples"]: record for record in records}  # a checkpoint replaces an earlier one of the same samples
+    manifests = [Manifest(Path(), samples, {"evaluation": record}, {}, {}) for samples, record in saved.items()]
+    assert [saved[manifest.samples]["epoch"] for manifest in by_metric(manifests, metric)][:1] == [best] * (best is not None)
 
 
 def test_report_before_the_first_evaluation_has_no_accuracy(tmp_path):

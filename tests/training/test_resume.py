@@ -6,7 +6,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, outcome, train_until
+from helpers.runs import Recorder, outcome, tensorboard_scalars, train_until
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
@@ -14,7 +14,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
-from jaxdp.config import Checkpoint, Data, Mesh, Phase
+from jaxdp.config import Checkpoint, Data, Mesh, Phase, Stop
 from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.loggers.console import Quiet
@@ -58,8 +58,9 @@ def test_resume_starts_at_the_newest_checkpoint_and_reports_it(tiny, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("when", ["compiling", "evaluating", 3, 10, 15])
-def test_resume_after_a_stop_request_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted, when):
+def train_until_stopped(config, workdir, when):
+    """Train, and request a stop after a step or when the screen shows a status. Returns the exception."""
+
     class StopWhen(Quiet):
         def status(self, text):
             if text == when:
@@ -71,11 +72,17 @@ def test_resume_after_a_stop_request_equals_an_uninterrupted_run(tiny, tmp_path,
 
     signals = SignalHandler()
     with pytest.raises(Stopped) as stopped:
-        train(tiny, tmp_path / "run", screen=StopWhen(), signals=signals)
+        train(config, workdir, screen=StopWhen(), signals=signals)
+    return stopped.value
+
+
+@pytest.mark.parametrize("when", ["compiling", "evaluating", 3, 10, 15])
+def test_resume_after_a_stop_request_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted, when):
+    stopped = train_until_stopped(tiny, tmp_path / "run", when)
     if when == "compiling":
-        assert str(stopped.value) == "stopped by SIGTERM before the first step of this session; the same command starts over"
+        assert str(stopped) == "stopped by SIGTERM before the first step of this session; the same command starts over"
     else:
-        assert "the same command continues from it" in str(stopped.value)
+        assert "the same command continues from it" in str(stopped)
         saved = latest_valid(tmp_path / "run/checkpoints")
         assert saved.metadata["progress"]["evaluation_due"] == (when in ("evaluating", 15))
         assert saved.samples == {"evaluating": 56, 3: 32, 10: 80, 15: 160}[when]  # between steps, one is ahead of the log
@@ -214,6 +221,62 @@ def test_train_with_more_epochs_extends_a_finished_run(tiny, tmp_path):
     longer = dataclasses.replace(tiny, epochs=4.0)
     result = train(longer, tmp_path, accept_changes=True)
     assert (result.steps, result.samples) == (18, 208)  # three more of 16, to 4 epochs of 50
+
+
+def finished(config, workdir):
+    train(config, workdir)
+
+
+def stopped_early(config, workdir):
+    """The loss never falls by 9: the second evaluation ends the run."""
+    train(dataclasses.replace(config, stop=Stop(metric="eval_loss", patience=1, min_delta=9.0)), workdir)
+
+
+def stopped_in_evaluation(config, workdir):
+    train_until_stopped(config, workdir, "evaluating")
+
+
+def stopped_before_the_last_evaluation(config, workdir):
+    train_until_stopped(config, workdir, 15)
+
+
+def killed(config, workdir):
+    train_until(config, workdir, step=12)
+
+
+@pytest.mark.parametrize("end", [finished, stopped_early, stopped_in_evaluation, stopped_before_the_last_evaluation, killed])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_continuing_with_changes_keeps_every_line_up_to_the_checkpoint(tiny, tmp_path, end, elsewhere):
+    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
+    end(config, tmp_path / "run")
+    samples = latest_valid(tmp_path / "run/checkpoints").samples
+    before = [line for line in read_log(tmp_path / "run/metrics.jsonl") if line["samples"] <= samples]
+    longer = dataclasses.replace(config, epochs=4.0)
+    if elsewhere:
+        train(longer, tmp_path / "longer", resume=tmp_path / "run", accept_changes=True)
+    else:
+        (tmp_path / "run").rename(tmp_path / "longer")
+        train(longer, tmp_path / "longer", accept_changes=True)
+    log = read_log(tmp_path / "longer/metrics.jsonl")
+    assert log[: len(before)] == before
+    evaluated = [line["samples"] for line in log if "eval_loss" in line]
+    assert evaluated == [56, 112, 160, 208]
+    if not elsewhere:
+        shown = tensorboard_scalars(tmp_path / "longer/tensorboard")
+        assert [*shown["evaluation/loss"]] == evaluated
+        assert [*shown["training/loss"]] == [line["samples"] for line in log if "loss" in line]
+
+
+def test_evaluation_of_a_session_killed_before_its_save_is_kept_and_repeated_once(tiny, tmp_path, uninterrupted):
+    """The checkpoint was saved during the last evaluation, which the next session finished before it was killed."""
+    stopped_before_the_last_evaluation(tiny, tmp_path / "cut")
+    train_until(tiny, tmp_path / "cut", evaluated=160)
+    log = (tmp_path / "cut/metrics.jsonl").read_bytes()
+    assert b"eval_loss" in log.splitlines()[-1]
+    train_until(tiny, tmp_path / "cut", evaluated=160)
+    assert (tmp_path / "cut/metrics.jsonl").read_bytes() == log
+    train(tiny, tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == uninterrupted
 
 
 def test_resume_from_another_run_equals_an_uninterrupted_run(tiny, tmp_path, uninterrupted):

@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, read_records
+from helpers.runs import Recorder, read_records, tensorboard_scalars
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -326,19 +326,9 @@ def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path)
 
 
 def test_tensorboard_events_equal_the_log(tiny, tmp_path):
-    from tensorboardX.proto import event_pb2
-
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
     train(config, tmp_path)
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    # a record of the format is: length (8 bytes), its checksum (4), the event, its checksum (4)
-    data, scalars, offset = file.read_bytes(), {}, 0
-    while offset < len(data):
-        length = int.from_bytes(data[offset : offset + 8], "little")
-        event = event_pb2.Event.FromString(data[offset + 12 : offset + 12 + length])
-        offset += 16 + length
-        for value in event.summary.value:
-            scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    scalars = tensorboard_scalars(tmp_path / "tensorboard")
     logged = {r["samples"]: r["loss"] for r in read_records(tmp_path) if "loss" in r}
     assert scalars["training/loss"] == pytest.approx(logged)
     assert len(scalars["evaluation/accuracy"]) == 3
