@@ -86,7 +86,8 @@ SourceName = Annotated[
     Doc(f"Data set: {', '.join(choices.SOURCES.entries)}, or one of tensorflow-datasets. {choices.SOURCES.help}"),
 ]
 
-ImageSize = Annotated[int, Field(ge=8, le=4096)]
+LARGEST_IMAGE = 4096
+ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
 # Two ways to state the resize for evaluation, with their defaults: either replaces both.

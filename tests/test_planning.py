@@ -1,8 +1,12 @@
 import dataclasses
+import math
 
+import flax.linen as nn
 import pytest
+from flax import nnx
 
-from jaxdp.config import Config, Mesh, Phase, Schedule
+from jaxdp import registry
+from jaxdp.config import Config, Data, Finetune, Mesh, Model, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import make_plan
@@ -143,7 +147,8 @@ def test_the_batch_that_the_error_of_a_small_training_set_suggests_works(phase, 
     with pytest.raises(ConfigError) as error:
         make_plan(config_with(phase), examples=examples, devices=4)
     assert error.value.hint == f"use {' '.join(flags)}"
-    make_plan(apply_flags(config_with(phase), flags), examples=examples, devices=4)
+    config = apply_flags(config_with(phase), [*flags, "--data.image-size", "64"])  # one of 32x32 is too small to normalize
+    make_plan(config, examples=examples, devices=4)
 
 
 @pytest.mark.parametrize("side", ["vertical", "horizontal"])
@@ -151,3 +156,111 @@ def test_make_plan_with_a_mesh_side_longer_than_the_devices_raises(side):
     config = Config(mesh=Mesh(**{side: 16}))
     with pytest.raises(ConfigError, match=rf"mesh.{side}=16: 8 devices available; use at most 8"):
         make_plan(config, examples=4096, devices=8)
+
+
+def small(size, *phases, **fields):
+    """A narrow ResNet-18 for images of one size."""
+    model = Model(**{"depth": 18, "width": 1, "classes": 2} | fields)
+    return dataclasses.replace(config_with(*phases), model=model, data=Data(image_size=size))
+
+
+@pytest.mark.parametrize(
+    ("stem", "depth", "size", "batch"),
+    [
+        ("imagenet", 18, 32, 1),
+        ("imagenet", 18, 33, 1),
+        ("imagenet", 18, 32, 8),
+        ("imagenet", 18, 65, 1),
+        ("imagenet", 50, 32, 1),
+        ("imagenet", 50, 32, 2),
+        ("small", 18, 8, 1),
+        ("small", 18, 9, 2),
+        ("small", 50, 8, 9),
+    ],
+)
+def test_batch_normalization_over_one_value_is_refused_and_up_to_eight_counted(stem, depth, size, batch):
+    """The last map has ceil(size / 32) rows, or ceil(size / 8) with the small stem."""
+    config = small(size, Phase(4 * batch, per_worker_batch=batch), stem=stem, depth=depth)
+    values = batch * math.ceil(size / {"imagenet": 32, "small": 8}[stem]) ** 2
+    if values == 1:
+        with pytest.raises(ConfigError, match="has one value of each channel with images of"):
+            make_plan(config, examples=5000, devices=4)
+    else:
+        (phase,) = make_plan(config, examples=5000, devices=4).phases
+        assert phase.normalized_values == (values if values <= 8 else None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "devices", "hint"),
+    [
+        (Phase(4, per_worker_batch=1), 1, "--batch.0.per-worker-batch 2, or --data.image-size 33"),
+        (Phase(1), 1, "--batch.0.global-batch 2 --batch.0.per-worker-batch 2, or --data.image-size 33"),
+        (
+            Phase(3, image_size=32),
+            3,
+            "--batch.0.global-batch 6 --batch.0.per-worker-batch 2, or --batch.0.image-size 33, or --model.norm synchronized",
+        ),
+    ],
+)
+def test_the_fixes_of_batch_normalization_over_one_value_work_and_are_the_smallest(phase, devices, hint):
+    config = small(32, phase)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, examples=5000, devices=devices)
+    assert str(caught.value) == (
+        "batch.0.per_worker_batch=1: layer4_0/bn1 has one value of each channel with images of 32x32, and batch normalization "
+        f"needs two; use {hint}"
+    )
+    for flags in hint.split(", or "):
+        changed = apply_flags(config, flags.split())
+        assert make_plan(changed, examples=5000, devices=devices).phases[0].normalized_values in (2, 3, 4)
+
+
+def test_batch_normalization_over_one_value_names_every_phase_that_has_it():
+    phases = (Phase(8, 1.0), Phase(1, 2.0), Phase(1, 3.0, image_size=64), Phase(1))
+    with pytest.raises(ConfigError, match=r"^batch.1.per_worker_batch=1: .*; also batch.3.per_worker_batch=1: "):
+        make_plan(small(32, *phases), examples=5000, devices=1)
+
+
+def test_synchronized_batch_normalization_counts_the_values_of_all_devices():
+    config = small(32, Phase(6, per_worker_batch=1), norm="synchronized")
+    assert make_plan(config, examples=5000, devices=6).phases[0].normalized_values == 6
+    with pytest.raises(ConfigError, match="has one value"):
+        make_plan(config, examples=5000, devices=1)
+
+
+def test_frozen_stages_normalize_as_in_evaluation_and_need_no_second_value():
+    config = small(32, Phase(1))
+    frozen = dataclasses.replace(config, finetune=Finetune(weights="any", frozen_stages=5))
+    assert make_plan(frozen, examples=5000, devices=1).phases[0].normalized_values is None
+
+
+class LinenVector(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not train, name="norm")(x.mean((1, 2))))
+
+
+class NnxVector(nnx.Module):
+    def __init__(self, classes, *, rngs):
+        self.norm, self.head = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.norm(x.mean((1, 2))))
+
+
+@pytest.mark.parametrize("module", [LinenVector(), NnxVector])
+def test_flax_modules_that_normalize_single_values_are_refused(module, monkeypatch):
+    """No image size helps: the layer is behind the mean over all positions."""
+    monkeypatch.setitem(registry.own_models, "vector", module)
+    config = small(32, Phase(4), name="vector")
+    with pytest.raises(ConfigError, match=r"=1: norm has one value .*global-batch 8 --batch.0.per-worker-batch 2, or --model"):
+        make_plan(config, examples=5000, devices=4)
+    synchronized = dataclasses.replace(config, model=dataclasses.replace(config.model, norm="synchronized"))
+    assert make_plan(synchronized, examples=5000, devices=4).phases[0].normalized_values == 4
+    assert make_plan(config, examples=5000, devices=2).phases[0].normalized_values == 2
+    assert make_plan(config, examples=5000, devices=1).phases[0].normalized_values == 4
+
+
+def test_a_registered_model_that_cannot_be_traced_is_planned(monkeypatch):
+    monkeypatch.setitem(registry.own_models, "fails", lambda config: nn.Dense(config.no_such_field))
+    assert make_plan(small(32, Phase(4), name="fails"), examples=5000, devices=4).phases[0].normalized_values is None

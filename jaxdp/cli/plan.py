@@ -69,7 +69,7 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
     from jaxdp.plan_summary import as_dict, model_summary, summary_table
-    from jaxdp.training import finetune
+    from jaxdp.training import finetune, health
 
     devices, rate = _number_of_devices(options), options.images_per_second
     if rate is not None and not 0 < rate < float("inf"):
@@ -85,6 +85,9 @@ def run(arguments: list[str], program: str) -> None:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
         parts += [recipe.note] if recipe.note else []
         parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
+    if warning := health.small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
+        document["batch_norm_warning"] = warning
+        parts.append(warning)
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
         document["memory_verdict"] = text
         parts.append(text)

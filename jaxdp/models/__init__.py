@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
+from jaxdp.models.batch_norm import counting_values
 from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel, build_registered
 from jaxdp.models.resnet import BLOCKS, ResNet
@@ -190,6 +191,31 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
         "decayed": count(True),
         "not_decayed": count(False),
     }
+
+
+def count_normalized(
+    config: ModelConfig, image_size: int, *, batch: int, mesh: tuple[int, int] = (1, 1), frozen_stages: int = 0
+) -> dict[str, int]:
+    """The number of values of a channel that each layer of batch normalization averages over in training, by its name.
+
+    batch: images of a worker; mesh: (vertical, horizontal), over whose devices a layer may be synchronized. Layers of
+    registered objects that are no Flax modules are not known. Raises ConfigError if a registered model fails.
+    """
+    model = create(dataclasses.replace(config, convolution="direct"))
+    images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
+    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), images.shape[1:]))
+    frozen, trainable = model.split_frozen(frozen_stages)
+
+    def trace(params: dict, stats: dict, x: jax.Array) -> None:
+        for segment in (*frozen, *trainable):
+            train = segment not in frozen
+            x, _ = model.apply_segment(params, stats, x, segment=segment, train=train, key=jax.random.key(0))
+
+    everywhere = PartitionSpec()
+    mapped = jax.shard_map(trace, mesh=abstract_mesh(*mesh), in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    with counting_values() as counts:
+        jax.eval_shape(mapped, params, stats, images)
+    return counts
 
 
 def count_folded(config: ModelConfig, image_shape: tuple[int, int, int], *, batch: int, frozen_stages: int = 0) -> int:

@@ -1,5 +1,9 @@
 """Batch normalization (Ioffe & Szegedy, arXiv 1502.03167) of a tensor: moments of the batch, output and gradient."""
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import jax
@@ -127,3 +131,37 @@ def sums(*values: jax.Array) -> list[jax.Array]:
 def mean_over(axes: tuple[str, ...], values: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """The mean over mesh axes, marked as varying over them again so that its type is the same as without axes."""
     return lax.pcast(lax.pmean(values, axes), axes, to="varying") if axes else values
+
+
+_counted: ContextVar[dict[str, int] | None] = ContextVar("counted", default=None)
+
+
+@contextmanager
+def counting_values() -> Iterator[dict[str, int]]:
+    """A context in which traces of networks in training count the values of a channel that each layer averages over, by its
+    name."""
+    counts: dict[str, int] = {}
+    token = _counted.set(counts)
+    try:
+        yield counts
+    finally:
+        _counted.reset(token)
+
+
+def is_counting() -> bool:
+    """Whether the context is that of `counting_values`."""
+    return _counted.get() is not None
+
+
+def count_values(
+    layer: str, shape: Sequence[int], *, channels: int | Sequence[int] = -1, axes: str | Sequence[str] | None = None
+) -> None:
+    """Count the values of a channel in a layer's input, for `counting_values`.
+
+    channels: the axis or axes of the channels; axes: mesh axes over which the statistics are synchronized.
+    """
+    if (counts := _counted.get()) is not None:
+        kept = {axis % len(shape) for axis in ([channels] if isinstance(channels, int) else channels)}
+        devices = lax.axis_size(axes) if axes else 1
+        values = devices * math.prod(size for axis, size in enumerate(shape) if axis not in kept)
+        counts[layer] = min(values, counts.get(layer, values))

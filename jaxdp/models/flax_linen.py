@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
+from jaxdp.models.batch_norm import count_values
 from jaxdp.models.stages import (
     Path,
     UnusableModule,
@@ -104,8 +105,8 @@ def batch_statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path])
         if not isinstance(layer, nn.BatchNorm) or context.method_name != "__call__" or layer.scope is None or not layer.path:
             return next_fun(*args, **kwargs)
         normalized.add(layer.path)
-        asked = inspect.signature(layer.__call__).bind(*args, **kwargs).arguments.get("use_running_average")
-        if nn.merge_param("use_running_average", layer.use_running_average, asked) == train:
+        given = inspect.signature(layer.__call__).bind(*args, **kwargs).arguments
+        if nn.merge_param("use_running_average", layer.use_running_average, given.get("use_running_average")) == train:
             raise UnusableModule(
                 f"{'/'.join(layer.path)} has use_running_average={train} in {'training' if train else 'evaluation'}",
                 "give __call__ of the module a parameter train, and the layer use_running_average=not train",
@@ -113,6 +114,7 @@ def batch_statistics_of_one_batch(axes: Any, train: bool, normalized: set[Path])
         if not train:
             return next_fun(*args, **kwargs)
         copy = layer.clone(parent=None, name=None, momentum=0.0, axis_name=axes or layer.axis_name)
+        count_values("/".join(layer.path), next(iter(given.values())).shape, channels=layer.axis, axes=copy.axis_name)
         y, changed = copy.apply(layer.variables, *args, **kwargs, mutable=["batch_stats"])
         for name, value in changed["batch_stats"].items():
             layer.put_variable("batch_stats", name, value)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxdp.models.batch_norm import count_values, is_counting
 from jaxdp.models.stages import (
     Path,
     UnusableModule,
@@ -75,11 +76,13 @@ class NnxNet:
         key = jax.random.key(0) if key is None else key
         module = self._merge(join_stages(params, paths), join_stages(batch_stats, paths), key)
         module.train() if train else module.eval()
-        for _, layer in nnx.iter_modules(module):
+        for name, layer in nnx.iter_modules(module):
             if train and isinstance(layer, nnx.BatchNorm):
                 layer.momentum = 0.0  # the statistics become those of this batch
                 if self.synchronized:
                     layer.axis_name = AXES  # type: ignore[assignment]
+                if is_counting():
+                    layer.promote_dtype = _counting(layer, "/".join(_names(name)))
         called: Any = module.stages()[index] if path else module  # type: ignore[attr-defined]
         arguments: dict[str, Any] = mode_arguments(called.__call__, train)
         if "rngs" in inspect.signature(called.__call__).parameters:
@@ -115,6 +118,17 @@ class NnxNet:
         module = self.build(jax.random.key(CONSTANT_KEY))  # for its constants; XLA drops its other arrays
         nnx.update(module, *parts)
         return module
+
+
+def _counting(layer: nnx.BatchNorm, name: str) -> Callable:
+    """The layer's `promote_dtype`, which receives its input, for `counting_values`."""
+    promote = layer.promote_dtype
+
+    def count(arrays: tuple, **options: Any) -> tuple:
+        count_values(name, arrays[0].shape, channels=layer.axis, axes=layer.axis_name)
+        return promote(arrays, **options)
+
+    return count
 
 
 def _holds_array(module: nnx.Module) -> bool:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
+from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, count_values, moments, moments_in_one_reduction
 from jaxdp.models.blur import BLURRED_POOLS, blur, blurs_input, pool_padding
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
 from jaxdp.models.convolution import convolve, max_pool
@@ -96,6 +96,8 @@ class BatchNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array | Projection) -> Term:
         features = (x.kernel if isinstance(x, Projection) else x).shape[-1:]
+        if self.train:
+            count_values("/".join(self.path), (x.h if isinstance(x, Projection) else x).shape, axes=self.fusion.axes)
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         scale = self.param("scale", zeros if self.zero_scale else ones, features, jnp.float32)
         bias = self.param("bias", zeros, features, jnp.float32)

@@ -9,9 +9,8 @@ from typing import Any
 
 from jaxdp.config import Config, LossScale
 from jaxdp.errors import ConfigError, TrainingError, first_line, plural
-from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.planning import FEW_VALUES, Plan, PlannedPhase
 
-FEW_IMAGES = 8  # in a worker: batch statistics of fewer images are noisy
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
@@ -75,17 +74,18 @@ def chance_level_warning(record: dict[str, Any], chance: float) -> str | None:
 
 
 def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
-    """A warning if the devices divide the batch into workers of few images, over which batch normalization averages."""
-    config = plan.config
-    if not has_batch_norm or config.model.norm != "per_worker":
-        return None
+    """A warning, a line for each phase, of batch normalization over few values, or over workers of few images into which the
+    devices divide the batch; None if there are none."""
+    config, lines = plan.config, []
     for phase in plan.phases:
-        if phase.devices > 1 and phase.per_worker_batch <= FEW_IMAGES and config.batch[phase.index].per_worker_batch is None:
-            return (
+        can_synchronize = config.model.norm == "per_worker" and phase.devices > 1
+        is_divided = can_synchronize and config.batch[phase.index].per_worker_batch is None
+        if phase.normalized_values or (has_batch_norm and is_divided and phase.per_worker_batch <= FEW_VALUES):
+            lines.append(
                 f"batch.{phase.index}: workers of {plural(phase.per_worker_batch, 'image')} each, few for batch normalization; "
-                f"set a larger --batch.{phase.index}.per-worker-batch, or --model.norm synchronized"
+                f"set a larger --batch.{phase.index}.per-worker-batch{', or --model.norm synchronized' * can_synchronize}"
             )
-    return None
+    return "\n".join(lines) or None
 
 
 class LossWatch:

@@ -64,4 +64,13 @@ def test_small_worker_warning_of_eight_images_names_the_flag():
         global_batch=32
     )
     assert warning(global_batch=36) is None
-    assert warning(global_batch=32, per_worker_batch=8) is None
+    assert warning(global_batch=32, per_worker_batch=8, image_size=33) is None
+
+
+@pytest.mark.parametrize("phase", [Phase(2), Phase(8, per_worker_batch=2)])
+def test_small_worker_warning_of_few_values_is_given_on_one_device_and_for_a_batch_that_is_set(phase):
+    config = load_config("digits", ["--model.depth", "18", "--model.stem", "imagenet"])
+    plan = make_plan(dataclasses.replace(config, batch=(phase,)), examples=100, devices=1)
+    assert small_worker_warning(plan, has_batch_norm=True) == (
+        "batch.0: workers of 2 images each, few for batch normalization; set a larger --batch.0.per-worker-batch"
+    )
