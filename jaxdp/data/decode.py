@@ -1,7 +1,7 @@
 """Decodes images and crops them to one size: random crops for training, center crops for evaluation.
 
-The fastest decoder of each format is used: simplejpeg for JPEG, OpenCV for PNG, Pillow for the rest. EXIF orientation is
-ignored, as in the usual ImageNet pipelines.
+simplejpeg decodes JPEG; Pillow decodes other formats, and what simplejpeg does not know. EXIF orientation is ignored, as in the
+usual ImageNet pipelines.
 """
 
 import io
@@ -22,7 +22,8 @@ DRAWS = 3 + 2 * CROP_ATTEMPTS  # random numbers of an image: flip, row, column, 
 BLOCK = 256  # images whose random numbers are drawn together
 MIN_SIDE = 2
 MAX_PIXELS = 2**26  # a small file may claim to be huge
-OPENCV_MAGIC = (b"\x89PNG", b"BM", b"RIFF")
+JPEG_DAMAGE = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")  # libjpeg's warnings about the pixels
+PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 FILTERS: dict[Interpolation, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -58,19 +59,13 @@ class Scratch(threading.local):
 
 
 def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
-    """RGB pixels, uint8 [H, W, 3], of an encoded image: JPEG (gray, CMYK and progressive too), PNG, or a format of Pillow's.
+    """RGB pixels, uint8 [H, W, 3], of an encoded image: JPEG (gray, CMYK and progressive too), or another of PILLOW_FORMATS.
 
     scratch: buffer to decode into, which the next call with it overwrites; None: fresh memory. Raises ImageError for truncated
-    or damaged data, and for images with a side below MIN_SIDE or more than MAX_PIXELS pixels.
+    or damaged data, and, from the header, for images with a side below MIN_SIDE or more than MAX_PIXELS pixels.
     """
-    if data[:2] == b"\xff\xd8":
-        pixels = _decode_jpeg(data, scratch)
-    else:
-        pixels = _decode_opencv(data) if data.startswith(OPENCV_MAGIC) else None
-    if pixels is None:
-        pixels = _decode_pillow(data)
-    _check_size(*pixels.shape[:2])
-    return pixels
+    pixels = _decode_jpeg(data, scratch) if data[:2] == b"\xff\xd8" else None
+    return _decode_pillow(data) if pixels is None else pixels
 
 
 def _check_size(height: int, width: int) -> None:
@@ -81,7 +76,10 @@ def _check_size(height: int, width: int) -> None:
 
 
 def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
-    """None for CMYK. Decoder warnings are errors, because the decoder fills damaged regions with invented pixels."""
+    """None for CMYK, and for sampling factors and other properties that simplejpeg does not know.
+
+    Decoder warnings about the pixels are errors, because the decoder fills damaged regions with invented ones.
+    """
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
         if colors in ("CMYK", "YCCK"):
@@ -90,43 +88,54 @@ def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
         return simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=scratch and scratch.array(height, width))
     except ImageError:
         raise
+    except KeyError:  # simplejpeg has no name for the sampling factors
+        return None
     except ValueError as error:
+        if not str(error).startswith(JPEG_DAMAGE):
+            return None
         raise ImageError(f"damaged or truncated JPEG: {first_line(error)}") from None
 
 
-def _decode_opencv(data: bytes) -> np.ndarray | None:
-    try:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error:
-        return None
-    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+def _pixel_chunks(png: bytes) -> bytes:
+    """A PNG without metadata: Pillow would refuse the image for a long text, and warn of a palette's transparency."""
+    parts, start = [PNG_SIGNATURE], len(PNG_SIGNATURE)
+    while start + 8 <= len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+        if not png[start + 4] & ANCILLARY:
+            parts.append(png[start:end])
+        start = end
+    return b"".join(parts)
 
 
 def _decode_pillow(data: bytes) -> np.ndarray:
+    if data.startswith(PNG_SIGNATURE):
+        data = _pixel_chunks(data)
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            _check_size(image.height, image.width)
             return rgb(image)
     except UnidentifiedImageError:
         raise ImageError("not an image of a known format") from None
     except ImageError:
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's limits are larger
+        raise ImageError(f"more than {MAX_PIXELS:,} pixels") from None
+    except (OSError, ValueError, SyntaxError) as error:
         raise ImageError(first_line(error)) from None
 
 
 def rgb(image: Image.Image) -> np.ndarray:
-    """Pixels, uint8 [H, W, 3], of a Pillow image; of 16-bit pixels the upper eight bits, as OpenCV does for colors.
+    """Pixels, uint8 [H, W, 3], of a Pillow image; of 16-bit pixels the upper eight bits. Transparency is dropped.
 
-    Raises ImageError for 32-bit and floating-point pixels, whose value for white is undefined.
+    Raises ImageError for sizes as `decode`, and for 32-bit and floating-point pixels, whose value for white is undefined.
     """
+    _check_size(image.height, image.width)
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     if image.mode in ("I", "F") and not sixteen:
         kind = {"I": "32-bit integer", "F": "floating-point"}[image.mode]
         raise ImageError(f"{kind} pixels, whose value for white is undefined; convert the image to 8 or 16 bits")
     if sixteen:
         return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[..., None], 3, axis=2)
-    return np.asarray(image.convert("RGB"))
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 @lru_cache(maxsize=64)

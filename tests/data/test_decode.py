@@ -2,11 +2,12 @@
 
 import io
 import struct
+import zlib
 
 import cv2
 import numpy as np
 import pytest
-from helpers.images import encode, noise, smooth_image
+from helpers.images import encode, noise, png_chunk, sampled_jpeg, smooth_image
 from PIL import Image
 
 from jaxdp.config import Augment
@@ -104,6 +105,99 @@ def test_decode_damaged_jpeg_raises_instead_of_filling_in(progressive, damage):
     }[damage]
     with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):
         decode.decode(damaged)
+
+
+CHROMA = ((1, 1), (1, 1))
+LUMA = [(across, down) for across in range(1, 5) for down in range(1, 5)]
+UNEVEN = [((2, 2), (2, 1), (1, 1)), ((2, 2), (1, 2), (2, 1)), ((1, 1), (2, 2), (2, 2)), ((2, 1), (1, 1), (2, 1))]
+
+
+@pytest.mark.parametrize("factors", [*((luma, *CHROMA) for luma in LUMA), *UNEVEN], ids=str)
+def test_decode_jpeg_of_any_sampling_factors_matches_opencv(factors):
+    data = sampled_jpeg(smooth_image(), factors)
+    expected = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[..., ::-1].astype(int)
+    pixels = decode.decode(data)
+    assert np.abs(pixels - expected).max() <= 2
+    assert np.abs(pixels - smooth_image().astype(int)).mean() < 10
+    with pytest.raises(ImageError, match="truncated"):
+        decode.decode(data[: len(data) // 2])
+    with pytest.raises(ImageError, match="truncated"):
+        decode.decode(data[:-2])
+
+
+def test_decode_jpeg_with_harmless_warnings_matches_pillow():
+    """An unknown revision of JFIF and an unknown color transform of Adobe say nothing about the pixels."""
+    data = encode(smooth_image())
+    at = data.index(b"JFIF") + 5
+    adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 9)
+    for changed in (data[:at] + b"\x03" + data[at + 1 :], data[:2] + adobe + data[2:]):
+        pixels, pillow = decode.decode(changed), np.asarray(Image.open(io.BytesIO(changed)).convert("RGB"))
+        assert np.abs(pixels.astype(int) - pillow).max() <= 2
+
+
+def claim(form, width, height, **options) -> bytes:
+    """A small image of a format whose header states another size."""
+    data = bytearray(encode(np.zeros((16, 16, 3), np.uint8), form, **options))
+    if form == "TIFF":
+        tags = struct.unpack_from("<I", data, 4)[0]
+        for entry in range(tags + 2, tags + 2 + 12 * struct.unpack_from("<H", data, tags)[0], 12):
+            tag = struct.unpack_from("<H", data, entry)[0]
+            if tag in (256, 257):
+                struct.pack_into("<HII", data, entry + 2, 4, 1, {256: width, 257: height}[tag])
+        return bytes(data)
+    if form == "PPM":
+        return data.replace(b"16 16", b"%d %d" % (width, height), 1)
+    at, size = {
+        "PNG": (16, struct.pack(">II", width, height)),
+        "JPEG": (data.find(b"\xff\xc0") + 5, struct.pack(">HH", height, width)),
+        "GIF": (6, struct.pack("<HH", width, height)),
+        "BMP": (18, struct.pack("<ii", width, height)),
+        "WEBP": (26, struct.pack("<HH", width, height)),
+    }[form]
+    data[at : at + len(size)] = size
+    if form == "PNG":
+        data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("side", [8_200, 10_000, 16_383])  # below Pillow's warning, between it and Pillow's error, above
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM"])
+def test_decode_refuses_a_huge_image_by_its_header(form, side):
+    with pytest.raises(ImageError, match="more than 67,108,864"):  # decoded, the data would be truncated
+        decode.decode(claim(form, side, side))
+
+
+def test_rgb_refuses_a_huge_image_by_its_header():
+    """Of the user's own data set."""
+    image = Image.open(io.BytesIO(claim("PNG", 8_200, 8_200)))
+    with pytest.raises(ImageError, match="8200x8200 pixels, more than 67,108,864 in total"):
+        decode.rgb(image)
+
+
+def test_decode_png_ignores_metadata(recwarn):
+    """A long compressed text, a damaged profile and a palette's transparency keep no decoder from the pixels."""
+    image = Image.fromarray(smooth_image()).convert("P")
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", transparency=bytes(range(256)))
+    data = buffer.getvalue()
+    text = png_chunk(b"zTXt", b"Raw profile\0\0" + zlib.compress(bytes(2**21)))
+    profile = png_chunk(b"iCCP", b"name\0\0no profile")[:-1] + b"x"
+    pixels = decode.decode(data[:33] + text + profile + data[33:])
+    np.testing.assert_array_equal(pixels, np.asarray(image.convert("RGB")))
+    assert not recwarn
+
+
+@pytest.mark.parametrize("damage", ["truncated", "data", "header", "profile"])
+def test_decode_png_prints_nothing(damage, capfd):
+    data = bytearray(encode(smooth_image(), "PNG"))
+    if damage == "profile":
+        data[33:33] = png_chunk(b"iCCP", b"name\0\0no profile")
+        decode.decode(bytes(data))
+    else:
+        data[{"truncated": 0, "data": len(data) // 2, "header": 30}[damage]] ^= 0xFF * (damage != "truncated")
+        with pytest.raises(ImageError):
+            decode.decode(bytes(data[:-300] if damage == "truncated" else data))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_decode_huge_claimed_size_raises_before_allocating():

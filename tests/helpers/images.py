@@ -1,6 +1,8 @@
 """Test images, their encodings, and small sources of them."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -25,6 +27,33 @@ def encode(pixels, image_format="JPEG", mode="RGB", **options) -> bytes:
     options = ({"quality": 95} if image_format == "JPEG" else {}) | options
     Image.fromarray(pixels).convert(mode).save(file, image_format, **options)
     return file.getvalue()
+
+
+def sampled_jpeg(pixels, factors) -> bytes:
+    """A JPEG with any sampling factors, (horizontal, vertical) of Y, Cb and Cr. Pillow encodes each as a gray image."""
+    height, width = pixels.shape[:2]
+    most = [max(direction) for direction in zip(*factors, strict=True)]
+    tables, scans = b"", b""
+    for number, (plane, (across, down)) in enumerate(
+        zip(Image.fromarray(pixels).convert("YCbCr").split(), factors, strict=True), 1
+    ):
+        size = (-(-width * across // most[0]), -(-height * down // most[1]))
+        gray = encode(np.asarray(plane.resize(size, Image.Resampling.BOX)), mode="L")
+        start = 2
+        while (marker := gray[start + 1]) != 0xDA:  # the scan
+            segment = gray[start : start + 2 + int.from_bytes(gray[start + 2 : start + 4], "big")]
+            tables += segment if marker == 0xDB and number == 1 else b""  # quantization
+            scans += segment if marker == 0xC4 else b""  # Huffman tables
+            start += len(segment)
+        scans += gray[start : start + 4] + b"\x01" + bytes([number]) + gray[start + 6 : -2]
+    frame = struct.pack(">HBHHB", 17, 8, height, width, 3)
+    frame += b"".join(bytes([number, across << 4 | down, 0]) for number, (across, down) in enumerate(factors, 1))
+    jfif = b"\xff\xe0" + struct.pack(">H", 16) + b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
+    return b"\xff\xd8" + jfif + tables + b"\xff\xc0" + frame + scans + b"\xff\xd9"
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def folder_config(directory, **data) -> Config:
