@@ -69,6 +69,7 @@ else:
     )
 
 RESNET = "resnet"  # the built-in model
+MAX_CLASSES = 1_000_000
 TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
 NAME_PATTERN = r"[a-z][a-z0-9_]*"
 RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
@@ -275,7 +276,7 @@ class Model(_Strict):
     """Number of channels of the first ResNet stage (published network: 64)"""
     stem: Literal["imagenet", "small"] = "imagenet"
     """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
-    classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
     """Number of classes (None: that of the data set)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
     """Initial bias of the classifier. class_frequency: -ln(classes), so that a binary loss starts from equally frequent

@@ -47,14 +47,15 @@ class ArraySource:
 
 
 class ArrayItems:
-    """Images and labels of the caller, without a copy. images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers [N].
+    """Images and labels of the caller, without a copy.
 
+    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers or booleans [N].
     classes: the largest label plus one.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
-        self.classes = int(labels.max(initial=-1)) + 1
+        self.classes = int(labels.max()) + 1 if labels.size else 0
 
     @property
     def missing_classes(self) -> list[int]:
@@ -69,7 +70,7 @@ class ArrayItems:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.images[index], self.labels[index].item()
+        return self.images[index], int(self.labels[index])
 
 
 class SyntheticSource:

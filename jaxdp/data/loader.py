@@ -138,7 +138,7 @@ class Loader:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
         number = np.asarray(label)
-        if number.size != 1 or number.dtype.kind not in "iu" or not 0 <= number.item() < self.classes:
+        if number.size != 1 or number.dtype.kind not in "iub" or not 0 <= number.item() < self.classes:
             raise DataError(
                 f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "
                 "fix it or the number of classes"
@@ -147,7 +147,7 @@ class Loader:
             image = bytes(image)
         if isinstance(image, Image.Image):
             image = rgb(image)
-        return image if isinstance(image, bytes) else _check_pixels(image), number.item()
+        return image if isinstance(image, bytes) else _check_pixels(image), int(number.item())
 
     def _name(self, index: int) -> str:
         return self.source.name(index) if hasattr(self.source, "name") else f"{self.kind} {index}"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import Config, at_image_size, crops_while_loading, evaluation_side, phase_image_size
+from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, evaluation_side, phase_image_size
 from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory, remote_folder
 from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop, resize_and_crop
@@ -391,7 +391,7 @@ def _loaded(
 def _stated_classes(source: ItemSource) -> int | None:
     """The number of classes that a source states in its attribute `classes`, a number or a list of names."""
     classes: Any = getattr(source, "classes", None)
-    return classes if isinstance(classes, int) else len(classes) if classes else None
+    return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
 
 
 def _model_classes(config: Config, stated: int | None, *, counted: str | None = None) -> int:
@@ -407,6 +407,9 @@ def _model_classes(config: Config, stated: int | None, *, counted: str | None = 
         raise ConfigError("model.classes", None, reason="the data set does not state its number of classes", hint=hint)
     if count < 2:
         raise ConfigError("model.classes", count, reason=f"data.source={config.data.source!r} has only one class")
+    if count > MAX_CLASSES:
+        hint = "labels are the numbers of the classes, from 0"
+        raise ConfigError("model.classes", count, reason=f"the data set has more than {MAX_CLASSES:,} classes", hint=hint)
     return count
 
 
@@ -450,7 +453,9 @@ def _as_source(item: Any, name: str) -> ItemSource:
             reason=f"{name} images are {images.dtype} of shape {images.shape}",
             hint="give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]",
         )
-    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1]:
+    if labels.shape == (len(images), 1):  # as Keras has them
+        labels = labels[:, 0]
+    if labels.dtype.kind not in "iub" or labels.shape != images.shape[:1]:
         raise ConfigError(
             "datasets",
             reason=f"{name} labels are {labels.dtype} of shape {labels.shape}",

@@ -84,7 +84,7 @@ def test_batch_with_deleted_file_raises_with_its_name(pictures):
         source.batch(np.array([0]), np.array([0]))
 
 
-@pytest.mark.parametrize("label", [-1, 3, 1.5, "1", True, None, [0, 1], np.nan])
+@pytest.mark.parametrize("label", [-1, 3, 1.5, "1", None, [0, 1], np.nan, 2**70, np.uint64(2**63), np.array([True, False])])
 def test_batch_with_invalid_label_raises_with_image_name(label):
     source = Loader(
         [(np.zeros((9, 9, 3), np.uint8), label)],
@@ -96,6 +96,12 @@ def test_batch_with_invalid_label_raises_with_image_name(label):
     )
     with pytest.raises(DataError, match=r"training image 0: the label .* is not an integer from 0 to 2; fix it"):
         source.batch(np.array([0]), np.array([0]))
+
+
+@pytest.mark.parametrize("label", [1, True, np.uint8(1), np.bool_(True), np.array(1, np.int16), np.array([1], np.uint64)])
+def test_batch_accepts_labels_of_all_integer_and_boolean_types(label):
+    source = Loader([(np.zeros((9, 9, 3), np.uint8), label)], transform=center, size=8, classes=3)
+    assert source.batch(np.array([0]), np.array([0]))[1].tolist() == [1]
 
 
 class Raises:

@@ -67,6 +67,34 @@ def test_labels_that_do_not_count_from_0_are_warned_about():
     assert sources.open_datasets(config, [(images, np.array([0, 1, 2]))] * 2).warnings == ()
 
 
+INTEGERS = ["bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_labels_of_all_integer_and_boolean_types_are_accepted(dtype, shape):
+    """Keras has uint8 of shape [N, 1]."""
+    images, labels = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 1, 0], dtype).reshape(shape)
+    opened = sources.open_datasets(Config(data=Data(source="given", image_size=32)), [(images, labels)] * 2)
+    assert (opened.class_count, opened.warnings) == (2, ())
+    assert opened.train.batch(np.arange(4))[1].tolist() == [0, 1, 1, 0]
+    if dtype != "bool":
+        largest = np.iinfo(dtype).max
+        pairs = [(images, np.full(shape=4, fill_value=largest, dtype=dtype))] * 2
+        if largest < 1_000_000:
+            assert sources.open_datasets(Config(data=Data(source="given", image_size=32)), pairs).class_count == largest + 1
+        else:
+            with pytest.raises(
+                ConfigError, match=rf"^model.classes={largest + 1}: the data set has more than 1,000,000 classes; "
+            ):
+                sources.open_datasets(Config(data=Data(source="given", image_size=32)), pairs)
+
+
+def test_a_number_of_classes_may_be_one_of_numpy():
+    source = type("Stated", (list,), {"classes": np.uint8(7)})([(np.zeros((8, 8), np.uint8), 0)] * 2)
+    assert sources.open_datasets(Config(data=Data(source="given", image_size=32)), (source, source)).class_count == 7
+
+
 def test_plan_rejects_a_folder_that_training_would_reject(pictures):
     shutil.rmtree(pictures / "val/eel")
     with pytest.raises(ConfigError, match="'val' has no folder for 1 of 3 training classes, such as 'eel'"):
