@@ -2,6 +2,8 @@
 
 import contextlib
 import math
+import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +22,10 @@ CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a ch
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Directories in `folder` with a checkpoint's name, newest first. Their content is not checked."""
+    """What has a checkpoint's name in `folder`, newest first. Its content is not checked: it may be no directory at all."""
     if not folder.is_dir():
         return []
-    paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
+    paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name)]
     return sorted(paths, key=lambda path: int(path.name), reverse=True)
 
 
@@ -63,6 +65,16 @@ def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:
     """Rename a checkpoint to NAME.SUFFIX (NAME.SUFFIX-2, ...), so that it is no longer used. Returns the new path."""
     names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
-    target = next(name for name in names if not name.exists())
+    target = next(name for name in names if not os.path.lexists(name))
     path.rename(target)
     return target
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with its content, or whatever else has this name: a link, or a pipe, which is not opened. Errors are
+    ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jaxdp.checkpoint.checksums import Parts, describe_arrays, diverged_devices, local_parts, part_checksums
-from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid, quarantine, read_manifests
+from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid, quarantine, read_manifests, remove
 from jaxdp.checkpoint.manifest import (
     CorruptCheckpoint,
     Manifest,
@@ -267,7 +267,7 @@ class CheckpointManager:
         )
         reports = [StateReport(**fields) for fields in group.all_gather_object("ready to save", dataclasses.asdict(report))]
         if reason := rejection_reason(samples, reports, group.hosts):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
             self._rejection = TrainingError(reason)
             return
         error = next((report.error for report in reports if report.error), None)
@@ -321,17 +321,17 @@ class CheckpointManager:
             before_manifest()
             write_manifest(manifest)
             final = self.folder / str(manifest.samples)
-            if final.exists():  # of the same samples, saved before their evaluation
+            if os.path.lexists(final):  # of the same samples, saved before their evaluation
                 replaced = _rename_for_removal(final)
                 path.rename(final)
-                shutil.rmtree(replaced, ignore_errors=True)
+                remove(replaced)
             else:
                 path.rename(final)
         except Exception as error:  # for example a full disk
             return save_error(error)
         with contextlib.suppress(OSError):  # retried after the next save
             for manifest in self.retention.expired(list(read_manifests(self.folder))):
-                shutil.rmtree(_rename_for_removal(manifest.path), ignore_errors=True)
+                remove(_rename_for_removal(manifest.path))
         return None
 
     def _abort(self, path: Path, error: str) -> None:
@@ -342,12 +342,12 @@ class CheckpointManager:
         folder = path / part_folder(self.group.rank, self.group.num_processes)
         with contextlib.suppress(OSError):
             for own in [folder, *folder.parent.glob(f"{folder.name}.*")]:  # with the temporary folders of Orbax
-                shutil.rmtree(own, ignore_errors=True)
+                remove(own)
         self.group.abort(_save_message(path, error))
 
     def _abandon(self, path: Path, error: str) -> None:
         """Remove a failed save that no process writes any more. A single process continues without it; several end."""
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
         message = _save_message(path, error)
         if self.group.num_processes > 1:
             self.group.abort(message)
@@ -362,12 +362,12 @@ class CheckpointManager:
         """
         for path in self.folder.glob(f"{UNFINISHED}*"):
             name = path.name.removeprefix(UNFINISHED)
-            if is_checkpoint_name(name) and not (self.folder / name).exists():
+            if is_checkpoint_name(name) and not os.path.lexists(self.folder / name):
                 with contextlib.suppress(CorruptCheckpoint, UnreadableCheckpoint, OSError):
                     if read_manifest(path).samples == int(name):
                         path.rename(self.folder / name)
         for path in self.folder.glob(f"{UNFINISHED}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 def _save_message(path: Path, error: str) -> str:
@@ -377,6 +377,6 @@ def _save_message(path: Path, error: str) -> str:
 def _rename_for_removal(path: Path) -> Path:
     """Rename a checkpoint, so that `_clean_up` removes it if this process is interrupted before it does."""
     target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
-    shutil.rmtree(target, ignore_errors=True)
+    remove(target)
     path.rename(target)
     return target

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,14 +125,18 @@ def is_checkpoint_name(name: str) -> bool:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint at `path`.
 
-    Raises CorruptCheckpoint if it is missing, damaged or belongs to another checkpoint; UnreadableCheckpoint on other I/O
-    errors.
+    Raises CorruptCheckpoint if it is missing, damaged or belongs to another checkpoint, or if `path` is a link or no directory;
+    UnreadableCheckpoint on other I/O errors.
     """
-    file = path / MANIFEST
+    file = path
     try:
-        text = read_regular(file)
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+        file = path / MANIFEST
+        text = read_regular(file) if is_folder else b""
     except OSError as error:
         raise _read_error(file, error) from None
+    if not is_folder:
+        raise CorruptCheckpoint(f"{path} is corrupt: it is not a directory; links are not followed")
     return parse_manifest(text, path)
 
 
@@ -197,6 +202,9 @@ def verify_files(manifest: Manifest) -> None:
 
     Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (on which Orbax might block).
     """
+    for file in manifest.path.rglob("*"):
+        if file.is_symlink() or not (file.is_file() or file.is_dir()):
+            raise CorruptCheckpoint(f"{file} is corrupt: it is not a regular file; links are not followed")
     for name, expected in manifest.files.items():
         file = manifest.path / name
         try:
@@ -208,6 +216,3 @@ def verify_files(manifest: Manifest) -> None:
         if actual != expected:
             defect = "truncated" if actual[0] < expected[0] else "changed"
             raise CorruptCheckpoint(f"{file} is corrupt: it was {defect} after it was written")
-    for file in (manifest.path / STATE).rglob("*"):
-        if not (file.is_file() or file.is_dir()):
-            raise CorruptCheckpoint(f"{file} is corrupt: it is not a regular file and not in the manifest")

@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any
 
 from jaxdp.cli.options import Switch
+from jaxdp.errors import EXIT_FAILURE
 from jaxdp.flags import parse
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
     """List the checkpoints of a run, oldest first, and verify the checksums of their files.
+
+    The exit code is 1 if a checkpoint is corrupt or cannot be read.
 
     Examples:
       jaxdp checkpoints --workdir runs/digits
@@ -29,14 +33,16 @@ def run(arguments: list[str], program: str) -> None:
     rows = list_checkpoints(options.workdir)
     if options.json:
         print(json.dumps(rows, indent=2))
-        return
-    from jaxdp.loggers.console import Screen
-
-    screen = Screen()
-    if rows:
-        screen.table(_table(rows))
     else:
-        screen.info(f"{options.workdir} contains no checkpoint")
+        from jaxdp.loggers.console import Screen
+
+        screen = Screen()
+        if rows:
+            screen.table(_table(rows))
+        else:
+            screen.info(f"{options.workdir} contains no checkpoint")
+    if any(row["error"] for row in rows):
+        sys.exit(EXIT_FAILURE)
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

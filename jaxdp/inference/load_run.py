@@ -1,5 +1,6 @@
 """Listing, choosing and loading the checkpoints of a run directory."""
 
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -61,7 +62,7 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
             verify_files(manifest)
         except (CorruptCheckpoint, UnreadableCheckpoint) as error:
             row["error"] = str(error)
-            if not path.exists():  # removed meanwhile by a running training process
+            if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
         rows.append(row)
     return rows
@@ -155,7 +156,7 @@ def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
         try:
             manifests.append(read_manifest(path))
         except (CorruptCheckpoint, UnreadableCheckpoint) as error:
-            if path.exists():  # not removed meanwhile by a running training process
+            if os.path.lexists(path):  # not removed meanwhile by a running training process
                 errors[path] = str(error)
     return manifests, errors
 

@@ -3,7 +3,6 @@
 Rank 0 decides what is uploaded, and each process uploads the part of a checkpoint that it has written.
 """
 
-import shutil
 import threading
 import time
 import zlib
@@ -13,9 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.checkpoint.listing import checkpoint_paths, remove
 from jaxdp.checkpoint.manager import UNFINISHED
-from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, state_files
+from jaxdp.checkpoint.manifest import (
+    MANIFEST,
+    CorruptCheckpoint,
+    Manifest,
+    UnreadableCheckpoint,
+    parse_manifest,
+    read_manifest,
+    state_files,
+)
 from jaxdp.checkpoint.orbax_io import part_folder
 from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.checkpoint.retention import Retention
@@ -214,8 +221,8 @@ class Mirror:
     def _local_manifest(self, samples: int) -> Manifest | None:
         path = self.workdir / CHECKPOINTS / str(samples)
         try:
-            return parse_manifest(read_regular(path / MANIFEST), path)
-        except (OSError, CorruptCheckpoint):
+            return read_manifest(path)
+        except (CorruptCheckpoint, UnreadableCheckpoint):
             return None
 
     def _upload_all(self) -> None:
@@ -353,7 +360,7 @@ class MirrorFollower:
         if not self.complete_here:
             for part in (self.workdir / CHECKPOINTS).glob(f"{UNFINISHED}*"):
                 if part.name not in [f"{UNFINISHED}{samples}" for samples in kept]:
-                    shutil.rmtree(part, ignore_errors=True)
+                    remove(part)
 
     def reject(self, *, after: int, reason: str) -> None:
         pass

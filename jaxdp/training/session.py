@@ -343,7 +343,7 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
             "--resume", str(path), reason="not found", hint="use the directory of a run or one of its checkpoints"
         )
     try:
-        manifest = read_manifest(path) if (path / MANIFEST).exists() else None
+        manifest = read_manifest(real_path) if (path / MANIFEST).exists() else None
     except CorruptCheckpoint as error:
         raise ConfigError("--resume", str(path), reason=str(error), hint="use another checkpoint") from None
     manifest = manifest or latest_valid(path / run_dir.CHECKPOINTS)

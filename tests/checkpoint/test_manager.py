@@ -1,7 +1,9 @@
 """Tests of jaxdp.checkpoint.manager."""
 
 import errno
+import os
 import shutil
+import socket
 import threading
 import time
 from contextlib import nullcontext
@@ -76,6 +78,48 @@ def test_restore_removes_an_interrupted_save(tmp_path):
     assert restored_manifest.samples == 10
     np.testing.assert_array_equal(restored["x"], np.arange(3.0))
     assert [path.name for path in tmp_path.iterdir()] == ["10"]
+
+
+def listen(path):
+    with socket.socket(socket.AF_UNIX) as listener:  # the file stays when it is closed
+        listener.bind(os.path.relpath(path))  # a socket's name has at most 108 bytes
+
+
+IRREGULAR = {
+    "pipe": os.mkfifo,
+    "socket": listen,
+    "file": lambda path: path.write_text("not a directory"),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to a checkpoint": lambda path: path.symlink_to(path.parent / "10"),
+}
+
+
+@pytest.mark.parametrize("make", IRREGULAR.values(), ids=IRREGULAR)
+def test_irregular_file_with_the_name_of_a_checkpoint_is_corrupt_and_replaced_by_the_next_save(saved, make):
+    folder, abstract = saved
+    (folder.parent / "config.json").write_text(to_json(Config()))
+    for name in ("20", "30", "saving-30", "saving-30-replaced"):
+        make(folder / name)
+    (row, *irregular) = list_checkpoints(folder.parent)
+    assert (row["samples"], row["error"]) == (10, None)
+    expected = [f"{folder}/{name} is corrupt: it is not a directory; links are not followed" for name in (20, 30)]
+    assert [row["error"] for row in irregular] == expected
+    assert choose_checkpoint(folder.parent).samples == 10
+    messages = []
+    manager = CheckpointManager(folder, Checkpoint(), messages.append)
+    assert manager.restore(lambda samples: abstract)[1].samples == 10
+    assert messages == [
+        f"skipped the checkpoint of samples {name}: {reason}; renamed to {folder}/{name}.corrupt"
+        for name, reason in zip(("30", "20"), reversed(expected), strict=True)
+    ]
+    for name in ("30", "saving-30", "saving-30-replaced"):
+        make(folder / name)
+    manager.save(replicate(make_mesh(1, 1), x=np.ones(3)), 30, metadata(30))
+    manager.wait()
+    assert manager.last_error is None
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "20.corrupt", "30", "30.corrupt"]
+    assert choose_checkpoint(folder.parent).samples == 30
 
 
 def test_restore_quarantines_a_checkpoint_with_another_manifest(saved):

@@ -39,6 +39,16 @@ def test_irregular_or_oversized_file_is_corrupt_and_not_read(saved, kind, name):
         load_state(read_manifest(folder / "10"), abstract)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "state", ""])
+def test_link_to_an_identical_file_or_directory_is_corrupt(saved, tmp_path, name):
+    folder, abstract = saved
+    path = folder / "10" / name
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    with pytest.raises(CorruptCheckpoint, match=f"^{path} is corrupt: .*links are not followed$"):
+        load_state(read_manifest(folder / "10"), abstract)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -17,6 +17,7 @@ from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths, is_valid, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST
+from jaxdp.cli.main import main
 from jaxdp.config import Data, Mesh, Phase, Reduce
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError
@@ -229,6 +230,13 @@ def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_repor
     train(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
     assert any(f"resuming from {before}" in line for line in screen.lines)
     assert [row["error"] is None for row in list_checkpoints(tmp_path / "first")][-2:] == [True, False]
+    main(["checkpoints", "--workdir", str(tmp_path / "second")])
+    for arguments in ([], ["--json"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main(["checkpoints", "--workdir", str(tmp_path / "first"), *arguments])
+        assert exit.value.code == 1
+        assert "corrupt: it was changed after it was written" in " ".join(capsys.readouterr().out.split())
     (newest / MANIFEST).write_text("not a manifest")
     assert evaluate(None, tmp_path / "first")["checkpoint"] == str(before)
     (line,) = capsys.readouterr().err.splitlines()

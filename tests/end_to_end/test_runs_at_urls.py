@@ -409,6 +409,10 @@ def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url,
         data = bytearray(objects[largest])
         data[len(data) // 2] ^= 1
         storage.direct.pipe_file(path, bytes(data))
+    for arguments in ([], ["--json"]):
+        with pytest.raises(SystemExit) as exit:
+            main(["checkpoints", "--workdir", url, *arguments])
+        assert exit.value.code == 1
     screen = Recorder()
     train(on_machine(config, tmp_path / "other"), url, screen=screen)
     skipped = [line for line in screen.lines if line.startswith("skipped")]
