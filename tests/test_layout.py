@@ -115,8 +115,8 @@ def test_every_public_name_is_there():
 def test_no_time_is_taken_from_a_clock_that_can_be_set():
     """Intervals, deadlines and what is newest: of a monotonic clock, or of numbers.
 
-    Not an age or the time of a TensorBoard event that is only shown, and not when obstore asks for credentials again: a read with
-    old ones fails, and is repeated.
+    Not an age or the time of a TensorBoard event that is only shown, and not when obstore asks for credentials again: a read
+    with old ones fails, and is repeated.
     """
     exempt = {PACKAGE / "watch/log_age.py", PACKAGE / "storage/fast_reader.py", PACKAGE / "loggers/tensorboard.py"}
     for path in sorted({*PACKAGE.rglob("*.py")} - exempt):
