@@ -9,15 +9,16 @@ from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
-from jaxdp.files import CHECKPOINTS, CONFIG, LOG
-from jaxdp.storage.location import ObjectNotFoundError, open_location, storage_errors
+from jaxdp.files import CHECKPOINTS, CONFIG
+from jaxdp.storage.location import ObjectNotFoundError, storage_errors
+from jaxdp.storage.patience import open_patiently
 
 
 def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None:
     """A file of the run at a URL, None if it does not exist. Raises ConfigError."""
     with storage_errors(url, field):
         try:
-            return open_location(url, field).read(name)
+            return open_patiently(url, field).read_intact(name)
         except ObjectNotFoundError:
             return None
 
@@ -25,7 +26,7 @@ def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None
 def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field: str) -> bool:
     """Download the files of the run at a URL that exist; returns whether a process has not ended it. Raises ConfigError."""
     with storage_errors(url, field):
-        remote = RemoteRun(open_location(url, field))
+        remote = RemoteRun(open_patiently(url, field))
         lease = remote.newest_lease()
         files = remote.files(lease)
         for name in names:
@@ -37,7 +38,7 @@ def download_run_files(url: str, folder: Path, *, names: tuple[str, ...], field:
 def list_manifests(url: str, field: str = "--workdir") -> tuple[RemoteRun, list[RemoteName], dict[RemoteName, Any]]:
     """(run, complete checkpoints, newest first, and of each its manifest or the error as text). Raises ConfigError."""
     with storage_errors(url, field):
-        remote = RemoteRun(open_location(url, field))
+        remote = RemoteRun(open_patiently(url, field))
         names = remote.checkpoints(remote.newest_lease())
         manifests: dict[RemoteName, Any] = {}
         for name in names:
@@ -71,8 +72,7 @@ def download_checkpoint(
             with storage_errors(url, field):
                 try:
                     manifest = remote.download_checkpoint(name, folder / CHECKPOINTS)
-                    if remote.location.sizes(name.path(LOG)):
-                        remote.location.download(name.path(LOG), folder / LOG)
+                    remote.download_log(name, folder)
                 except CorruptCheckpoint as corrupt:
                     error = str(corrupt)
                     if not named and not remote.location.sizes(name.path(MANIFEST)):  # removed meanwhile: newer ones are there

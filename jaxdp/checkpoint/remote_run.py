@@ -15,11 +15,12 @@ too.
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, parse_manifest, verify_files
-from jaxdp.files import CHECKPOINTS, RESULT
+from jaxdp.files import CHECKPOINTS, LOG, RESULT
 from jaxdp.storage.lease import LeaseRecord, newest_lease
 from jaxdp.storage.location import Location, ObjectNotFoundError
 
@@ -105,7 +106,7 @@ class RemoteRun:
 
     def read_manifest(self, checkpoint: RemoteName) -> Manifest:
         """The manifest of a checkpoint. Raises CorruptCheckpoint."""
-        text = self.location.read(checkpoint.path(MANIFEST))
+        text = self.location.read_intact(checkpoint.path(MANIFEST))
         url = self.url_of(checkpoint)
         try:
             return replace(parse_manifest(text, Path(str(checkpoint.samples))), url=url)
@@ -118,9 +119,12 @@ class RemoteRun:
     def download_checkpoint(self, checkpoint: RemoteName, folder: Path) -> Manifest:
         """Download a checkpoint to `folder`/SAMPLES, which appears when it is complete and matches its manifest.
 
-        Raises CorruptCheckpoint, also if an object is missing, and OSError for errors of the local disk.
+        Raises CorruptCheckpoint if it is corrupt in two downloads or an object is missing, and OSError for errors of the local
+        disk.
         """
         try:
+            with suppress(CorruptCheckpoint):
+                return self._download_checkpoint(checkpoint, folder)
             return self._download_checkpoint(checkpoint, folder)
         except ObjectNotFoundError as error:
             raise CorruptCheckpoint(f"{self.url_of(checkpoint)} is corrupt: {error.filename} is missing") from None
@@ -143,4 +147,9 @@ class RemoteRun:
     def download_file(self, name: str, folder: Path) -> None:
         """Download a file of the run directory."""
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        self.location.download(name, folder / name)
+        (folder / name).write_bytes(self.location.read_intact(name))
+
+    def download_log(self, checkpoint: RemoteName, folder: Path) -> None:
+        """Download the log that was uploaded with a checkpoint, if there is one."""
+        with suppress(ObjectNotFoundError):
+            (folder / LOG).write_bytes(self.location.read_intact(checkpoint.path(LOG)))

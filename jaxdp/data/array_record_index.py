@@ -97,6 +97,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     """(number, position after it) of a protocol buffer's variable-length integer."""
     number = shift = 0
     while True:
+        if at >= len(data):
+            raise UnknownFormatError("its index is damaged")
         byte = data[at]
         number |= (byte & 127) << shift
         at, shift = at + 1, shift + 7

@@ -56,8 +56,13 @@ class Shard:
         return True
 
     def _open_index(self) -> None:
-        if self.ranges is not None:
-            return
+        """Read the index; once more if it is damaged, perhaps in transit."""
+        if self.ranges is None:
+            with suppress(ConfigError):
+                return self._read_index()
+            self._read_index()
+
+    def _read_index(self) -> None:
         size, url = self.info.size, self.remote.url_of(self.name)
         try:
             if size <= BLOCK:
@@ -66,15 +71,18 @@ class Shard:
             postscript = self._bytes(last, last + POSTSCRIPT_BYTES)
             start = footer_start(size, postscript)
             footer = self._bytes(start, last)
-            self.ranges = record_ranges(footer, start)
+            ranges = record_ranges(footer, start)
         except UnknownFormatError as error:
             raise damaged(url, str(error)) from None
-        if len(self.ranges) != self.records:
-            raise damaged(url, f"{len(self.ranges)} records, expected {self.records}")
-        self.memory = os.memfd_create(os.path.basename(self.name), os.MFD_CLOEXEC)
-        os.ftruncate(self.memory, size)
+        if self.memory < 0:
+            self.memory = os.memfd_create(os.path.basename(self.name), os.MFD_CLOEXEC)
+            os.ftruncate(self.memory, size)
         os.pwrite(self.memory, footer + postscript, start)
         self.reader = _reader(f"/proc/self/fd/{self.memory}")
+        for count in (len(ranges), self.reader.num_records()):
+            if count != self.records:
+                raise damaged(url, f"{count} records, expected {self.records}")
+        self.ranges = ranges
 
     def _bytes(self, start: int, end: int) -> bytes:
         return self.remote.ask(lambda location: location.read_range(self.name, start, end))
@@ -99,17 +107,26 @@ class Shard:
         return data
 
     def _read_remote(self, record: int) -> bytes:
+        with suppress(RuntimeError):
+            return self._fetch(record)
+        with self.lock:  # the index or the record was damaged in transit, or is damaged at the URL
+            self.ranges = None
+        try:
+            return self._fetch(record)
+        except RuntimeError as error:
+            raise ImageError(f"cannot read the record ({first_line(error)})") from None
+
+    def _fetch(self, record: int) -> bytes:
+        """A record from the URL. Raises RuntimeError if it is damaged."""
         with self.lock:
             self._open_index()
-        assert self.ranges is not None
-        start, end = self.ranges[record].tolist()
+            assert self.ranges is not None
+            start, end = self.ranges[record].tolist()
         data = self._bytes(start, end)
         with self.lock:
             try:
                 os.pwrite(self.memory, data, start)
                 return self.reader.read([record])[0]
-            except RuntimeError as error:
-                raise ImageError(f"cannot read the record ({first_line(error)})") from None
             finally:
                 _punch_hole(self.memory, start, end)
 

@@ -33,7 +33,7 @@ def check_data(result: ResultBuilder, config: Config) -> None:
             message = f"cannot read the first image of {name}: {error}"
             result.error(message, HINT)
         except StorageError as error:
-            result.error(f"cannot read the first image of {name}: {error.filename}: {error.strerror}", "see docs/data.md")
+            result.error(f"cannot read the first image of {name}: {error}", "see docs/data.md")
     if not splits:
         return
     classes = _class_count(splits[0][1])
@@ -85,6 +85,9 @@ def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
         return list(open_splits(config))
     except ConfigError as error:
         Problem.from_error(error).report(result, default_fix="see docs/data.md for the layout of a data set")
+        return []
+    except StorageError as error:
+        result.error(str(error), "see docs/data.md")
         return []
 
 

@@ -4,26 +4,28 @@ import secrets
 import time
 
 from jaxdp.doctor.check_result import ResultBuilder
-from jaxdp.storage.location import StorageError, open_location
+from jaxdp.storage.location import StorageError
+from jaxdp.storage.patience import open_patiently
 
 SLOW_SECONDS = 1.0  # of a request
 
 
 def check_storage(result: ResultBuilder, url: str) -> None:
     """Objects can be written, read, listed and removed at the URL of a run, and created only once. Raises ConfigError."""
-    location, name, content = open_location(url, "--workdir"), f".doctor-{secrets.token_hex(4)}", b"x" * 1000
+    location, name, content = open_patiently(url, "--workdir"), f".doctor-{secrets.token_hex(4)}", b"x" * 1000
     began = time.monotonic()
     try:
-        created, created_again = location.create(name, content), location.create(name, content)
+        location.create(name, content)
+        created_again = location.create(name, content)
         is_same = location.read(name) == content and name in location.top_sizes()
         location.remove([name])
     except StorageError as error:
         fix = "check the URL, the credentials and their permissions: reading, writing, listing, removing"
-        result.error(f"{error.filename}: {error.strerror}", fix)
+        result.error(str(error), fix)
         return
     seconds = (time.monotonic() - began) / 5
     message = f"{url} can be written and read, {1000 * seconds:.0f} ms a request"
-    if not (created and is_same):
+    if not is_same:
         result.error(f"{url} does not return what was written", "use another URL")
     elif created_again:
         fix = "do not start two runs there at the same moment"

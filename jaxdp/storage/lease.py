@@ -67,7 +67,7 @@ def newest_lease(location: Location) -> LeaseRecord | None:
             return None
         try:
             name = max(names, key=_number)
-            return replace(_parse(location.read(name)), number=_number(name))
+            return replace(_parse(location.read_intact(name)), number=_number(name))
         except ObjectNotFoundError:  # removed by the holder of a newer one
             continue
         except ValueError:  # on a file system, perhaps because it is being written
@@ -149,7 +149,7 @@ class Lease:
                     record = replace(record, adopted=adopt(newest))
                     location.write(record.name, record.to_bytes())
                     location.remove([name for name in _names(location) if _number(name) < record.number])
-                    return cls(location, record, is_exclusive=is_exclusive)
+                    return cls(replace(location, patience=None), record, is_exclusive=is_exclusive)  # renewal repeats itself
                 observed = None
                 continue
             _sleep(min(POLL_SECONDS, newest.seconds / RENEWALS) if newest else POLL_SECONDS, while_waiting)

@@ -1,6 +1,7 @@
 """A folder at a URL: reading, writing, listing and removing objects through fsspec (extra `cloud`)."""
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -8,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, OneLine, first_line
 from jaxdp.files import create_atomically, read_regular, write_atomically
 from jaxdp.storage.fast_reader import FastReader, new_gcs_store, new_s3_store
 from jaxdp.storage.objects import ObjectInfo
@@ -50,18 +52,24 @@ _GCS = Protocol("gcsfs", _gcs_options, {}, new_gcs_store)
 _OTHER = Protocol("", dict, {}, None)
 PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
-CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")  # of botocore: it found none
+READS = 3  # of an object whose content is not what its tag says
+DAMAGED = (json.JSONDecodeError, UnicodeError)  # the answer
+REFUSED = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")  # by botocore
 _file_systems: dict[tuple, Any] = {}
 _fast_readers: dict[tuple[int, str], FastReader] = {}
 _opening = threading.Lock()  # to add one
+Result = TypeVar("Result")
 
 
-class StorageError(OSError):
+class StorageError(OneLine, OSError):
     """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
 
     def __init__(self, reason: str, url: str, *, permanent: bool = False) -> None:
         super().__init__(errno.EIO, reason, url)
         self.permanent = permanent
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 class ObjectNotFoundError(StorageError):
@@ -73,13 +81,17 @@ class ObjectNotFoundError(StorageError):
 
 @contextmanager
 def storage_errors(url: str, field: str) -> Iterator[None]:
-    """Raise a StorageError, or an error of the local disk, as ConfigError that names `field`. url: what the user gave."""
+    """Raise a permanent StorageError, or an error of the local disk, as ConfigError that names `field`.
+
+    Other StorageErrors pass: the same command may succeed later. url: what the user gave.
+    """
     try:
         yield
     except StorageError as error:
-        reason = f"{error.strerror}" if error.filename == url else f"{error.filename}: {error.strerror}"
-        hint = "check the URL, the credentials and their permissions" if error.permanent else ""
-        raise ConfigError(field, url, reason=reason, hint=hint) from None
+        if not error.permanent:
+            raise
+        reason = f"{error.strerror}" if error.filename == url else f"{error}"
+        raise ConfigError(field, url, reason=reason, hint="check the URL, the credentials and their permissions") from None
     except OSError as error:
         reason = f"cannot write the local copy {error.filename}: {error.strerror}"
         hint = "free space there, or set --storage.directory or XDG_CACHE_HOME"
@@ -155,8 +167,8 @@ class Location:
     """A folder at a URL. Names of objects are relative to it.
 
     fs: fsspec's file system; path: of the folder there; url: as the user gave it; reading: see Protocol. reader: tried first
-    for objects that the caller verifies, and for ranges. Every method raises StorageError if a request fails, and
-    ObjectNotFoundError if an object that it reads does not exist.
+    for objects that the caller verifies, and for ranges. patience: repeats requests, see `open_patiently`. Every method raises
+    StorageError if a request fails, and ObjectNotFoundError if an object that it reads does not exist.
     """
 
     fs: Any
@@ -164,6 +176,7 @@ class Location:
     url: str
     reading: dict[str, Any] = field(default_factory=dict)
     reader: FastReader | None = None
+    patience: Callable[[Callable[[], Any]], Any] | None = None
 
     def __str__(self) -> str:
         return self.url
@@ -171,6 +184,17 @@ class Location:
     def read(self, name: str, *, verified: bool = False) -> bytes:
         """The content of an object. verified: the caller verifies it, so that it may be read by obstore, which does not."""
         return self._content(name, self.reader if verified else None, **self.reading)
+
+    def read_intact(self, name: str) -> bytes:
+        """The content of an object, read again if it is not what the object's tag says."""
+        earlier = None
+        for _ in range(READS):
+            data = self.read(name)
+            # The ETag of an object that S3 encrypts with a key of KMS looks like an MD5 digest, but is none.
+            if data == earlier or self.info(name).matches(data):
+                return data
+            earlier = data
+        raise StorageError("the content does not have the size or the checksum of the object", join_url(self.url, name))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes from `start` to before `end` of an object."""
@@ -183,22 +207,24 @@ class Location:
         path, start, end = f"{self.path}/{name}", options.get("start"), options.get("end")
         data = reader.read(path.partition("/")[2], start, end) if reader else None
         if data is None:
-            with self._errors(name):
-                data = self.fs.cat_file(path, **options)
+            data = self._request(name, lambda: self.fs.cat_file(path, **options))
             if reader:
                 reader.count_fallback(start)
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        with self._errors(name, writes=True):
+        def write() -> None:
             if self._is_local:
                 write_atomically(self._local_path(name), data)
             else:
                 self.fs.pipe_file(f"{self.path}/{name}", data)
 
+        self._request(name, write, writes=True)
+
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless it exists, in one atomic request; returns whether it was written."""
-        with self._errors(name, writes=True):
+
+        def create() -> bool:
             try:
                 if self._is_local:
                     create_atomically(self._local_path(name), data)
@@ -208,27 +234,30 @@ class Location:
                 return False
             return True
 
+        return self._request(name, create, writes=True)
+
     def upload(self, file: Path, name: str) -> None:
         """Write an object with the content of a local file. An interrupted upload leaves no object, or the previous one."""
-        with self._errors(name, writes=True):
+
+        def upload() -> None:
             if self._is_local:
                 write_atomically(self._local_path(name), read_regular(file, sys.maxsize))
             else:
                 self.fs.put_file(str(file), f"{self.path}/{name}")
 
+        self._request(name, upload, writes=True)
+
     def download(self, name: str, file: Path) -> None:
         """Write an object to a local file; a download that failed leaves a file that is incomplete."""
-        with self._errors(name):
-            self.fs.get_file(f"{self.path}/{name}", str(file))
+        self._request(name, lambda: self.fs.get_file(f"{self.path}/{name}", str(file)))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Name -> bytes of all objects at any depth below `folder`; empty if there are none."""
         root = f"{self.path}/{folder}" if folder else self.path
-        with self._errors(folder):
-            try:
-                found = self.fs.find(root, detail=True)
-            except FileNotFoundError:
-                return {}
+        try:
+            found = self._request(folder, lambda: self.fs.find(root, detail=True))
+        except ObjectNotFoundError:
+            return {}
         prefix = len(self.path) + 1
         return {path[prefix:]: int(info["size"]) for path, info in found.items() if len(path) > prefix}
 
@@ -240,8 +269,7 @@ class Location:
 
     def info(self, name: str) -> ObjectInfo:
         """Size and tag of an object."""
-        with self._errors(name):
-            return ObjectInfo.from_fsspec(self.fs.info(f"{self.path}/{name}"))
+        return self._request(name, lambda: ObjectInfo.from_fsspec(self.fs.info(f"{self.path}/{name}")))
 
     def list_folder(self, name: str = "") -> tuple[list[str], dict[str, ObjectInfo]]:
         """(names of the folders, name -> information of the objects) directly in a folder, as names relative to that folder.
@@ -249,8 +277,8 @@ class Location:
         Raises ObjectNotFoundError for a folder without objects: object storage has no others.
         """
         root = f"{self.path}/{name}" if name else self.path
-        with self._errors(name):
-            entries = [(entry["name"].rstrip("/")[len(root) + 1 :], entry) for entry in self.fs.ls(root, detail=True)]
+        listed = self._request(name, lambda: self.fs.ls(root, detail=True))
+        entries = [(entry["name"].rstrip("/")[len(root) + 1 :], entry) for entry in listed]
         folders = sorted(child for child, entry in entries if child and entry["type"] == "directory")
         objects = {child: ObjectInfo.from_fsspec(entry) for child, entry in entries if child and entry["type"] != "directory"}
         return folders, objects
@@ -258,8 +286,8 @@ class Location:
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; those that do not exist are skipped."""
         for name in names:
-            with self._errors(name), suppress(FileNotFoundError):
-                self.fs.rm_file(f"{self.path}/{name}")
+            with suppress(ObjectNotFoundError):
+                self._request(name, partial(self.fs.rm_file, f"{self.path}/{name}"))
 
     @property
     def _is_local(self) -> bool:
@@ -273,24 +301,31 @@ class Location:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    @contextmanager
-    def _errors(self, name: str, *, writes: bool = False) -> Iterator[None]:
+    def _request(self, name: str, request: Callable[[], Result], *, writes: bool = False) -> Result:
+        """The result of a request for an object or folder, repeated while it fails if this location has patience."""
         url = join_url(self.url, name) if name else self.url
-        try:
-            yield
-        except FileNotFoundError:
-            raise (ObjectNotFoundError(self.url, "the bucket does not exist") if writes else ObjectNotFoundError(url)) from None
-        except Exception as error:  # its type depends on the package
-            raise StorageError(_reason(error), url, permanent=_is_permanent(error)) from None
+
+        def attempt() -> Result:
+            try:
+                return request()
+            except FileNotFoundError:
+                missing = (self.url, "the bucket does not exist") if writes else (url,)
+                raise ObjectNotFoundError(*missing) from None
+            except Exception as error:  # its type depends on the package
+                raise StorageError(_reason(error), url, permanent=_is_permanent(error)) from None
+
+        return self.patience(attempt) if self.patience else attempt()
 
 
 def _is_permanent(error: Exception) -> bool:
     """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or the words of gcsfs."""
     refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404")
-    unknown = type(error).__name__ in CREDENTIALS
-    return isinstance(error, PERMANENT) or refused or unknown or str(error).startswith("Forbidden")
+    unknown = type(error).__name__ in REFUSED
+    invalid = isinstance(error, ValueError) and not isinstance(error, DAMAGED)  # such as an address or the name of a bucket
+    return isinstance(error, PERMANENT) or refused or unknown or invalid or str(error).startswith("Forbidden")
 
 
 def _reason(error: Exception) -> str:
     """One line on why a request failed."""
-    return (isinstance(error, OSError) and error.strerror) or first_line(error)
+    line = (isinstance(error, OSError) and error.strerror) or first_line(error)
+    return " ".join(str(error).splitlines()[:2]) if line.endswith(":") else line  # botocore's parameter validation

@@ -1,13 +1,16 @@
 """Repeats requests to object storage that fail for a while, with growing pauses."""
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from jaxdp.storage.location import StorageError
+from jaxdp.storage.location import Location, StorageError, open_location
 
+START_SECONDS = 20.0  # how long failing requests are repeated before a run begins, and by commands
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds between two attempts, at random from half of it
 QUIET_SECONDS = 2.0  # failures that last less long are not reported
 Result = TypeVar("Result")
@@ -57,7 +60,7 @@ class Patience:
             report = now - self._failing_since >= QUIET_SECONDS and not self._reported
             self._reported = self._reported or report
         if report:
-            self.notice(f"waiting for object storage: {error.filename}: {error.strerror}; retrying")
+            self.notice(f"waiting for object storage: {error}; retrying")
 
     def _record_success(self) -> None:
         with self._lock:
@@ -65,3 +68,14 @@ class Patience:
             self._failing_since, self._reported = None, False
         if reported and since is not None:
             self.notice(f"object storage answers again, after {time.monotonic() - since:.0f} s")
+
+
+def open_patiently(
+    url: str,
+    field: str,
+    *,
+    notice: Callable[[str], Any] = lambda line: print(line, file=sys.stderr, flush=True),
+    while_waiting: Callable[[], Any] = lambda: None,
+) -> Location:
+    """`open_location`, with requests that are repeated while they fail. notice, while_waiting: see `Patience`."""
+    return replace(open_location(url, field), patience=Patience(START_SECONDS, notice, while_waiting))

@@ -20,6 +20,7 @@ from jaxdp.loggers.events import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
+from jaxdp.storage.patience import open_patiently
 from jaxdp.training import autotune
 from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.run_dir import CLASSES, lock_run_dir
@@ -72,8 +73,8 @@ def open_remote_workdir(
             mirror = MirrorFollower(remote, path, group=group, shares_directory=shares)
         else:
             every = storage.upload_seconds
-            mirror = Mirror(
-                holder.remote,
+            mirror = Mirror(  # which repeats failed uploads itself
+                RemoteRun(open_location(url, FIELD)),
                 path,
                 holder.lease,
                 group=group,
@@ -102,9 +103,9 @@ def _download_checkpoint(url: str, name: str | None, path: Path) -> None:
     if (checkpoint := RemoteName.parse(name or "")) is not None:
         try:
             with storage_errors(url, FIELD):
-                RemoteRun(open_location(url, FIELD)).download_checkpoint(checkpoint, path / CHECKPOINTS)
-        except CorruptCheckpoint as error:
-            raise ConfigError(FIELD, url, reason=str(error)) from None
+                RemoteRun(open_patiently(url, FIELD)).download_checkpoint(checkpoint, path / CHECKPOINTS)
+        except CorruptCheckpoint as error:  # rank 0 has verified it
+            raise TrainingError(str(error)) from None
 
 
 class _Holder:
@@ -119,12 +120,12 @@ class _Holder:
 
     def acquire(self, start_new: bool, stack: ExitStack) -> None:
         """Lock the local copy and acquire the lease. stack: receives the lock."""
-        location = open_location(self.url, FIELD)
+        location = self._open(self.url)
         if location.url.partition(":")[0] in PROTOCOLS and "/" not in location.path:
             raise ConfigError(FIELD, self.url, reason="it names no folder in the bucket", hint=f"use {location.url}/runs/NAME")
         with storage_errors(self.url, FIELD):
             if start_new:
-                location = _next_free(location)
+                location = self._next_free(location)
             self.url, self.remote = location.url, RemoteRun(location)
             self.path = run_copy(self.storage, self.url)
             try:
@@ -156,6 +157,15 @@ class _Holder:
                 f"warning: {self.url} does not support conditional writes, so two runs that start there at the same moment may "
                 "not notice each other"
             )
+
+    def _open(self, url: str) -> Location:
+        return open_patiently(url, FIELD, notice=self.screen.info, while_waiting=self._check_stop)
+
+    def _next_free(self, location: Location) -> Location:
+        """The first of NAME, NAME-2, NAME-3, ... without a run."""
+        urls = itertools.chain([location.url], (f"{location.url}-{number}" for number in itertools.count(2)))
+        locations = map(self._open, urls)
+        return next(place for place in locations if CONFIG not in place.top_sizes() and RemoteRun(place).newest_lease() is None)
 
     def give_back(self) -> None:
         """Release the lease of a run that was not changed."""
@@ -223,17 +233,9 @@ class _Holder:
             self.remote.reject(name, reason)
         if not valid:
             return None
-        if self.remote.location.sizes(valid[0].path(LOG)):
-            self.remote.location.download(valid[0].path(LOG), self.path / LOG)
+        self.remote.download_log(valid[0], self.path)
         self.screen.info(f"downloaded {self.remote.url_of(valid[0])}")
         return valid[0]
-
-
-def _next_free(location: Location) -> Location:
-    """The first of NAME, NAME-2, NAME-3, ... without a run."""
-    urls = itertools.chain([location.url], (f"{location.url}-{number}" for number in itertools.count(2)))
-    locations = (open_location(url, FIELD) for url in urls)
-    return next(place for place in locations if CONFIG not in place.top_sizes() and RemoteRun(place).newest_lease() is None)
 
 
 def _state_folder(path: Path) -> Path:

@@ -20,6 +20,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
 from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.loggers.writers import to_json as record_to_json
+from jaxdp.storage.location import StorageError
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES, LOCK = "classes.json", ".lock"
@@ -157,6 +158,8 @@ def run_config(workdir: PathLike) -> Config:
         if text is None:
             raise _error(workdir, f"it holds no run (no {CONFIG})")
         return from_json(text)
+    except StorageError:
+        raise
     except (ValueError, OSError) as error:
         if isinstance(error, ConfigError) and error.field == FIELD:
             raise
@@ -191,7 +194,7 @@ def class_names(workdir: PathLike, count: int) -> list[str]:
     try:
         text = read_run_text(workdir, CLASSES)
         names = [] if text is None else json.loads(text)
-    except ConfigError:  # of the URL
+    except (ConfigError, StorageError):  # of the URL
         raise
     except (ValueError, OSError):
         names = None

@@ -64,9 +64,9 @@ class RunSetup:
             try:
                 return opened, data_fingerprint(opened)
             except DataError as error:
-                if not isinstance(error.__cause__, StorageError):
+                if not (isinstance(error.__cause__, StorageError) and error.__cause__.permanent):
                     raise
-                hint = "check the credentials and permissions" if error.__cause__.permanent else ""
+                hint = "check the credentials and permissions"
                 raise ConfigError("data.directory", config.data.directory, reason=str(error), hint=hint) from None
 
         opened, fingerprint = run(open_data)

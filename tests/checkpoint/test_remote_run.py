@@ -11,7 +11,7 @@ from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import LeaseRecord
-from jaxdp.storage.location import open_location
+from jaxdp.storage.location import Location, open_location
 
 LEASE = LeaseRecord(number=2, token="t", holder="process 1 on host", seconds=60, adopted=["10.1.1"])
 
@@ -118,6 +118,22 @@ def test_a_changed_object_is_found_and_nothing_is_left_in_place(remote, saved, t
     with pytest.raises(CorruptCheckpoint, match=rf"^{remote.location.url}/checkpoints/10.1.1/state/\S+ is corrupt"):
         remote.download_checkpoint(RemoteName(10, 1, 1), tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints/10").exists()
+
+
+def test_a_byte_that_is_flipped_in_transit_does_not_make_a_checkpoint_corrupt(remote, saved, tmp_path, monkeypatch):
+    put(remote, saved, "10.1.1")
+    download = Location.download
+
+    def flip(self, name, file):
+        download(self, name, file)
+        if name.endswith("manifest.ocdbt"):
+            monkeypatch.setattr(Location, "download", download)
+            file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+
+    monkeypatch.setattr(Location, "download", flip)
+    manifest = remote.download_checkpoint(RemoteName(10, 1, 1), tmp_path / "checkpoints")
+    for file in (file for file in saved.rglob("*") if file.is_file()):
+        assert (manifest.path / file.relative_to(saved)).read_bytes() == file.read_bytes()
 
 
 def test_a_result_counts_if_its_run_has_ended(remote):

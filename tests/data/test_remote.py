@@ -1,6 +1,7 @@
 """Data sets at URLs: the same images in the same order as on a disk, from copies or from the URL. Here of file:// URLs."""
 
 import dataclasses
+import hashlib
 import itertools
 import os
 import shutil
@@ -11,12 +12,13 @@ import pytest
 from helpers.images import folder_config
 from helpers.remote_data import at_url
 
-from jaxdp.config import Config, Data, Model
+from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, remote, sources
 from jaxdp.data.loader import DataError
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
 from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
+from jaxdp.storage.objects import ObjectInfo
 from jaxdp.training.consistency import data_digest
 from jaxdp.training.run_setup import RunSetup
 
@@ -33,6 +35,19 @@ def batches(loader, *, seed=3, epochs=2, size=10):
     rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) * epochs // size * size).reshape(-1, size)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(seed, row.order, len(loader)) for row in rows))
     return [prefetch.load_images(loader, seed, row) for row in rows]
+
+
+def flip_a_byte(monkeypatch):
+    """Changes a byte of the next range that is read."""
+    read_range = Location.read_range
+
+    def flip(self, *arguments):
+        monkeypatch.setattr(Location, "read_range", read_range)
+        data = bytearray(read_range(self, *arguments))
+        data[100] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(Location, "read_range", flip)
 
 
 def assert_equal_batches(one, other):
@@ -225,6 +240,33 @@ def test_a_copy_that_is_completed_during_a_read_is_kept(imagenet, tmp_path, monk
     source[0]
     assert shard.local
     assert list((tmp_path / "cache").rglob("copies/*/*.tag"))
+
+
+@pytest.mark.parametrize("part", ["a record", "the index"])
+def test_a_byte_that_is_flipped_in_transit_is_no_damage(imagenet, tmp_path, monkeypatch, part):
+    pytest.importorskip("zstandard", reason="needs the extra cloud")
+    local = sources.open_split(records_config(imagenet), "train")
+    source = sources.open_split(at_url(records_config(imagenet), f"file://{imagenet}", tmp_path / "cache"), "train")
+    (shard,) = source.records.shards
+    if part == "a record":
+        source.start()
+    flip_a_byte(monkeypatch)
+    assert [source[index] for index in range(len(local))] == [local[index] for index in range(len(local))]
+    assert shard.local is None
+
+
+def test_a_copy_with_a_byte_that_was_flipped_in_transit_is_made_again(imagenet, tmp_path, monkeypatch):
+    (file,) = imagenet.rglob("*-train.array_record-*")
+    data = file.read_bytes()
+    far = remote.Remote(f"file://{file.parent}", Storage(directory=str(tmp_path)))
+    info = ObjectInfo(len(data), f"md5:{hashlib.md5(data).hexdigest()}")
+    monkeypatch.setattr(Location, "info", lambda self, name: info)
+    flip_a_byte(monkeypatch)
+    assert far.download(file.name, info).read_bytes() == data
+    of_kms = info._replace(tag=f"md5:{'0' * 32}")  # looks like an MD5 digest of the content, but is none
+    monkeypatch.setattr(Location, "info", lambda self, name: of_kms)
+    far.cache.discard(file.name)
+    assert far.download(file.name, of_kms).read_bytes() == data
 
 
 @pytest.mark.parametrize("damage", ["truncated", "other"])

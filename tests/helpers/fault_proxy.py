@@ -27,11 +27,12 @@ WRITES = ["PUT", "POST", "PATCH", "DELETE"]
 CHUNK = 1 << 16
 FAULTS = {
     "latency": "waits `seconds` before it passes the request on",
-    "status": "answers `status` (503, 429, 403, ...) and passes nothing on",
+    "status": "answers `status` (503, 429, 403, ...), without a body if it is `empty`, and passes nothing on",
     "cut_upload": "reads `bytes` bytes of the request body, then resets the connection",
     "held_upload": "passes the request on after `seconds`, even if the client has gone by then",
     "lost_response": "passes the request on, then resets the connection instead of answering",
     "cut_download": "sends `bytes` bytes of the response body, then resets the connection",
+    "flipped_byte": "changes byte `bytes` of the response body, or its last one",
 }
 S3_CODES = {401: "InvalidAccessKeyId", 403: "AccessDenied", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}
 
@@ -48,6 +49,7 @@ class Rule:
     seconds: float = 0.0
     status: int = 503
     bytes: int = 1000
+    empty: bool = False
 
     def __post_init__(self):
         assert self.fault in FAULTS, f"{self.fault!r} is none of {', '.join(FAULTS)}"
@@ -230,10 +232,15 @@ class FaultProxy:
             if fault in rules:
                 await asyncio.sleep(rules[fault].seconds)
         if "status" in rules:
-            return self._error(rules["status"].status)
+            start, headers, content = self._error(rules["status"].status)
+            return start, headers, b"" if rules["status"].empty else content
         answer = await pass_on(self.upstream, start, headers, body)
         if self._outage[0] or "lost_response" in rules:
             raise Reset
+        if "flipped_byte" in rules and answer[2]:
+            content = bytearray(answer[2])
+            content[min(rules["flipped_byte"].bytes, len(content) - 1)] ^= 1
+            return *answer[:2], bytes(content)
         return answer
 
     def _error(self, status: int) -> tuple[str, dict, bytes]:

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from helpers.object_storage import NO_AMAZON
 from jaxdp.errors import ConfigError
 from jaxdp.files import is_url
 from jaxdp.storage.location import ObjectNotFoundError, StorageError, join_url, open_location
+from jaxdp.storage.objects import ObjectInfo
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -75,6 +77,51 @@ def test_a_url_that_cannot_be_read_is_refused(url, message):
     assert is_url(url)
     with pytest.raises(ConfigError, match=message):
         open_location(url, "--workdir")
+
+
+@pytest.mark.parametrize(
+    ("tag", "answers", "reads"),
+    [
+        ("md5", [b"damaged", b"content"], 2),
+        ("md5", [b"damaged", b"damages", b"content"], 3),
+        ("kms", [b"content", b"content"], 2),  # the ETag of an object that is encrypted with a key of KMS
+        ("etag", [b"content"], 1),
+    ],
+)
+def test_what_was_damaged_in_transit_is_read_again(tmp_path, monkeypatch, tag, answers, reads):
+    tags = {"md5": f"md5:{hashlib.md5(b'content').hexdigest()}", "kms": f"md5:{'0' * 32}", "etag": "etag:x-2"}
+    location, left = open_location(f"memory://{tmp_path}", "--workdir"), list(answers)
+    monkeypatch.setattr(type(location), "info", lambda self, name: ObjectInfo(7, tags[tag]))
+    monkeypatch.setattr(location.fs, "cat_file", lambda path, **_: left.pop(0))
+    assert location.read_intact("config.json") == b"content"
+    assert len(answers) - len(left) == reads
+
+
+def test_what_is_damaged_in_every_transit_is_not_returned(tmp_path, monkeypatch):
+    location, left = open_location(f"memory://{tmp_path}", "--workdir"), [b"1", b"2", b"3"]
+    monkeypatch.setattr(type(location), "info", lambda self, name: ObjectInfo(7, "etag:x-2"))
+    monkeypatch.setattr(location.fs, "cat_file", lambda path, **_: left.pop(0))
+    with pytest.raises(StorageError, match="does not have the size or the checksum of the object") as error:
+        location.read_intact("config.json")
+    assert not error.value.permanent
+
+
+@pytest.mark.parametrize(
+    ("url", "variables", "message"),
+    [
+        ("s3://bucket/x", {"AWS_ENDPOINT_URL": "garbage"}, "Invalid endpoint: garbage"),
+        ("s3://Bad_Bucket!/x", {}, 'Parameter validation failed: Invalid bucket name "Bad_Bucket!"'),
+        ("s3://bucket/x", {"AWS_DEFAULT_REGION": "us east!"}, "Provided region_name"),
+    ],
+)
+def test_invalid_names_are_no_outage(url, variables, message, monkeypatch):
+    pytest.importorskip("s3fs", reason="needs the extra cloud")
+    settings = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    for name, value in (NO_AMAZON | settings | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StorageError, match=message) as error:
+        open_location(url, "--workdir").read("config.json")
+    assert error.value.permanent
 
 
 @pytest.mark.parametrize("profile", [None, "unknown"])

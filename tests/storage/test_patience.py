@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError
 from jaxdp.storage import patience
-from jaxdp.storage.location import ObjectNotFoundError, StorageError
-from jaxdp.storage.patience import Patience
+from jaxdp.storage.location import ObjectNotFoundError, StorageError, storage_errors
+from jaxdp.storage.patience import Patience, open_patiently
 
 
 @pytest.fixture
@@ -61,3 +62,55 @@ def test_permanent_failures_and_those_that_last_too_long_are_raised(short):
     with pytest.raises(StorageError, match="no answer"):
         Patience(0.1, lambda text: None)(refused)
     assert len(calls) > 3
+
+
+class Failing:
+    """A file system of which every other two requests fail, as with an empty 503."""
+
+    def __init__(self, fs):
+        self.fs, self.failures, self.protocol = fs, 0, fs.protocol
+
+    def __getattr__(self, name):
+        def request(*args, **options):
+            self.failures += 1
+            if self.failures % 3:
+                raise OSError(16, "Service Unavailable")
+            return getattr(self.fs, name)(*args, **options)
+
+        return request
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "expected"),
+    [
+        ("read", ["a"], b"content"),
+        ("read_intact", ["a"], b"content"),
+        ("read_range", ["a", 1, 3], b"on"),
+        ("write", ["b", b"1"], None),
+        ("create", ["b", b"1"], True),
+        ("upload", ["LOCAL", "b"], None),
+        ("download", ["a", "LOCAL"], None),
+        ("sizes", [], {"a": 7}),
+        ("sizes", [".lease"], {}),
+        ("top_sizes", [], {"a": 7}),
+        ("remove", [["a", "missing"]], None),
+    ],
+)
+def test_every_request_of_a_run_is_repeated(short, tmp_path, method, arguments, expected):
+    lines, local = [], tmp_path / "local"
+    local.write_bytes(b"")
+    place = open_patiently(f"memory://{tmp_path}", "--workdir", notice=lines.append)
+    place.write("a", b"content")
+    object.__setattr__(place, "fs", Failing(place.fs))
+    assert getattr(place, method)(*[local if argument == "LOCAL" else argument for argument in arguments]) == expected
+    assert place.fs.failures >= 3
+
+
+@pytest.mark.parametrize(("permanent", "kind", "code"), [(True, ConfigError, EXIT_CONFIG), (False, StorageError, EXIT_FAILURE)])
+def test_only_what_no_repetition_can_change_ends_with_code_2(permanent, kind, code):
+    with (
+        pytest.raises(kind, match=r"s3://bucket/run/config.json: busy") as error,
+        storage_errors("s3://bucket/run", "--workdir"),
+    ):
+        raise StorageError("busy", "s3://bucket/run/config.json", permanent=permanent)
+    assert error.value.exit_code == code
