@@ -11,6 +11,13 @@ from typing import IO
 from jaxdp.errors import ConfigError
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*:/")  # fsspec's too: simplecache::s3://BUCKET
+# (protocol, password before the host; of http also a name alone); no port after a host, no ARN, no address of IPv6
+PASSWORD = re.compile(r"(.*?:/{1,2})(?!/|arn:)([^/@:\[]*:(?!\d{1,5}/).*|(?<=http://)[^/@]*|(?<=https://)[^/@]*)@")
+PASSWORD_HINTS = {
+    "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file with them",
+}
 RUNS, CONFIG = "runs", "config.json"  # the folder of runs by default; the file that every run directory has
 LOG, RESULT, CHECKPOINTS = "metrics.jsonl", "result.json", "checkpoints"  # what it has later
 LARGEST = 2**30  # largest file to read, in bytes: a sparse file may claim any size
@@ -24,9 +31,20 @@ def is_url(path: object) -> bool:
     return URL.match(str(path).lstrip()) is not None
 
 
+def check_no_password(url: object, field: str) -> None:
+    """Raise ConfigError, naming `field`, for a URL with a password or key, which would be stored and shown."""
+    text = str(url).strip()
+    if is_url(text) and (match := PASSWORD.match(text)):
+        name = field.removeprefix("--")
+        hint = PASSWORD_HINTS.get(name if name in PASSWORD_HINTS else text.partition(":")[0], "give the URL without it")
+        shown = f"{match.group(1)}...{text[match.end() - 1 :]}"
+        raise ConfigError(field, shown, reason="must not hold a password or key, which would be stored and shown", hint=hint)
+
+
 def check_local(path: object, field: str) -> None:
     """Raise ConfigError, naming `field`, for a URL, which would otherwise become a local directory such as `gs:`."""
     if is_url(path):
+        check_no_password(path, field)
         raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
 
 

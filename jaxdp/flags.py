@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from jaxdp.errors import ConfigError, nearest, one_of, plural
-from jaxdp.files import RUNS, check_local, is_run
+from jaxdp.files import RUNS, check_local, check_no_password, is_run
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
 from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
 
@@ -99,6 +99,7 @@ class Flag:
 
     def check(self, value: str) -> None:
         """Raise ConfigError for a value of the wrong type. Ranges are checked with the config."""
+        check_no_password(value, self.name)
         if self.name not in TAKE_URLS:
             check_local(value, self.name)  # most flags would create a local directory of that name
         if str in self.types or value in self.choices or (NoneType in self.types and value == "None"):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Iterable
 from functools import cache, partial
@@ -25,7 +26,7 @@ from jaxdp.config import (
     crops_while_loading,
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
-from jaxdp.files import check_local
+from jaxdp.files import check_local, check_no_password
 from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
@@ -329,6 +330,11 @@ def _check_finetune(config: Config) -> None:
                 raise ConfigError(f"finetune.{field}", value, reason="requires finetune.weights", hint=hint)
 
 
+def _check_passwords(config: Config) -> None:
+    for field, value in flatten(dataclasses.asdict(config)).items():
+        check_no_password(value, field)
+
+
 def _check_paths(config: Config) -> None:
     check_local(config.finetune.weights, "finetune.weights")
     check_local(config.compile.cache, "compile.cache")
@@ -380,15 +386,15 @@ def _check_trackers(config: Config) -> None:
     if uri is None:
         return
     if not MLFLOW_URI.fullmatch(uri):
-        hint = "for example http://localhost:5000, of `mlflow server`"
+        hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", uri)
+        if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
+            file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
+            hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
         raise ConfigError("logging.mlflow", uri, reason="must be the URI of an MLflow server", hint=hint)
-    if uri.startswith("http") and "@" in uri:
-        hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-        shown = re.sub(r"//[^/]*@", "//...@", uri)
-        raise ConfigError("logging.mlflow", shown, reason="must not hold a password, which the run would store", hint=hint)
 
 
 CHECKS = (
+    _check_passwords,
     _check_dependent_fields,
     _check_profile,
     _check_trackers,

@@ -13,7 +13,7 @@ from jaxdp.config import Compile, Finetune
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.errors import ConfigError
-from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
+from jaxdp.files import NotRegularError, check_no_password, open_regular, read_regular, write_atomically
 from jaxdp.inference.predict import Images
 from jaxdp.models import weights
 from jaxdp.report import report, write
@@ -166,3 +166,90 @@ def test_write_atomically_replaces_the_content_and_leaves_no_other_file(tmp_path
     write_atomically(tmp_path / "x.json", json.dumps([3]))
     assert json.loads((tmp_path / "x.json").read_text()) == [3]
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://KEY:secret@bucket/x", "s3://...@bucket/x"),
+        ("s3://KEY:12+34/secret@bucket/x", "s3://...@bucket/x"),
+        ("s3://KEY:se/c@secret@bucket/x", "s3://...@bucket/x"),
+        ("s3://:secret@bucket", "s3://...@bucket"),
+        ("s3:/KEY:secret@bucket", "s3:/...@bucket"),
+        (" gs://KEY:secret@bucket/x", "gs://...@bucket/x"),
+        ("http://user:secret@host:9000/x", "http://...@host:9000/x"),
+        ("https://secret@host/x", "https://...@host/x"),
+        ("simplecache::s3://KEY:secret@bucket", "simplecache::s3://...@bucket"),
+        ("postgresql://user:secret@host/db", "postgresql://...@host/db"),
+    ],
+)
+def test_a_url_with_a_password_is_refused_without_showing_it(url, shown):
+    with pytest.raises(ConfigError) as error:
+        check_no_password(url, "--workdir")
+    assert str(error.value).startswith(
+        f"--workdir={shown!r}: must not hold a password or key, which would be stored and shown; "
+    )
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/a:b@c",
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/name/a@b",
+        "http://host:8080/a@b",
+        "http://[::1]:5000/a@b",
+        "abfs://container@account.dfs.core.windows.net/x",
+        "sftp://user@host/x",
+        "file:///a:b@c/d",
+        "sqlite:///a:b@c.db",
+        "runs/a:b@c",
+    ],
+)
+def test_a_url_without_a_password_is_accepted(url):
+    check_no_password(url, "--workdir")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--workdir", "URL"],
+        ["train", "--workdir=URL"],
+        ["train", "--resume", "URL"],
+        ["train", "--data.directory", "URL", "--data.source", "folder"],
+        ["train", "--logging.mlflow", "URL"],
+        ["train", "--storage.directory", "URL"],
+        ["plan", "--data.directory", "URL"],
+        ["evaluate", "--workdir", "URL"],
+        ["evaluate", "--weights", "URL", "--data.source", "digits"],
+        ["predict", "--workdir", "URL", "a.png"],
+        ["predict", "--workdir", "runs/x", "URL"],
+        ["export", "--workdir", "URL", "--output", "x.safetensors"],
+        ["export", "--workdir", "runs/x", "--output", "URL"],
+        ["checkpoints", "--workdir", "URL"],
+        ["import", "URL", "--output", "x.safetensors"],
+        ["report", "URL"],
+        ["watch", "URL"],
+        ["doctor", "--workdir", "URL"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_shows_or_stores_the_password_of_a_url(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit) as stop:
+        main.main([argument.replace("URL", "s3://KEY:secret@bucket/x") for argument in arguments])
+    output = capsys.readouterr()
+    assert stop.value.code == 2
+    assert "must not hold a password or key" in output.err or arguments[:3] == ["predict", "--workdir", "runs/x"]
+    assert "secret@" not in output.err + output.out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", [jaxdp.train, jaxdp.evaluate])
+def test_no_call_shows_or_stores_the_password_of_a_url(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="must not hold a password or key"):
+        call(jaxdp.load_config("digits"), "s3://KEY:secret@bucket/x")
+    assert not [path for path in tmp_path.rglob("*") if "secret" in path.name]

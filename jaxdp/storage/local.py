@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxdp.config import Storage
 from jaxdp.errors import ConfigError
-from jaxdp.files import user_cache
+from jaxdp.files import check_no_password, user_cache
 
 
 def local_directory(storage: Storage) -> Path:
@@ -26,6 +26,7 @@ def temporary_directory(storage: Storage) -> tempfile.TemporaryDirectory:
 
 
 def run_copy(storage: Storage, url: str) -> Path:
-    """The directory of the local copy of a run."""
+    """The directory of the local copy of a run. Raises ConfigError for a URL with a password, which its name would show."""
+    check_no_password(url, "--workdir")
     words = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-80:]
     return local_directory(storage) / "runs" / f"{words}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxdp.errors import ConfigError, OneLine, first_line
-from jaxdp.files import create_atomically, read_regular, write_atomically
+from jaxdp.files import check_no_password, create_atomically, read_regular, write_atomically
 from jaxdp.storage.fast_reader import FastReader, new_gcs_store, new_s3_store
 from jaxdp.storage.objects import ObjectInfo
 
@@ -111,6 +111,7 @@ def open_location(url: str, field: str, *, notice: Callable[[str], Any] | None =
     import fsspec
 
     url = url.strip().rstrip("/")
+    check_no_password(url, field)
     if "://" not in url:
         raise ConfigError(
             field, url, reason="a URL has two slashes after its protocol", hint="use s3://BUCKET/PATH or a local path"
