@@ -27,7 +27,7 @@ class Block(nn.Module):
             x = nn.Conv(self.width, (self.stride, self.stride), self.stride, dtype=self.dtype)(x)
         y = nn.Conv(self.width, (3, 3), feature_group_count=self.width, dtype=self.dtype)(x)
         y = nn.Dense(4 * self.width, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(y))
-        y = nn.Dense(self.width, dtype=self.dtype)(nn.gelu(y))
+        y = nn.Dense(self.width, dtype=self.dtype)(nn.gelu(y, approximate=False))
         y = y * self.param("layer_scale", nn.initializers.constant(0.1), (self.width,)).astype(y.dtype)
         return x + nn.Dropout(0.1, deterministic=not train)(y)
 

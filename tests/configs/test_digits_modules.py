@@ -1,11 +1,14 @@
 """The recipes that train Flax modules on the digits: killed, resumed, exported and predicted from, on the command line."""
 
 import json
+import math
+import runpy
 import signal
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from helpers.processes import CACHE_EVERYTHING
@@ -13,6 +16,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from jaxdp.data.in_memory import digits
+from jaxdp.recipes import find_config
 
 RECIPES = ["digits_convnext", "digits_vit"]
 
@@ -36,6 +40,22 @@ def last_record(run):
     """The last evaluation in the log, without times."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return next({key: record[key] for key in ("samples", "eval_loss")} for record in reversed(records) if "eval_loss" in record)
+
+
+def test_block_of_the_convnext_is_that_of_the_paper():
+    """On one pixel, of which a convolution sees the center: layer norm, perceptron with the erf form of GELU, layer scale."""
+    block = runpy.run_path(str(find_config("digits_convnext")))["Block"](4)
+    x = np.linspace(-2, 2, 12).reshape(3, 1, 1, 4)
+    params = block.init(jax.random.key(0), x, train=False)["params"]
+    params = jax.tree.map(lambda p: np.random.default_rng(p.size).normal(size=p.shape), params)
+    convolution, expand, reduce = params["Conv_0"], params["Dense_0"], params["Dense_1"]
+    y = x * convolution["kernel"][1, 1, 0] + convolution["bias"]
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
+    y = y * params["LayerNorm_0"]["scale"] + params["LayerNorm_0"]["bias"]
+    y = y @ expand["kernel"] + expand["bias"]
+    y = y * (1 + np.vectorize(math.erf)(y / math.sqrt(2))) / 2
+    expected = x + (y @ reduce["kernel"] + reduce["bias"]) * params["layer_scale"]
+    np.testing.assert_allclose(block.apply({"params": params}, x, train=False), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
