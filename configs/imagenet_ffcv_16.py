@@ -22,14 +22,22 @@ Our choices where the source is silent or not followed, and flags for alternativ
     precision      bfloat16 compute; the source has float16 with loss scaling: `--model.dtype float16 --loss-scale.name dynamic`
 """
 
-from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule
 
 
 def config() -> Config:
     return Config(
         name="imagenet_ffcv_16",
         epochs=16.0,
-        data=Data(source="imagenet2012", image_size=192, eval_size=256, eval_crop=0.875, augmentation="random_resized_crop"),
+        data=Data(
+            source="imagenet2012",
+            image_size=192,
+            eval_size=256,
+            eval_crop=0.875,
+            eval_interpolation="area",
+            augmentation="random_resized_crop",
+        ),
+        augment=Augment(crop_interpolation="area"),
         model=Model(depth=50, classes=1000, dtype="bfloat16", blur_pool="convolutions"),
         batch=(
             Phase(global_batch=4096, per_worker_batch=512, until_epoch=12.0, image_size=160),

@@ -14,17 +14,22 @@ Our reading of the source, our choices where it is silent or not followed, and f
     initialization as in Goyal et al.: He by fan-out, zero scale in the last batch normalization of each block.
                    The reference uses He by fan-in and scales of 1; there is no flag for it
     precision      bfloat16 compute, float32 gradients on the wire: `--model.dtype float32`
-    augmentation   random resized crop of 5 to 100 % and flip, as in the reference, without its bounding boxes
+    augmentation   random resized crop of 5 to 100 % and flip, without the reference's bounding boxes. Area and logarithm of the
+                   ratio, 3/4 to 4/3, are uniform; TensorFlow draws the height and the ratio, 0.75 to 1.33, uniformly
+    evaluation     an antialiased filter; the reference resizes without one; there is no flag for it
 """
 
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule
+
+MEAN = (123.68 / 255, 116.78 / 255, 103.94 / 255)
+STD = (1 / 255,) * 3  # the reference does not divide by a standard deviation
 
 
 def config() -> Config:
     return Config(
         name="imagenet_mlperf_3264",
         epochs=37.0,
-        data=Data(source="imagenet2012", image_size=224, augmentation="random_resized_crop"),
+        data=Data(source="imagenet2012", image_size=224, mean=MEAN, std=STD, augmentation="random_resized_crop"),
         augment=Augment(min_area=0.05),
         model=Model(depth=50, classes=1000, dtype="bfloat16"),
         batch=(Phase(global_batch=3264, per_worker_batch=204),),

@@ -16,6 +16,7 @@ Our choices where the source is silent or not followed, and flags for alternativ
     gradients      clipped to norm 1, the default of timm's LAMB: `--optimizer.clip-norm 5`
     epsilon        1e-6 in LAMB, timm's default: `--optimizer.adam-eps 1e-8`
     warm-up        5 epochs from 1e-4; the end of the cosine is 1e-6, both defaults of timm: `--schedule.start 0`
+    end            with the cosine; timm trains 10 more epochs at 1e-6, the default of `--cooldown-epochs` then
     rate           changes every step, and the cosine begins at the end of the warm-up; timm's changes every epoch and counts
                    from epoch 0, so that the rate here is 1.3 % higher halfway
     repetition     3 copies of an image in a batch, and every image in 3 epochs; timm shuffles anew for each epoch, which sees a

@@ -104,10 +104,16 @@ EvalCrop = Annotated[
     Annotated[float, Field(ge=0.1, le=1)] | None,
     Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
 ]
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
-CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random"]
-EvalInterpolation = Annotated[Interpolation, Doc("Filter that resizes evaluated images, antialiased as in Pillow")]
+CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
+EvalInterpolation = Annotated[
+    Interpolation,
+    Doc(
+        "Filter that resizes evaluated images. bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which resizes the "
+        "center crop (FFCV)"
+    ),
+]
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
 Std = Annotated[
     tuple[Annotated[float, Field(ge=1e-3, le=1)], ...],
@@ -236,7 +242,7 @@ class Augment(_Strict):
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
     crop_interpolation: CropInterpolation = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
-    bicubic: antialiased as in Pillow; random: one of these two for each image"""
+    bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
     operations: Annotated[int, Field(ge=1, le=16)] = 2
     """Number of operations on each image, drawn with replacement (rand_augment, rand_augment_increasing)"""
     magnitude: Annotated[float, Field(ge=0, le=30)] | None = None
@@ -721,7 +727,10 @@ def policy_words(config: Config) -> list[str]:
 def evaluation_words(config: Config) -> str:
     """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
     data, size = config.data, config.data.evaluated_size
-    words = [f"evaluated at {size}x{size} from a short side of {evaluation_side(config)}", data.eval_interpolation]
+    start = f"a short side of {evaluation_side(config)}"
+    if data.eval_interpolation == "area":
+        start = f"the central {evaluation_share(config):.4g} of the short side"
+    words = [f"evaluated at {size}x{size} from {start}", data.eval_interpolation]
     for name, values in (("mean", data.mean), ("std", data.std)):
         words += [f"{name} {' '.join(f'{value:g}' for value in values)}"] * bool(values)
     return ", ".join(words)
@@ -736,3 +745,8 @@ def evaluation_side(config: Config) -> int:
         return math.floor(data.evaluated_size / data.eval_crop)
     trained_on_crops = crops_while_loading(config) or data.stored_size not in (None, data.image_size)
     return round(data.evaluated_size * 8 / 7) if trained_on_crops else data.evaluated_size
+
+
+def evaluation_share(config: Config) -> float:
+    """Side of the center crop of evaluated images as a share of the short side, before the resize."""
+    return config.data.eval_crop or config.data.evaluated_size / evaluation_side(config)

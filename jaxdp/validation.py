@@ -24,6 +24,7 @@ from jaxdp.config import (
     Config,
     Finetune,
     crops_while_loading,
+    evaluation_share,
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local, check_no_password
@@ -259,6 +260,9 @@ def _check_evaluation(config: Config) -> None:
     if data.eval_resize is not None and data.eval_crop is not None:
         reason = f"not possible with data.eval_resize ({data.eval_resize}), which states the same"
         raise ConfigError("data.eval_crop", data.eval_crop, reason=reason, hint="omit one of them")
+    if data.eval_interpolation == "area" and data.eval_resize is not None and not 0.1 <= evaluation_share(config) <= 1:
+        reason = f"must be 1 to 10 times the evaluated size ({data.evaluated_size}) with area, which resizes the center crop"
+        raise ConfigError("data.eval_resize", data.eval_resize, reason=reason, hint="use --data.eval-crop 0.875")
     for name, values in (("mean", data.mean), ("std", data.std)):
         if len(values) not in (0, 3):
             hint = f"for example --data.{name} 0.5 0.5 0.5"

@@ -25,10 +25,8 @@ MAX_PIXELS = 2**26  # a small file may claim to be huge
 JPEG_DAMAGE = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")  # libjpeg's warnings about the pixels
 PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-FILTERS: dict[Interpolation, Image.Resampling] = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-}
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+OPENCV_FILTERS = {"unfiltered": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
 
 
@@ -169,16 +167,17 @@ def random_crop_box(height: int, width: int, *, min_area: float, random: list[fl
 def random_resized_crop(image: np.ndarray, out: np.ndarray, *, ranges: Augment, random: list[float]) -> None:
     """Fill `out` (uint8 [S, S, 3]) with a random crop of `image`, resized and flipped with probability 1/2.
 
-    `ranges.crop_interpolation` is the resize: OpenCV's bilinear one, which does not filter, or a filter of Pillow's, of which
-    `random` draws one with the second bit of the number whose first bit flips. random: from `random_numbers`.
+    `ranges.crop_interpolation` is the resize: OpenCV's bilinear one, which does not filter, its mean over areas, or a filter of
+    Pillow's, of which `random` draws one with the second bit of the number whose first bit flips. random: from
+    `random_numbers`.
     """
     top, left, height, width = random_crop_box(*image.shape[:2], min_area=ranges.min_area, random=random)
     crop = image[top : top + height, left : left + width]
     interpolation = ranges.crop_interpolation
     if interpolation == "random":
         interpolation = "bilinear" if 2 * random[0] % 1 < 0.5 else "bicubic"
-    if interpolation == "unfiltered":
-        cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+    if interpolation in OPENCV_FILTERS:
+        cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=OPENCV_FILTERS[interpolation])
     else:
         out[:] = np.asarray(Image.fromarray(crop).resize((out.shape[1], out.shape[0]), FILTERS[interpolation]))
     if ranges.flip and random[0] < 0.5:
@@ -205,6 +204,18 @@ def resize_and_crop(image: np.ndarray, out: np.ndarray, *, short_side: int, inte
     top, left = _first(resized_height, rows), _first(resized_width, columns)
     resized = Image.fromarray(image).resize((resized_width, resized_height), FILTERS[interpolation])
     out[:] = np.asarray(resized.crop((left, top, left + columns, top + rows)))
+
+
+def crop_and_resize(image: np.ndarray, out: np.ndarray, *, share: float) -> None:
+    """Fill `out` (uint8 [S, S, 3]) with the central square of a share of the short side, resized to the mean over areas.
+
+    Row, column and side are rounded down, as in FFCV's CenterCropRGBImageDecoder.
+    """
+    height, width = image.shape[:2]
+    side = max(int(share * min(height, width)), 1)
+    top, left = (height - side) // 2, (width - side) // 2
+    crop = image[top : top + side, left : left + side]
+    cv2.resize(crop, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_AREA)
 
 
 def center_crop(image: np.ndarray, out: np.ndarray, short_side: int) -> None:

@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, evaluation_side, phase_image_size
+from jaxdp.config import (
+    MAX_CLASSES,
+    Config,
+    at_image_size,
+    crops_while_loading,
+    evaluation_share,
+    evaluation_side,
+    phase_image_size,
+)
 from jaxdp.config import Data as DataConfig
 from jaxdp.data import in_memory, remote_folder
-from jaxdp.data.decode import center_crop, random_numbers, random_resized_crop, resize_and_crop
+from jaxdp.data.decode import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
 from jaxdp.data.image_folder import EVALUATION_NAMES, ImageFolder, evaluation_split
 from jaxdp.data.in_memory import ArrayItems, ArraySource, SyntheticSource
 from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
@@ -289,6 +297,9 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
     256/224 of the image size, then the center. Otherwise all of the image in the stored size.
     """
     short, size = evaluation_sides(config)
+    if config.data.eval_interpolation == "area":
+        share = evaluation_share(config)
+        return lambda pixels, out, position: crop_and_resize(pixels, out, share=share), size
     if config.data.sets_evaluation:
         prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_interpolation)
         return lambda pixels, out, position: prepare(pixels, out), size

@@ -197,9 +197,15 @@ def _use(facts: _Facts) -> str:
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (stated.mean, stated.std))
     size, source = stated.eval_size, facts.config.data.source
     synthetic = " The images of this source are synthetic patterns." if source == "synthetic" else ""
+    prepared = (
+        f"resized to a short side of {stated.eval_resize} pixels ({stated.eval_interpolation}), cropped in the center to "
+        f"{size}x{size}"
+    )
+    if stated.eval_crop is not None:
+        share = f"{stated.eval_crop:.4g} of the short side"
+        prepared = f"cropped in the center to a square of {share}, resized to {size}x{size} ({stated.eval_interpolation})"
     return (
-        f"- Input: RGB images, resized to a short side of {stated.eval_resize} pixels ({stated.eval_interpolation}), cropped "
-        f"in the center to {size}x{size}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
+        f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
         f"red, green and blue.\n- Output: a score (logit) for each of {plural(len(facts.classes), 'class')}. Every image is "
         "assigned to one of them, also an image of something else.\n"
         f"- Accuracy was measured on the held-out images of {escape(source)} only.{synthetic} Other data, calibration, "

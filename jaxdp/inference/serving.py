@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp import __version__, models
-from jaxdp.config import RESNET, Config
+from jaxdp.config import RESNET, Config, evaluation_share
 from jaxdp.data.sources import evaluation_sides, pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
@@ -72,13 +72,11 @@ def _preprocessing(config: Config) -> dict[str, dict[str, Any]]:
     """The part of the preprocessing that is left to the client, and the part that the file includes."""
     short_side, side = evaluation_sides(config)
     included = preprocessing.of_run(config, *pixel_stats(config))
+    steps: dict[str, Any] = {"resize_short_side": short_side, "center_crop": side}
+    if config.data.eval_interpolation == "area":
+        steps = {"center_crop_share": evaluation_share(config), "resize": side}
     return {
-        "client_preprocessing": {
-            "color": "RGB",
-            "resize_short_side": short_side,
-            "interpolation": config.data.eval_interpolation,
-            "center_crop": side,
-        },
+        "client_preprocessing": {"color": "RGB", "interpolation": config.data.eval_interpolation} | steps,
         "included_preprocessing": {
             "image_size": config.data.evaluated_size,
             "mean": list(included.mean),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_side, evaluation_words
+from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_share, evaluation_side, evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
@@ -117,11 +117,13 @@ def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
 
 def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
     """That of a run's evaluation. mean, std: of its normalization; see `jaxdp.data.sources.Datasets`."""
+    crops_first = config.data.eval_interpolation == "area"
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
         image_size=config.data.image_size,
         eval_size=config.data.evaluated_size,
-        eval_resize=evaluation_side(config),
+        eval_resize=None if crops_first else evaluation_side(config),
+        eval_crop=evaluation_share(config) if crops_first else None,
         eval_interpolation=config.data.eval_interpolation,
         mean=shares[0],
         std=shares[1],

@@ -5,9 +5,11 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
-from jaxdp.data.sources import training_examples
+from jaxdp.data.augment import normalize
+from jaxdp.data.sources import pixel_stats, training_examples
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan
@@ -191,6 +193,8 @@ def test_mlperf_recipes_have_the_reference_hyperparameters(batch):
         assert {field: getattr(part, field) for field in expected} == expected
     assert (config.model.norm, config.model.norm_momentum) == ("per_worker", 0.9)
     assert config.augment.min_area == 0.05  # imagenet_preprocessing.py: area_range=[0.05, 1.0]
+    prepared = normalize(np.full((1, 2, 2, 3), 100, np.uint8), *pixel_stats(config))  # its means, and no standard deviation
+    np.testing.assert_allclose(prepared[0, 0, 0], (100 - 123.68, 100 - 116.78, 100 - 103.94), rtol=1e-5)
     # Of the two readings of the decay's length, with the warm-up or after it, the one that ends at or just past the mean.
     counted_from = warm_up if decay_steps * batch / IMAGES < mean else 0
     assert (config.epochs - counted_from) * IMAGES / batch == pytest.approx(decay_steps, rel=1e-3)
@@ -244,7 +248,8 @@ TODAY = {
         73.8,
         [(4096, 160), (4096, 192)],
         {
-            "data": {"eval_crop": 0.875, "auto_augment": "none", "mix": "none"},
+            "data": {"eval_crop": 0.875, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
+            "augment": {"crop_interpolation": "area", "min_area": 0.08},
             "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": False, "label_smoothing": 0.1, "loss": "softmax"},
             "schedule": {"name": "polynomial", "power": 1.0, "warmup_epochs": 2.0, "start": pytest.approx(1.7e-4), "end": 0.0},
             "model": {"blur_pool": "convolutions"},
@@ -256,7 +261,8 @@ TODAY = {
         76.19,
         [(2048, size) for size in (88, 104, 120, 136, 152, 168, 176)],
         {
-            "data": {"eval_resize": 232, "auto_augment": "none", "mix": "none"},
+            "data": {"eval_resize": 232, "eval_interpolation": "area", "auto_augment": "none", "mix": "none"},
+            "augment": {"crop_interpolation": "area", "min_area": 0.08},
             "optimizer": {"name": "sgd", "momentum": 0.875, "nesterov": False, "label_smoothing": 0.08, "loss": "binary_sum"},
             "schedule": {"name": "cosine", "warmup_epochs": 8.0, "start": 0.0, "end": 0.0},
             "model": {"blur_pool": "convolutions_and_pool", "classifier_bias": "class_frequency"},
@@ -328,8 +334,6 @@ def test_progressive_sizes_of_mosaic_follow_the_line_of_the_source():
 
 def test_ffcv_grows_where_the_source_rounds_its_ramp():
     """np.interp to the nearest multiple of 32, by whole epochs: configs of 16 and 88 epochs."""
-    import numpy as np
-
     longer = ["--epochs", "88", "--batch.0.until-epoch", "71", "--schedule.warmup-epochs", "2"]
     for flags, ramp in (([], (11, 13)), (longer, (65, 76))):
         plan = plan_of("imagenet_ffcv_16", 8, *flags)

@@ -7,7 +7,7 @@ import zlib
 import cv2
 import numpy as np
 import pytest
-from helpers.images import encode, noise, png_chunk, sampled_jpeg, smooth_image
+from helpers.images import encode, mean_over_areas, noise, png_chunk, sampled_jpeg, smooth_image
 from PIL import Image
 
 from jaxdp.config import Augment
@@ -333,6 +333,18 @@ def test_interpolation_of_random_crops_is_pillows():
         drawn.append((flip, is_cubic))
     counts = [drawn.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))]
     assert min(counts) > 30
+
+
+@pytest.mark.parametrize("pixels", [noise, smooth_image])
+def test_area_interpolation_of_random_crops_is_the_mean_over_areas(pixels):
+    image, ranges, size = pixels(160, 200), Augment(crop_interpolation="area", min_area=0.25), 48
+    for position in range(20):
+        random = decode.random_numbers(5, position)
+        top, left, height, width = decode.random_crop_box(160, 200, min_area=0.25, random=random)
+        out = np.empty((size, size, 3), np.uint8)
+        decode.random_resized_crop(image, out, ranges=ranges, random=random)
+        expected = mean_over_areas(image[top : top + height, left : left + width], size)[:, :: -1 if random[0] < 0.5 else 1]
+        assert np.abs(out - expected).max() <= 0.51, position
 
 
 def test_random_numbers_are_unique_to_seed_and_position():

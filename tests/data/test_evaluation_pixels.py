@@ -7,7 +7,7 @@ import math
 import jax
 import numpy as np
 import pytest
-from helpers.images import encode, folder_config, noise, smooth_image
+from helpers.images import encode, folder_config, mean_over_areas, noise, smooth_image
 from helpers.runs import train_until
 from PIL import Image, ImageOps
 
@@ -90,6 +90,26 @@ def test_pixels_equal_torchvisions_own(interpolation):
             assert np.abs(ours - expected).max() <= 1, (resize, crop, shape)
 
 
+@pytest.mark.parametrize(
+    ("fields", "share"), [({"eval_crop": 0.875}, 0.875), ({"eval_resize": 232}, 224 / 232), ({"eval_crop": 1.0}, 1.0)]
+)
+def test_area_resizes_the_central_square_as_ffcv(fields, share):
+    """Row, column and side rounded down, as CenterCropRGBImageDecoder does; the means over areas in float64."""
+    for shape in [(375, 501), (501, 333), (261, 300), (450, 449)]:
+        image = noise(*shape)
+        side = int(share * min(shape))
+        top, left = ((length - side) // 2 for length in shape)
+        expected = mean_over_areas(image[top : top + side, left : left + side], 224)
+        ours = prepared(encode(image, "PNG"), image_size=160, eval_size=224, eval_interpolation="area", **fields)
+        assert np.abs(ours - expected).max() <= 0.51, shape
+
+
+def test_area_also_enlarges():
+    image = smooth_image(2, 60)
+    ours = prepared(encode(image, "PNG"), image_size=16, eval_crop=0.5, eval_interpolation="area")
+    np.testing.assert_array_equal(ours, np.broadcast_to(image[0, 29], (16, 16, 3)))
+
+
 def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     """Random weights, an image of odd size, mean and standard deviation of the Inception family."""
     fields = {"eval_size": 48, "eval_crop": 0.95, "eval_interpolation": "bicubic", "mean": (0.5,) * 3, "std": (0.5,) * 3}
@@ -161,7 +181,11 @@ def test_image_that_the_resize_would_make_huge_is_unusable():
             r"data.eval_crop=0.9: not possible with data.eval_resize \(256\), which states the same; omit one of them",
         ),
         ({"mean": (0.5,)}, r"data.mean=\(0.5,\): must be three numbers: red, green, blue; for example --data.mean 0.5 0.5 0.5"),
-        ({"source": "imagenet2012", "eval_interpolation": "lanczos"}, r"must be 'bilinear' or 'bicubic'"),
+        ({"source": "imagenet2012", "eval_interpolation": "lanczos"}, r"must be 'bilinear', 'bicubic' or 'area'"),
+        (
+            {"source": "imagenet2012", "image_size": 64, "eval_resize": 40, "eval_interpolation": "area"},
+            r"data.eval_resize=40: must be 1 to 10 times the evaluated size \(64\) with area, which resizes the center crop",
+        ),
     ],
 )
 def test_fields_that_a_source_cannot_use_or_that_contradict_are_refused(fields, message):

@@ -74,3 +74,16 @@ class GraySquares:
     def __getitem__(self, index):
         label = index % 3
         return np.full((20, 24), 80 * label, np.uint8), label
+
+
+def mean_over_areas(image: np.ndarray, size: int) -> np.ndarray:
+    """float64 [size, size, 3]: each is the mean of its rectangle of the image, in which cut pixels count by their share."""
+
+    def shares(pixels: int) -> np.ndarray:
+        edges, places = np.arange(size + 1) * pixels / size, np.arange(pixels)
+        overlap = np.minimum(edges[1:, None], places + 1) - np.maximum(edges[:-1, None], places)
+        return np.maximum(overlap, 0) * size / pixels
+
+    height, width = image.shape[:2]
+    rows = np.tensordot(shares(height), image.astype(np.float64), axes=(1, 0))
+    return np.moveaxis(np.tensordot(rows, shares(width), axes=(1, 1)), 2, 1)

@@ -24,7 +24,7 @@ from jaxdp import registry
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.cli import main
-from jaxdp.config import Model
+from jaxdp.config import Data, Model
 from jaxdp.errors import ConfigError
 from jaxdp.inference import export_onnx, serving
 from jaxdp.inference.export import export
@@ -120,6 +120,12 @@ def test_client_gives_images_as_evaluation_loads_them(tiny_resnet, name):
     assert served.metadata["included_preprocessing"]["image_size"] == data.evaluated_size
     mean = served.metadata["included_preprocessing"]["mean"]
     assert mean == pytest.approx(list(data.mean) or [0.5] * 3)
+
+
+def test_client_of_a_run_that_evaluates_by_area_crops_first(tiny_resnet):
+    data = Data(source="given", image_size=16, eval_size=32, eval_crop=0.875, eval_interpolation="area")
+    steps = serving._preprocessing(dataclasses.replace(tiny_resnet, data=data))["client_preprocessing"]
+    assert steps == {"color": "RGB", "interpolation": "area", "center_crop_share": 0.875, "resize": 32}
 
 
 @pytest.mark.slow

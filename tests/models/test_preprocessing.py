@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Data, Preprocessing
+from jaxdp.config import Config, Data, Preprocessing, evaluation_share
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -105,6 +105,16 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
     assert preprocessing.describe(stated) == words
 
 
+@pytest.mark.parametrize(("fields", "share"), [({"eval_crop": 0.875}, 0.875), ({"eval_resize": 40}, 0.8)])
+def test_preprocessing_by_area_keeps_its_crop(fields, share):
+    config = Config(data=Data(source="given", image_size=32, eval_interpolation="area", **fields))
+    stated = preprocessing.checked(preprocessing.as_dict(preprocessing.of_run(config, 127.5, 51.0)))
+    assert (stated.eval_crop, stated.eval_resize) == (share, None)
+    again = dataclasses.replace(config, data=preprocessing.with_preprocessing(Data(source="given"), stated))
+    assert evaluation_share(again) == share
+    assert preprocessing.describe(stated).startswith(f"evaluated at 32x32 from the central {share} of the short side, area, ")
+
+
 def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}, []):
@@ -116,7 +126,7 @@ def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     ("change", "reason"),
     [
         ({"crop_mode": "squash"}, "crop_mode is 'squash', not 'center'"),
-        ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear' or 'bicubic'"),
+        ({"interpolation": "random"}, "data.eval_interpolation='random': must be 'bilinear', 'bicubic' or 'area'"),
         ({"input_size": [3, 32, 40]}, "input_size is 32x40, not square"),
         ({"input_size": 32}, r"input_size is 32, not \[3, height, width\]"),
         ({"input_size": [1, 32, 32]}, r"input_size is \[1, 32, 32\], not \[3, height, width\]"),
