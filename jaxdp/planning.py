@@ -323,7 +323,7 @@ def _momentum(config: Config, index: int) -> float:
 def _check_rates(plan: Plan) -> None:
     """Raise ConfigError for a learning rate out of range, which factors at many boundaries can cause."""
     schedule, examples = plan.config.schedule, plan.examples
-    changes = {math.ceil(epoch * examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
+    changes = {schedules.samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
     within = {samples for samples in changes if samples < plan.total_samples}
     for samples in sorted(within | {phase.first_sample for phase in plan.phases} | {plan.phases[-1].end - 1}):
         try:
