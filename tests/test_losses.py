@@ -43,7 +43,7 @@ def test_cross_entropy_of_bfloat16_logits_is_float32():
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_binary_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed, smoothing, threshold):
+def test_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed, smoothing, threshold):
     random = np.random.default_rng(0)
     logits, labels, others = random.normal(size=(32, 11)) * 5, *random.integers(0, 11, (2, 32))
     share = random.uniform(size=32)
@@ -51,16 +51,21 @@ def test_binary_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed,
     if mixed:
         target = share[:, None] * target + (1 - share[:, None]) * np.eye(11)[others]
     target = (1 - smoothing) * target + smoothing / 11
-    if threshold is not None:
+    mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32)) if mixed else None
+
+    def found(name):
+        optimizer = Optimizer(loss=name, label_smoothing=smoothing, target_threshold=threshold)
+        return LOSS_FUNCTIONS[name](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+
+    if threshold is None:
+        log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        np.testing.assert_allclose(found("softmax"), -(target * log_softmax).sum(1), rtol=1e-5, atol=1e-6)
+    else:
         target = (target > threshold).astype(float)
     probability = 1 / (1 + np.exp(-logits))
     expected = -(target * np.log(probability) + (1 - target) * np.log1p(-probability)).mean(1)
-    optimizer = Optimizer(loss="binary", label_smoothing=smoothing, target_threshold=threshold)
-    mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32)) if mixed else None
-    found = LOSS_FUNCTIONS["binary"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    found = LOSS_FUNCTIONS["binary_sum"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
-    np.testing.assert_allclose(found, 11 * expected, rtol=1e-5)
+    np.testing.assert_allclose(found("binary"), expected, rtol=1e-5)
+    np.testing.assert_allclose(found("binary_sum"), 11 * expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", list(LOSSES))

@@ -1,12 +1,13 @@
 import dataclasses
 import math
+from fractions import Fraction
 
 import flax.linen as nn
 import pytest
 from flax import nnx
 
 from jaxdp import registry
-from jaxdp.config import Config, Data, Finetune, Mesh, Model, Phase, Schedule
+from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import make_plan
@@ -108,6 +109,28 @@ def test_make_plan_names_every_phase_that_does_not_fit():
 def test_make_plan_with_an_odd_batch_on_two_processes_names_the_processes_only():
     with pytest.raises(ConfigError, match=r"among 2 processes; use the nearest possible batch 62$"):
         make_plan(config_with(Phase(63)), examples=5000, devices=8, hosts=2)
+
+
+def test_every_process_has_the_same_number_of_a_phases_devices():
+    """Two hosts with four processes each, as Slurm starts one for each GPU: hosts are rows, processes have devices."""
+    plan = make_plan(config_with(Phase(24, 5.0), Phase(64)), examples=1000, devices=16, hosts=2, processes=8)
+    assert [(phase.shape, phase.devices, phase.local_devices) for phase in plan.phases] == [((2, 4), 8, 1), ((2, 8), 16, 2)]
+
+
+@pytest.mark.parametrize("batches", [(100, 50), (50, 100), (96, 36)])
+@pytest.mark.parametrize("every", [None, 0.3, 1.0, 1.1, 2.5])
+def test_evaluations_before_the_end_and_remaining_steps_are_those_of_a_walk(batches, every):
+    """The first batch until epoch 1.1 of 2.5, then a larger or a smaller one."""
+    config = dataclasses.replace(config_with(Phase(batches[0], 1.1), Phase(batches[1]), epochs=2.5), mesh=Mesh())
+    plan = make_plan(dataclasses.replace(config, evaluation=Evaluation(every_epochs=every)), examples=1000, devices=1)
+    ends, seen = [], 0
+    while seen < 2500:
+        seen += batches[0] if seen < 1100 else batches[1]
+        ends.append(seen)
+    times = [Fraction(str(every)) * 1000 * n for n in range(1, 20)] if every else []
+    due = {next(end for end in ends if end >= time) for time in times if time <= seen}
+    assert plan.evaluations_before_end == len(due - {seen})
+    assert [plan.steps_after(end) for end in [0, *ends]] == list(range(len(ends), -1, -1))
 
 
 def test_make_mesh_has_the_papers_axes_and_rows_of_consecutive_devices():

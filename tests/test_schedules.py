@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -55,25 +56,45 @@ def test_rates_are_computed_in_float64():
     assert isinstance(schedules.polynomial(schedule, Position(3, 90)), float)
 
 
+def exact(epoch):
+    """The decimal that is written for an epoch, as a fraction."""
+    numerator, denominator = Decimal(str(epoch)).as_integer_ratio()
+    return Fraction(numerator, denominator)
+
+
+@pytest.mark.parametrize("batches", [(96, 4096, 1000), (4096, 1000, 96), (1000, 96, 8)])
 @pytest.mark.parametrize("examples", [1437, 1_281_167, 100])
 @pytest.mark.parametrize("borders", [(1.5, 4.0), (0.1, 0.2, 3.0), (0.3,)])
-def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders):
+def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batches):
     """The reference walks: a phase begins at the first step whose samples seen reach the end of the one before."""
-    batches = (96, 4096, 1000)[: len(borders)]
-    phases = tuple(Phase(b, until_epoch=e) for b, e in zip(batches, borders, strict=True))
+    phases = tuple(Phase(b, until_epoch=e) for b, e in zip(batches, borders, strict=False))
     seen, expected = 0, []
     for phase in phases:
         first, steps = seen, 0
-        while Fraction(seen) < Fraction(str(phase.until_epoch)) * examples:
+        while Fraction(seen) < exact(phase.until_epoch) * examples:
             seen, steps = seen + phase.global_batch, steps + 1
         expected.append((first, steps))
     assert schedules.phase_steps(phases, borders[-1], examples) == expected
 
 
-def test_samples_until_a_decimal_epoch_uses_the_decimal_without_rounding():
-    assert schedules.samples_until(0.1, 1000) == 100  # 0.1 in binary times 1000 is above 100
-    assert schedules.samples_until(0.3, 10) == 3
-    assert schedules.samples_until(1.0001, 10) == math.ceil(10.001)
+# The products in float64 are 55000.00000000001, 7.000000000000001, 28.999999999999996 and 434.99999999999994.
+@pytest.mark.parametrize(
+    ("epoch", "examples", "samples"),
+    [(1.1, 50_000, 55_000), (0.07, 100, 7), (0.29, 100, 29), (4.35, 100, 435), (1.0001, 10, 11)],
+)
+def test_an_epoch_counts_as_the_decimal_that_is_written(epoch, examples, samples):
+    assert schedules.samples_until(epoch, examples) == samples == math.ceil(exact(epoch) * examples)
+    steps = [(n - 1, n) for n in (samples - 1, samples, samples + 1)]
+    reached = [schedules.interval_elapsed(epoch, unit=examples, before=before, after=after) for before, after in steps]
+    assert reached == [False, True, False]
+
+
+def test_an_interval_is_reached_once_for_each_multiple_in_a_step():
+    def due(every, before, after):
+        return schedules.interval_elapsed(every, unit=50, before=before, after=after)
+
+    assert [n for n in range(1, 200) if due(0.7, n - 1, n)] == [35, 70, 105, 140, 175]
+    assert (due(0.7, 0, 34), due(0.7, 34, 150), due(0.7, 35, 69), due(None, 0, 500)) == (False, True, False, False)
 
 
 def test_polynomial_rate_does_not_depend_on_the_batch():
@@ -106,6 +127,7 @@ def test_sony_a_has_the_papers_values(epoch, value):
 
 
 MOMENTA = {
+    16384: (0.8, 0.95),
     32768: (0.9, 0.9),
     34816: (0.905882, 0.893750),
     55296: (0.940741, 0.831250),
