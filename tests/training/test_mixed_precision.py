@@ -22,10 +22,9 @@ from helpers.step import (
 )
 
 from jaxdp import TrainingError, models, train
-from jaxdp.config import LossScale, Model, Optimizer
+from jaxdp.config import Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
-from jaxdp.optim import loss_scale
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState, create_state
 from jaxdp.validation import from_json, to_json
@@ -119,22 +118,20 @@ def test_non_finite_gradient_skips_the_step_and_halves_the_scale():
     assert np.isfinite(metrics["gradient_norm"])
 
 
-def scales(config, outcomes):
-    state, seen = loss_scale.create(config), []
-    for finite in outcomes:
-        state = loss_scale.update(config, state, jnp.asarray(finite))
-        seen.append(float(state.scale))
-    return seen, state
+def test_loss_that_overflows_skips_the_step_although_its_gradient_is_finite():
+    """Biases of opposite sign near the largest number: their difference is infinite, and softmax is 0 and 1."""
+    config = with_parts(linear_config(), guard={"non_finite": "skip"})
 
+    def overflowing(state):
+        bias = jnp.full(7, -2e38).at[0].set(2e38)
+        return state._replace(params={"net": state.params["net"] | {"bias": bias}})
 
-def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds():
-    config = LossScale("dynamic", initial=4.0, growth_steps=2, minimum=2.0, maximum=8.0)
-    seen, state = scales(config, [True, True, True, True, True, True, False, False, False, True, False, True, True])
-    assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
-    assert (int(state.skipped), int(state.consecutive_skips)) == (4, 0)
-    seen, state = scales(LossScale("static", initial=4.0), [True, False, False])
-    assert seen == [4, 4, 4]
-    assert int(state.consecutive_skips) == 2
+    before, after, metrics = run(config, change=overflowing)
+    assert np.isinf(metrics["loss"])
+    assert np.isfinite(metrics["gradient_norm"])
+    assert (metrics["skipped_steps"], metrics["skipped_in_a_row"]) == (1, 1)
+    for name in ("params", "batch_stats", "opt_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
 
 
 def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path):
