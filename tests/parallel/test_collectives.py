@@ -376,3 +376,17 @@ assert jax.device_count() == 5
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_sent_bytes_of_every_operation_are_those_of_its_cheapest_algorithm():
+    """Of 1,000 bytes that each of five devices holds, as rings and direct exchanges send them; nothing to itself."""
+    expected = {
+        "all-reduce": 1600,
+        "reduce-scatter": 800,
+        "all-to-all": 800,
+        "all-gather": 4000,
+        "collective-permute": 1000,
+    }
+    assert set(expected) == set(collectives.OPERATIONS.values())
+    for operation, sent in expected.items():
+        assert collectives.Collective(operation, AXES, 5, "float32", 1000, 3).sent_bytes == pytest.approx(3 * sent), operation

@@ -1,13 +1,15 @@
 """Shards of tensors along the rows of the mesh."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxdp.parallel import allreduce
-from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.parallel import allreduce, collectives
+from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows, to_parts
 
 TENSORS = [(), (1,), (5,), (8,), (0,), (2, 3), (3, 3, 4, 5), (4, 2, 1)]
@@ -46,6 +48,17 @@ def test_gathered_tensors_equal_the_tensors_that_were_sharded(mesh_shape, bucket
         np.testing.assert_array_equal(ours, expected)
 
 
+def test_gathered_tensors_travel_in_the_dtype_in_which_they_are_returned():
+    """Shards of float32 parameters that a network uses in bfloat16: half of the bytes."""
+    mesh, whole = abstract_mesh(1, 4), [jax.ShapeDtypeStruct((8, 3), jnp.bfloat16), jax.ShapeDtypeStruct((5,), jnp.float32)]
+    shards = [jax.ShapeDtypeStruct((4 * shard_shape(one.shape, 4)[-1],), jnp.float32) for one in whole]
+    gather = partial(allreduce.gather_tensors, tensors=whole, strategy="torus")
+    mapped = jax.shard_map(gather, mesh=mesh, in_specs=(ROWS,), out_specs=EVERYWHERE, check_vma=False)
+    found = collectives.find_collectives(jax.jit(mapped).trace(shards).jaxpr, dict(mesh.shape))
+    assert {(one.dtype, one.operand_bytes) for one in found} == {("bfloat16", 2 * 6), ("float32", 4 * 2)}
+    assert [(one.shape, one.dtype) for one in jax.eval_shape(mapped, shards)] == [(one.shape, one.dtype) for one in whole]
+
+
 @pytest.mark.parametrize("mesh_shape", [(1, 8), (2, 4), (8, 1)])
 @pytest.mark.parametrize("bucket_bytes", [None, 64])
 def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
@@ -63,8 +76,9 @@ def test_reduced_shards_are_the_shards_of_the_sum(mesh_shape, bucket_bytes):
         np.testing.assert_array_equal(np.asarray(ours).ravel()[: values[0].size], values.sum(0).ravel())
 
 
-def test_sums_of_squares_along_rows_equal_float64():
-    mesh, whole = make_mesh(2, 4), [tensor for tensor in tensors() if tensor.size]
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_sums_of_squares_along_rows_equal_float64(dtype):
+    mesh, whole = make_mesh(2, 4), [tensor.astype(dtype) for tensor in tensors() if tensor.size]
 
     def squares(whole):
         shards = jax.tree.map(own_shard, whole)

@@ -121,6 +121,15 @@ def test_rounding_bound_covers_sums_in_any_order_closely(wire):
     assert nearest_to_it > 0.2  # the bound is not much too wide
 
 
+@pytest.mark.parametrize(("wire", "unit"), [("float32", 2**-24), ("bfloat16", 2**-8), ("float16", 2**-11)])
+def test_rounding_bound_has_the_errors_of_both_sums(wire, unit):
+    """Higham's bound of each (section 4.2): as many additions as the strategy's, and as a sum of all devices in any order."""
+    for strategy, additions in (("ring", 7), ("torus", 4)):
+        bound = rounding_bound(strategy, jnp.dtype(wire), vertical=2, horizontal=4).relative
+        both = (1 + unit) ** additions - 1 + (1 + 2**-24) ** 7 - 1
+        assert both <= bound <= 1.0001 * both
+
+
 @pytest.mark.parametrize(
     ("strategy", "mesh_shape", "wire"),
     [
@@ -174,6 +183,9 @@ def test_audit_of_an_overflow_passes_and_of_an_unexplained_infinity_fails():
     assert not audited(values)["buckets"]
     found = audited(values, kind=FLIP, device=2, place=10, bit=14)["buckets"]["0"]
     assert found["devices"] == [2]
+    values = np.full((8, 100), 5000, np.float32)  # the exponent of 40000 lacks one bit, with which it is no number
+    found = audited(values, kind=FLIP, device=2, place=10, bit=10)["buckets"]["0"]
+    assert (found["index"], found["mismatches"]) == (10, 1)
     values = np.full((8, 100), 0.25, np.float32)  # their sum is 2, whose exponent has one bit: with all others it is infinite
     found = audited(values, kind=FLIP, device=2, place=10, bit=13)["buckets"]["0"]
     assert found["index"] == 10
