@@ -63,6 +63,26 @@ def test_fused_bn_relu_value_and_gradient_match_flax_in_float64(case, convolutio
         assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other)
 
 
+@pytest.mark.parametrize("form", [{}, {"convolution": "product"}, {"custom_vjp": False}], ids=["direct", "product", "autodiff"])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_scale_and_bias_in_bfloat16_are_summed_in_float32(case, form):
+    """Of inputs that are exact in bfloat16: far below its rounding of 2^-9, which one sum or one product in it would have."""
+    terms, shortcut, cotangent = jax.tree.map(
+        lambda leaf: np.asarray(leaf, jnp.bfloat16).astype(np.float64), random_case(*CASES[case])
+    )
+    with jax.enable_x64():
+        wanted, _ = jax.vjp(flax_bn_relu, terms, shortcut)[1](jnp.asarray(cotangent))
+
+    def narrow(array):
+        return jnp.asarray(array, jnp.bfloat16 if array.ndim > 1 else jnp.float32)
+
+    terms, shortcut, cotangent = jax.tree.map(narrow, (terms, shortcut, cotangent))
+    found, _ = jax.jit(lambda *given: jax.vjp(partial(jaxdp_bn_relu, **form), *given)[1](cotangent))(terms, shortcut)
+    for (_, *ours), (_, *expected) in zip(found, wanted, strict=True):
+        for one, other in zip(ours, expected, strict=True):
+            assert np.linalg.norm(one - np.asarray(other)) <= 1e-5 * np.linalg.norm(other)
+
+
 def test_relu_by_sqrt_equals_relu_bitwise():
     rng = np.random.default_rng(0)
     values = np.concatenate([[0.0, np.nan], rng.choice([-1, 1], 10**6) * np.exp(rng.uniform(-43, 43, 10**6))])

@@ -111,9 +111,13 @@ def test_stride_is_on_the_3x3_convolution(monkeypatch):
 def test_init_is_he_with_small_classifier_and_zero_last_scales(monkeypatch):
     monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1))
     _, params, stats = initialize(Model(depth=50, classes=1000))
-    kernel = np.asarray(params["layer3_0"]["conv2"]["kernel"], np.float64)
-    assert kernel.std() == pytest.approx(np.sqrt(2 / (9 * 256)), rel=0.01)
-    assert abs(kernel.mean()) < 1e-4
+    kernels = {f"{name}/conv{n}": params[name][f"conv{n}"]["kernel"] for name in ("layer1_0", "layer3_0") for n in (1, 2, 3)}
+    for name, kernel in (kernels | {"conv1": params["conv1"]["kernel"]}).items():
+        size, _, inputs, outputs = kernel.shape
+        assert (inputs == outputs) == (name in ("layer1_0/conv1", "layer1_0/conv2", "layer3_0/conv2"))
+        deviation, error = np.sqrt(2 / (size**2 * outputs)), 5 / np.sqrt(kernel.size)
+        assert np.asarray(kernel, np.float64).std() == pytest.approx(deviation, rel=error), name
+        assert abs(np.asarray(kernel, np.float64).mean()) < error * deviation
     assert np.asarray(params["fc_kernel"]).std() == pytest.approx(0.01, rel=0.01)
     assert not np.any(params["fc_bias"])
     for name, block in params.items():
