@@ -5,7 +5,7 @@ import numpy as np
 from helpers.checkpoints import diverged_array, replicate
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.checkpoint.checksums import array_checksum, diverged_devices, local_parts, part_checksums
+from jaxdp.checkpoint.checksums import array_checksum, diverged_devices, local_parts, minority, part_checksums
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -61,3 +61,9 @@ def test_part_checksums_of_whole_arrays_differ_only_in_the_part_that_differs():
     assert expected["0"] == ours["0"]
     assert expected["1"] != ours["1"]
     assert local_parts({"b": shards["b"]}).numbers == ()
+
+
+def test_minority_without_more_than_half_is_everyone():
+    assert minority({0: "a", 1: "b"}) == [0, 1]
+    assert minority({0: "a", 1: "b", 2: "a", 3: "b"}) == [0, 1, 2, 3]
+    assert minority({0: "a", 1: "b", 2: "a"}) == [1]

@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from helpers.checkpoints import diverged_array, metadata, replicate
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
 from jaxdp.checkpoint import manager as manager_module
@@ -26,6 +27,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.training.state import TrainState
 from jaxdp.validation import to_json
 
 
@@ -40,6 +42,27 @@ def test_save_with_diverged_parameters_is_rejected_naming_the_device(tmp_path):
     with pytest.raises(TrainingError, match=rf"do not hold the same parameters at samples 80: {name} differs from"):
         manager.check()
     assert checkpoint_paths(tmp_path) == []
+
+
+@pytest.mark.parametrize("field", ["params", "opt_state"])
+def test_save_of_a_sharded_state_compares_the_replicas_of_all_shards(tmp_path, field):
+    """Of a state in shards also those of the optimizer, which would return to the parameters in the next step."""
+    mesh = make_mesh(3, 2)
+    sharding = NamedSharding(mesh, PartitionSpec(None, "horizontal"))
+
+    def placed(changed):
+        array = jax.device_put(np.arange(8, dtype=np.float32)[None], sharding)
+        parts = [jax.device_put(np.asarray(s.data) + (s.device == changed), s.device) for s in array.addressable_shards]
+        return jax.make_array_from_single_device_arrays((1, 8), sharding, parts)
+
+    state = TrainState(*(replicate(mesh, x=np.arange(8, dtype=np.float32)) for _ in range(2)), (), (), ())
+    state = state._replace(batch_stats=(), opt_state=state.batch_stats)
+    shards = {name: {"x": placed(mesh.devices[2, 1] if name == field else None)} for name in ("params", "opt_state")}
+    manager = CheckpointManager(tmp_path, Checkpoint(), print)
+    manager.save(state, 80, metadata(80), placed=state._replace(**shards))
+    manager.wait()
+    with pytest.raises(TrainingError, match=rf"at samples 80: {mesh.devices[2, 1]} differs from"):
+        manager.check()
 
 
 def test_save_with_infinite_parameters_is_rejected(tmp_path):

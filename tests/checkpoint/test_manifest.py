@@ -4,10 +4,12 @@ import hashlib
 import json
 import math
 import os
+import zlib
 
+import numpy as np
 import pytest
 
-from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, read_manifest
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, file_checksum, read_manifest
 from jaxdp.checkpoint.orbax_io import load_state
 
 
@@ -15,6 +17,14 @@ def rewrite_manifest(path, change):
     """Apply `change` to the content of a manifest and write it with a correct hash."""
     body = json.dumps(change(json.loads((path / MANIFEST).read_bytes().rstrip().rpartition(b"\n")[0]))).encode()
     (path / MANIFEST).write_bytes(body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n")
+
+
+def test_file_checksum_is_the_crc_of_the_whole_file(tmp_path):
+    """Also of one that is read in several pieces."""
+    content = np.random.default_rng(0).bytes(2**23 + 5)
+    for size in (0, 9, len(content)):
+        (tmp_path / "file").write_bytes(content[:size])
+        assert file_checksum(tmp_path / "file") == [size, f"{zlib.crc32(content[:size]):08x}"]
 
 
 def with_progress(**changes):

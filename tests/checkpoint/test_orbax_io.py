@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import pytest
 from helpers.checkpoints import metadata, replicate
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.checkpoint.orbax_io import silence_orbax
+from jaxdp.checkpoint.orbax_io import _part, silence_orbax
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -27,6 +28,17 @@ def test_load_state_onto_another_mesh_restores_the_values(tmp_path):
     assert restored["x"].sharding == sharding
     np.testing.assert_array_equal(restored["x"], np.arange(12.0).reshape(3, 4))
     assert restored["x"].sharding.mesh.axis_names == AXES
+
+
+def test_processes_write_parts_of_about_the_same_bytes():
+    """Ten small arrays beside large ones: a part with as many arrays as the others would have most of the bytes."""
+    sizes = {"a": 5000, "b": 3000, "c": 2000} | {f"small{n}": 10 for n in range(10)}
+    tree = {name: np.zeros(size, np.float32) for name, size in sizes.items()}
+    parts = [_part(tree, number, 2) for number in range(2)]
+    assert sorted(number for numbers, _ in parts for number in numbers) == list(range(13))
+    assert [sum(leaf.nbytes for leaf in part.values()) for _, part in parts] == pytest.approx([4 * 5050] * 2, abs=40)
+    wide = {"f": np.zeros(100, np.float64), "h": np.zeros(100, np.float16), "i": np.zeros(100, np.float16)}
+    assert [sorted(_part(wide, number, 2)[1]) for number in range(2)] == [["f"], ["h", "i"]]
 
 
 def test_silence_orbax_drops_late_write_errors_only(monkeypatch):
