@@ -13,6 +13,7 @@ from jaxdp.config import Config, Data, Model
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.data.in_memory import SyntheticSource
+from jaxdp.data.loader import IGNORED
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.writers import read_log
@@ -22,6 +23,14 @@ from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
 CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
 SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)
 PIXELS = (127.5, 50.0)
+
+
+class IgnoringSome(SyntheticSource):
+    """Every fifth image cannot be read."""
+
+    def batch(self, indices, positions=None):
+        images, labels = super().batch(indices, positions)
+        return images, np.where(np.asarray(indices) % 5 == 0, IGNORED, labels)
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +48,7 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     mesh = make_mesh(*mesh_shape)
     confusion = Confusion(9)
     step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
-    ours = evaluate(
-        step,
-        params,
-        stats,
-        source=SOURCE,
-        batch=batch,
-        mesh=mesh,
-        observer=confusion,
-    )
+    ours = evaluate(step, params, stats, source=SOURCE, batch=batch, mesh=mesh, observer=confusion)
     images, labels = SOURCE.batch(np.arange(53))
     logits = np.asarray(model.apply(params, stats, normalize(images, *PIXELS), train=False)[0], np.float64)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -56,6 +57,14 @@ def test_counts_equal_sklearn_for_any_batch_and_number_of_devices(trained, mesh_
     assert ours["eval_top5"] == top_k_accuracy_score(labels, logits, k=5, labels=range(9))
     assert ours["eval_loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(9)), rel=1e-5)
     np.testing.assert_array_equal(confusion.counts, confusion_matrix(labels, logits.argmax(-1), labels=range(9)))
+
+    source = IgnoringSome(53, 12, 9, seed=0, split=1)
+    ours = evaluate(step, params, stats, source=source, batch=batch, mesh=mesh)
+    kept = np.arange(53) % 5 > 0
+    assert ours["eval_examples"] == kept.sum()
+    assert ours["eval_accuracy"] == (logits.argmax(-1) == labels)[kept].mean()
+    assert ours["eval_top5"] == top_k_accuracy_score(labels[kept], logits[kept], k=5, labels=range(9))
+    assert ours["eval_loss"] == pytest.approx(log_loss(labels[kept], probabilities[kept], labels=range(9)), rel=1e-5)
 
 
 def test_confusion_matrix_with_tied_logits_agrees_with_the_accuracy(trained):

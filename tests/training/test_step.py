@@ -15,6 +15,7 @@ from helpers.step import (
     PIXELS,
     assert_close,
     assert_replicated,
+    compiled_step,
     distributed_gradients,
     initial_params,
     linear_config,
@@ -248,6 +249,18 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
     square = report["moments"]["norm"]["square"].astype(np.float64)
     np.testing.assert_allclose(state.batch_stats["norm"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(state.batch_stats["norm"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
+
+
+def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_linear):
+    """So that all seeds share a program: that of seed 0 does with seed 1 what that of seed 1 does."""
+    mesh, batch = make_mesh(2, 2), make_batch()
+
+    def loss(config, seed):
+        state = create_state(linear_config(), models.create(config.model), mesh)
+        hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(seed)}
+        return float(compiled_step(config, (2, 2))(state, prefetch.to_global(batch, mesh), hyperparameters)[1]["loss"])
+
+    assert loss(linear_config(), 1) == loss(linear_config(seed=1), 1) != loss(linear_config(), 0)
 
 
 def test_variance_over_workers_counts_the_spread_of_their_means():
