@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -201,6 +202,13 @@ def count_normalized(
     batch: images of a worker; mesh: (vertical, horizontal), over whose devices a layer may be synchronized. Layers of
     registered objects that are no Flax modules are not known. Raises ConfigError if a registered model fails.
     """
+    trace = _count_in_resnet if config.name == RESNET else _count_in_layers  # other names may be registered again
+    return {**trace(config, image_size, batch, mesh=mesh, frozen_stages=frozen_stages)}
+
+
+def _count_in_layers(
+    config: ModelConfig, image_size: int, batch: int, *, mesh: tuple[int, int], frozen_stages: int
+) -> dict[str, int]:
     model = create(dataclasses.replace(config, convolution="direct"))
     images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), images.shape[1:]))
@@ -216,6 +224,9 @@ def count_normalized(
     with counting_values() as counts:
         jax.eval_shape(mapped, params, stats, images)
     return counts
+
+
+_count_in_resnet = lru_cache(_count_in_layers)
 
 
 def count_folded(config: ModelConfig, image_shape: tuple[int, int, int], *, batch: int, frozen_stages: int = 0) -> int:
