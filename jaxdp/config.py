@@ -410,7 +410,8 @@ class Schedule(_Strict):
     warmup_epochs: NonNegative = 5.0
     """Length of the linear warm-up, in epochs"""
     start: NonNegative = 0.0
-    """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`)"""
+    """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
+    256)"""
     end: NonNegative = 0.0
     """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
     power: Positive = 2.0

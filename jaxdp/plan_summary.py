@@ -22,6 +22,7 @@ from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.errors import plural
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.schedules import GOYAL_BATCH
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -203,14 +204,13 @@ def _table(rows: list[tuple[str, str]]) -> "Table":
 
 def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, fact). A label of "" continues the row before."""
-    config, optimizer, schedule = plan.config, plan.config.optimizer, plan.config.schedule
+    config, optimizer = plan.config, plan.config.optimizer
     size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
     shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
     memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
     state, decayed, not_decayed = state_bytes(plan, model_summary), model_summary["decayed"], model_summary["not_decayed"]
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     gradient = f"{model_summary['gradient_bytes']:,} bytes"
-    warmup = plural(schedule.warmup_epochs, "epoch", ".3g")
     whole = f"{plan.total_samples / plan.examples:.1f}"
     rounded = f" (whole steps make it {whole})" if whole != f"{config.epochs:.1f}" else ""
     epochs = plural(config.epochs, "epoch", "g") + rounded
@@ -239,7 +239,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         rows.append(("all-reduce", f"none on one device, {gradient} of gradients"))
     rows += [
         ("optimizer", _describe_optimizer(optimizer)),
-        ("schedule", f"{schedule.name}, learning rate {schedule.learning_rate:g}, {warmup} of warm-up"),
+        ("schedule", _describe_schedule(plan)),
         ("loss", "; ".join(filter(None, [LOSSES[optimizer.loss].title, training, f"held-out: {HELD_OUT_LABELS}"]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
@@ -303,6 +303,17 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     if optimizer.average_decay is not None:
         words.append(f"evaluation of averaged parameters with decay {optimizer.average_decay:g}")
     return ", ".join(words)
+
+
+def _describe_schedule(plan: Plan) -> str:
+    """The schedule with its learning rate, what that is scaled to for each batch, and its warm-up."""
+    schedule, batches = plan.config.schedule, {phase.global_batch for phase in plan.phases}
+    rate, start = f"learning rate {schedule.learning_rate:g}", ""
+    if schedule.name == "goyal" and batches != {GOYAL_BATCH}:
+        scaled = (f"{schedule.learning_rate * batch / GOYAL_BATCH:.4g} at batch {batch}" for batch in sorted(batches))
+        rate += f" at batch {GOYAL_BATCH}, scaled to {', '.join(scaled)}"
+        start = f" from {plan.learning_rate(0):.4g}"
+    return f"{schedule.name}, {rate}, {plural(schedule.warmup_epochs, 'epoch', '.3g')} of warm-up{start}"
 
 
 def _describe_hours(plan: Plan, rate: float | None) -> str:

@@ -129,6 +129,7 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     """
     if devices < 1:
         raise ConfigError("devices", devices, reason="must be at least 1")
+    _check_warm_up(config)
     check_targets(config)  # again, now that the number of classes is known
     check_stop(config)
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
@@ -318,6 +319,14 @@ def _momentum(config: Config, index: int) -> float:
         hint = f"change optimizer.momentum_batch ({optimizer.momentum_batch})"
         raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint=hint)
     return value
+
+
+def _check_warm_up(config: Config) -> None:
+    """Raise ConfigError for a warm-up that lowers the learning rate, as of a recipe whose rate a flag has lowered."""
+    schedule = config.schedule
+    if schedule.warmup_epochs and schedule.start > schedule.learning_rate:
+        reason = f"the warm-up would lower the rate from it to schedule.learning_rate ({schedule.learning_rate:g})"
+        raise ConfigError("schedule.start", schedule.start, reason=reason, hint="use --schedule.start 0")
 
 
 def _check_rates(plan: Plan) -> None:

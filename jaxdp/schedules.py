@@ -11,6 +11,8 @@ from typing import NamedTuple
 from jaxdp.choices import MOMENTUM_RULES, SCHEDULES
 from jaxdp.config import Phase, Schedule
 
+GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its learning rate
+
 
 class Position(NamedTuple):
     """A point in a run of `epochs` epochs: the current epoch and the global batch of its phase."""
@@ -46,12 +48,12 @@ def polynomial(schedule: Schedule, at: Position) -> float:
 def goyal(schedule: Schedule, at: Position) -> float:
     """Linear scaling rule with gradual warm-up and steps (Goyal et al., arXiv 1706.02677, sections 2.1, 2.2 and 5.1).
 
-    The rate is learning_rate * global_batch / 256 after a linear warm-up from `learning_rate`, multiplied by `factor` at
-    each of `boundaries`.
+    The rate is learning_rate * global_batch / GOYAL_BATCH after a linear warm-up from `learning_rate`, multiplied by `factor`
+    at each of `boundaries`. The paper warms up to larger batches only: with a smaller one the rate is the scaled one at once.
     """
-    peak = schedule.learning_rate * at.global_batch / 256
+    peak = schedule.learning_rate * at.global_batch / GOYAL_BATCH
     if at.epoch < schedule.warmup_epochs:
-        return _warm_up(schedule, at.epoch, start=schedule.learning_rate, peak=peak)
+        return _warm_up(schedule, at.epoch, start=min(schedule.learning_rate, peak), peak=peak)
     return peak * schedule.factor ** _boundaries_passed(schedule, at)
 
 

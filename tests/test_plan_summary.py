@@ -10,11 +10,12 @@ from rich.console import Console
 
 from jaxdp import first_gradient, models
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Data, Finetune, Model, Optimizer
+from jaxdp.config import Config, Data, Finetune, Model, Optimizer, Phase
 from jaxdp.loggers.console import Screen
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.plan_summary import (
     _describe_optimizer,
+    _describe_schedule,
     _describe_settings,
     _rows,
     as_dict,
@@ -54,6 +55,25 @@ def test_table_says_how_many_epochs_whole_steps_make():
     }
     assert "2 epochs (whole steps make it 2." in dict(rows[150])["run"]
     assert "2 epochs, " in dict(rows[1437])["run"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "text"),
+    [
+        ((256,), "goyal, learning rate 0.4, 5 epochs of warm-up"),
+        ((32,), "goyal, learning rate 0.4 at batch 256, scaled to 0.05 at batch 32, 5 epochs of warm-up from 0.05"),
+        (
+            (64, 512),
+            "goyal, learning rate 0.4 at batch 256, scaled to 0.1 at batch 64, 0.8 at batch 512, 5 epochs of warm-up from 0.1",
+        ),
+    ],
+)
+def test_schedule_with_linear_scaling_says_what_is_scaled_to_what(batches, text):
+    config = load_config("imagenet_goyal_256", ["--schedule.learning-rate", "0.4"])
+    ends = (30.0, None)[-len(batches) :]
+    phases = tuple(Phase(batch, end, 32) for batch, end in zip(batches, ends, strict=True))
+    plan = make_plan(dataclasses.replace(config, batch=phases), examples=1000, devices=1)
+    assert _describe_schedule(plan) == text
 
 
 def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():

@@ -11,7 +11,7 @@ from jaxdp.config import Config, Data, Evaluation, Finetune, Mesh, Model, Phase,
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import choose_shape, make_mesh, most_square
 from jaxdp.planning import make_plan
-from jaxdp.recipes import apply_flags
+from jaxdp.recipes import apply_flags, load_config
 
 NO_MESH = Mesh()
 
@@ -287,3 +287,14 @@ def test_flax_modules_that_normalize_single_values_are_refused(module, monkeypat
 def test_a_registered_model_that_cannot_be_traced_is_planned(monkeypatch):
     monkeypatch.setitem(registry.own_models, "fails", lambda config: nn.Dense(config.no_such_field))
     assert make_plan(small(32, Phase(4), name="fails"), examples=5000, devices=4).phases[0].normalized_values is None
+
+
+def test_a_warm_up_that_lowers_the_rate_is_refused():
+    config = load_config("imagenet_lars_32k", ["--schedule.learning-rate", "0.1"])
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, examples=50_000, devices=8)
+    assert str(caught.value) == (
+        "schedule.start=0.2: the warm-up would lower the rate from it to schedule.learning_rate (0.1); use --schedule.start 0"
+    )
+    for flags in (["--schedule.start", "0"], ["--schedule.warmup-epochs", "0"]):
+        make_plan(apply_flags(config, flags), examples=50_000, devices=8)

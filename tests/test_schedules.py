@@ -43,6 +43,9 @@ def test_polynomial_with_configuration_a_has_the_papers_values(epoch, value):
         (0, 256, 0.1),
         (40, 256, 0.01),
         (10, 512, 0.2),
+        (0, 32, 0.0125),  # below the reference batch no warm-up leads down from the unscaled rate
+        (2.5, 32, 0.0125),
+        (5, 32, 0.0125),
     ],
 )
 def test_goyal_has_the_values_printed_in_the_paper(epoch, batch, value):

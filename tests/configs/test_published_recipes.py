@@ -418,3 +418,13 @@ def test_measured_digits_runs_have_the_recipes_config_and_98_percent():
     }
     assert {kind for kind, _, _ in runs} == {"default", "8 devices", "validation split"}
     assert min(accuracy for (kind, _, _), accuracy in runs.items() if "split" not in kind) >= 0.98  # CI's bar
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_the_warm_up_of_no_recipe_runs_downwards_with_a_small_batch(recipe):
+    config = load_config(recipe)
+    warmup = config.schedule.warmup_epochs
+    for batch in (1, 32, 255, 256):
+        position = {"epochs": config.epochs, "global_batch": batch}
+        rates = [learning_rate(config.schedule, warmup * tenth / 10, **position) for tenth in range(10)]
+        assert rates == sorted(rates), batch
