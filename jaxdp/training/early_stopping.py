@@ -1,6 +1,7 @@
 """Early stopping: which evaluation of a run is the best so far, and when the run ends."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from jaxdp.checkpoint.progress import Progress
@@ -10,6 +11,8 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import plural
 from jaxdp.planning import Plan
 from jaxdp.validation import changes
+
+MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
 
 class EarlyStopping:
@@ -35,7 +38,9 @@ class EarlyStopping:
             progress.best is None or sign * (value - progress.best[metric]) >= 0
         ):  # of equal ones the newer, as among checkpoints
             progress.best = record | {metric: value}
-        if progress.improved is None or sign * (value - progress.improved) > self.config.min_delta:
+        if progress.improved is None or (
+            sign * (_exact(metric, value) - _exact(metric, progress.improved)) > Fraction(str(self.config.min_delta))
+        ):
             progress.improved, progress.not_improved = value, 0
         else:
             progress.not_improved += 1
@@ -58,6 +63,11 @@ class EarlyStopping:
         """Why the run ends, in a few words."""
         delta = f" by more than {self.config.min_delta:g}" if self.config.min_delta else ""
         return f"{self.config.metric} did not improve{delta} for {plural(self.progress.not_improved, 'evaluation')}"
+
+
+def _exact(metric: str, value: float) -> Fraction:
+    """The value without the rounding of binary numbers: a share of images, or a loss as the decimal number that is logged."""
+    return Fraction(str(value)) if metric == "eval_loss" else Fraction(value).limit_denominator(MOST_IMAGES)
 
 
 def adapt(progress: Progress, saved: Config, config: Config, *, same_images: bool) -> None:

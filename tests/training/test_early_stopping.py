@@ -66,6 +66,29 @@ def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values,
     assert (last, best) == expected(values, SIGNS[metric], patience=patience, min_delta=min_delta)
 
 
+def improves(metric, before, after, min_delta):
+    stopping = EarlyStopping(Config(stop=Stop(metric=metric, patience=9, min_delta=min_delta)), Progress(), SingleProcess())
+    for samples, value in enumerate((before, after)):
+        stopping.update({"samples": samples, metric: value})
+    return stopping.progress.not_improved == 0
+
+
+def test_a_gain_of_exactly_min_delta_is_no_improvement_and_one_more_image_is():
+    """Shares of images are compared as counts: 0.85 - 0.84 is above 0.01 in binary, 0.35 - 0.34 below."""
+    for images, delta in ((100, 1), (360, 36), (1000, 1), (50_000, 50)):
+        for right in range(0, images - delta, max(1, images // 300)):
+            now = (right + delta) / images
+            assert not improves("eval_accuracy", right / images, now, delta / images), (right, images)
+            assert improves("eval_top5", right / images, now + 1 / images, delta / images), (right, images)
+
+
+def test_a_loss_is_compared_as_the_decimal_number_that_is_logged():
+    assert 0.7 - 0.6 < 0.1 < 0.8 - 0.7
+    for before in range(2, 40):
+        assert not improves("eval_loss", before / 10, (before - 1) / 10, 0.1)
+        assert improves("eval_loss", before / 10, (before - 1) / 10 - 1e-6, 0.1)
+
+
 def test_every_metric_is_a_field_of_evaluations_and_has_its_direction():
     assert {name: entry.sign for name, entry in STOP_METRICS.entries.items()} == SIGNS
     assert set(SIGNS) <= set(RECORD_FIELDS)
