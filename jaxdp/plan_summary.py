@@ -289,9 +289,14 @@ def input_bytes(plan: Plan) -> dict[str, int]:
 
 
 def _describe_optimizer(optimizer: Optimizer) -> str:
-    """The optimizer with the fields that its constructor reads, and settings that differ from the defaults."""
+    """The optimizer with the fields that its constructor reads, and settings that differ from the defaults.
+
+    Which fields a registered one reads is not known: only those that differ from the defaults.
+    """
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
     used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov", "velocity_dtype"})
+    if optimizer.name not in OPTIMIZERS:
+        used = [field for field in used if getattr(optimizer, field) != getattr(Optimizer(), field)]
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
     if optimizer.velocity_dtype != "float32":
         words.append(f"velocity in {optimizer.velocity_dtype}")

@@ -87,6 +87,13 @@ def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
     )
 
 
+def test_description_of_a_registered_optimizer_has_only_the_fields_that_are_set():
+    assert _describe_optimizer(Optimizer(name="lion", momentum=0.95)) == "lion"
+    assert _describe_optimizer(Optimizer(name="lion", beta2=0.99, weight_decay=0.0, clip_norm=1.0)) == (
+        "lion, beta2 0.99, weight decay 0, gradients clipped to norm 1"
+    )
+
+
 @pytest.mark.parametrize("average_decay", [None, 0.9])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_state_bytes_equal_those_of_the_arrays_on_a_device(name, average_decay, tiny_resnet):
