@@ -18,6 +18,7 @@ from jaxdp.loggers.console import Quiet
 
 EVENTS = "events.jsonl"
 START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
+RESUMING = "resuming from "  # how the message of a session that continues from a checkpoint begins
 ENDS = (STOPPED, FAILED, FINISHED)
 MAX_READ = 2**18  # bytes that are read, from the end of the file
 

@@ -7,6 +7,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.loggers.console import Quiet, Screen
+from jaxdp.loggers.events import RESUMING
 from jaxdp.models.weights import Weights
 from jaxdp.training import finetune, run_dir
 from jaxdp.training.run_checkpoints import RunCheckpoints
@@ -74,7 +75,7 @@ def restore_or_initialize(
             screen.info(warning)
     if restored is not None:
         epoch = progress.samples / plan.examples
-        screen.info(f"resuming from {restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
+        screen.info(f"{RESUMING}{restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
     return state, timer, logged
 
 

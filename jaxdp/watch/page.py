@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.loggers.console import format_duration
-from jaxdp.loggers.events import EVENTS, FAILED, MESSAGE, STOPPED
+from jaxdp.loggers.events import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
 from jaxdp.report.hover import picture
 from jaxdp.report.run_history import History
 from jaxdp.report.tables import curves_note, differences_table, numbers_table, remarks, results_table, time_table
@@ -161,13 +161,18 @@ def progress_block(cards: Sequence[Card], styles: dict[str, dict[str, Any]]) -> 
 
 
 def messages_block(runs: Sequence[WatchedRun]) -> Block:
-    """The last messages of every run, warnings among them, the newest first; of those that differ in numbers, the newest."""
+    """The last messages of every run, warnings among them, the newest first; of those that differ in numbers, the newest.
+
+    Where a session began or ended is no such number.
+    """
     parts = []
     for run in runs:
         alike: dict[str, list[dict[str, Any]]] = {}
         for event in reversed(run.events):
             if event["event"] in (MESSAGE, STOPPED, FAILED):
-                alike.setdefault(re.sub(r"\d+", "0", event["text"]), []).append(event)
+                text = event["text"]
+                is_position = event["event"] != MESSAGE or text.startswith(RESUMING)
+                alike.setdefault(text if is_position else re.sub(r"\d+", "0", text), []).append(event)
         if len(runs) > 1 and alike:
             parts.append(f"<h3>{escape(run.label)}</h3>")
         rows = [_message_html(events[0], len(events)) for events in alike.values()]

@@ -18,7 +18,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
 from jaxdp.training import run_dir
 from jaxdp.watch import runs
-from jaxdp.watch.page import card
+from jaxdp.watch.page import card, messages_block
 from jaxdp.watch.runs import WatchedRun
 
 
@@ -215,3 +215,24 @@ def test_watching_writes_nothing(tmp_path):
     os.chmod(tmp_path / "run", 0o755)
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "run").iterdir()} == before
     assert json.loads(before[tmp_path / "run/config.json"][1])["name"] == "digits"
+
+
+def test_sessions_that_begin_or_end_at_different_checkpoints_are_listed_one_by_one(tmp_path):
+    path = write_run(tmp_path / "run")
+    log = EventLog(path)
+    for samples in (100, 200, 200):
+        log.write("message", f"resuming from {path}/checkpoints/{samples}: epoch 1.00, step {samples}")
+        log.write("message", f"step {samples} took 9 s")
+        log.write("stopped", f"stopped by SIGTERM after step {samples + 100}")
+    log.close()
+    run = WatchedRun(path, "run")
+    run.refresh()
+    texts = re.findall(r"<li>(.*?)</li>", messages_block([run]).html)
+    found = [re.sub(r".*/|<.*?>", "", text) for text in texts]
+    assert found == [
+        "stopped by SIGTERM after step 300 (2 times)",
+        "step 200 took 9 s (3 times)",
+        "200: epoch 1.00, step 200 (2 times)",
+        "stopped by SIGTERM after step 200",
+        "100: epoch 1.00, step 100",
+    ]
