@@ -1,6 +1,7 @@
 """Decodes encoded images into batches of one size, on a pool of threads."""
 
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
@@ -63,6 +64,13 @@ class Loader:
         self.pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self.scratch = Scratch()
         self.bad_images: dict[str, str] = {}
+        self.loading_seconds = 0.0  # of all threads
+
+    @property
+    def storage_share(self) -> float:
+        """The share of the threads' time in which they waited for images from a network."""
+        waited = getattr(self.source, "wait_seconds", 0.0)
+        return waited / self.loading_seconds if self.loading_seconds else 0.0
 
     def __len__(self) -> int:
         return len(self.source)
@@ -91,14 +99,15 @@ class Loader:
         labels = np.empty(len(indices), np.int32)
         rows = iter(range(len(indices)))  # shared by the threads: each takes the next free row
 
-        def fill_rows(_: int) -> None:
+        def fill_rows(_: int) -> float:
+            began = time.monotonic()
             for row in rows:
                 labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
                 status.current().record_progress()
+            return time.monotonic() - began
 
         try:
-            for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
-                pass
+            self.loading_seconds += sum(self.pool.map(fill_rows, range(min(self.threads, len(indices)))))
         except Exception:
             raise
         except BaseException:  # an interrupt of this thread

@@ -57,7 +57,7 @@ class Daemons:
 class ReadAhead:
     """Items of a source by index, fetched before they are asked for once their order is known.
 
-    fetch: index -> item. size: index -> about its bytes.
+    fetch: index -> item. size: index -> about its bytes. wait_seconds: for how long threads have waited for items, in total.
     """
 
     def __init__(self, fetch: Callable[[int], Any], size: Callable[[int], int], daemons: Daemons) -> None:
@@ -67,6 +67,7 @@ class ReadAhead:
         self.pending: dict[int, list] = {}  # index -> [future, how often it will be asked for]
         self.items = self.bytes = self.stops = 0
         self.stopped = False
+        self.wait_seconds = 0.0
 
     def stop(self) -> None:
         """Fetch nothing more ahead, and let threads that wait for an item raise InterruptedError.
@@ -100,6 +101,8 @@ class ReadAhead:
             late = self.stopped and time.monotonic() - began > STOPPED_SECONDS  # asked for after the stop, by a queued batch
             if late or self.stops != stops:
                 raise InterruptedError(STOPPED)
+        with self.lock:
+            self.wait_seconds += time.monotonic() - began
         try:
             return future.result()
         except CancelledError:

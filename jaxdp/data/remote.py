@@ -11,7 +11,7 @@ from typing import TypeVar
 import google_crc32c
 
 from jaxdp.config import Storage
-from jaxdp.data.read_ahead import Daemons
+from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.data.records import allow_open_files
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
@@ -88,9 +88,12 @@ class Remote:
             folders = [f"{folder}/{name}" for folder, name in below if not name.startswith(".")]
         return objects
 
-    def size_warnings(self, size: int) -> list[str]:
-        """A warning if the local copies of all objects of a split, of `size` bytes, would be larger than the cache."""
-        if size <= self.limit:
+    def size_warnings(self, size: int, images: int) -> list[str]:
+        """A warning if the local copies of all objects of a split, of `size` bytes, would be larger than the cache.
+
+        None for so few images that those of the next epoch are read ahead while this one's are still in memory.
+        """
+        if size <= self.limit or (size < BYTES and 2 * images <= ITEMS):
             return []
         share = 100 * (1 - self.limit / size)
         return [

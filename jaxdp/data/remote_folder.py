@@ -77,7 +77,7 @@ class RemoteFolder:
         warnings = ignored_warnings(
             remote.url_of(split), *([remote.url_of(name) for name in some] for some in (strays, ignored))
         )
-        warnings += remote.size_warnings(sum(info.size for info in objects))
+        warnings += remote.size_warnings(sum(info.size for info in objects), len(objects))
         return cls(remote, paths, objects, labels, classes or names, warnings)
 
     def __len__(self) -> int:
@@ -92,6 +92,11 @@ class RemoteFolder:
         if info.size > LARGEST:
             raise ImageError(os.strerror(errno.EFBIG))
         return self.remote.read(self.paths[index], info)
+
+    @property
+    def wait_seconds(self) -> float:
+        """For how long threads have waited for images."""
+        return self.ahead.wait_seconds
 
     def read_ahead(self, order: Iterable[np.ndarray]) -> None:
         """Fetch images in this order from now on. order: arrays of indices."""

@@ -172,7 +172,7 @@ class RemoteArrayRecords:
 
     @property
     def warnings(self) -> list[str]:
-        return self.remote.size_warnings(sum(shard.info.size for shard in self.shards))
+        return self.remote.size_warnings(sum(shard.info.size for shard in self.shards), len(self))
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -112,6 +112,11 @@ class TfdsSource:
     def warnings(self) -> list[str]:
         return getattr(self.records, "warnings", [])
 
+    @property
+    def wait_seconds(self) -> float:
+        """For how long threads have waited for records at a URL."""
+        return self.records.ahead.wait_seconds if isinstance(self.records, RemoteArrayRecords) else 0.0
+
     def __len__(self) -> int:
         return len(self.records)
 

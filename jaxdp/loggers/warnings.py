@@ -9,6 +9,7 @@ from jaxdp.distributed import stragglers
 
 SETTLING_STEPS = 10  # first steps, whose input time is not representative
 MIN_INPUT_SHARE = 0.1
+MAX_STORAGE_SHARE = 0.5  # above which the threads that decode need faster storage, not more cores
 MIN_WAITING_SHARE, WAITING_INTERVAL_SECONDS = 0.1, 60.0
 
 
@@ -51,7 +52,7 @@ def input_warning(images: int, seconds: float, *, input_seconds: float, source: 
     """A warning with the current and the required input throughput; None if waiting took less than a tenth of the time.
 
     images: number trained on in `seconds`, of which the devices waited `input_seconds` for images. source: may have `threads`,
-    the number of decoding threads.
+    the number of decoding threads, and `storage_share`, the share of their time in which they wait for a network.
     """
     if input_seconds < MIN_INPUT_SHARE * seconds:
         return None
@@ -63,6 +64,11 @@ def input_warning(images: int, seconds: float, *, input_seconds: float, source: 
     threads = getattr(source, "threads", None)
     if threads is None:
         return warning
+    waiting = getattr(source, "storage_share", 0.0)
+    if waiting > MAX_STORAGE_SHARE:
+        return (
+            f"{warning}: the {threads} threads wait {100 * waiting:.0f} % of their time for storage, so more cores do not help"
+        )
     missing = max(1, math.ceil(threads * (required / actual - 1)))
     cores = f"{missing} more core{'s' * (missing > 1)}"
     return f"{warning}: {cores} in addition to the {threads} that decode (--data.threads)"

@@ -13,7 +13,7 @@ from helpers.images import folder_config
 from helpers.remote_data import at_url
 
 from jaxdp.config import Config, Data, Model, Storage
-from jaxdp.data import prefetch, remote, sources
+from jaxdp.data import prefetch, read_ahead, remote, sources
 from jaxdp.data.loader import DataError
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
@@ -69,7 +69,26 @@ def test_a_folder_at_a_url_gives_the_batches_of_the_folder(pictures, tmp_path, g
             assert data_digest(ours) == data_digest(theirs)
         assert far.train.source.name(8) == f"file://{pictures}/train/dog/1.JPEG"
         assert far.train.source.file_name(8) == "1.JPEG"
-    assert bool(far.warnings) == (gigabytes < 1)
+        assert (far.train.storage_share > 0, local.train.storage_share) == (True, 0)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_only_sets_that_reading_ahead_does_not_hold_are_read_in_every_epoch(pictures, tmp_path, monkeypatch, held):
+    """Of 24 images, two epochs fit in what is read ahead, or do not; there is no room for copies."""
+    monkeypatch.setattr(remote, "ITEMS", 48 if held else 16)
+    monkeypatch.setattr(read_ahead, "ITEMS", 48 if held else 16)
+    far = sources.open_datasets(at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache", 1e-9))
+    assert ["of which 100 % will be read" in text for text in far.warnings] == [True, True] * (not held)
+    read, names = Location.read, []
+    monkeypatch.setattr(Location, "read", lambda self, name, **options: names.append(name) or read(self, name, **options))
+    batches(far.train, epochs=4, size=12)
+    assert (len(names) == 24) == held
+
+
+def test_the_time_that_threads_wait_for_an_item_is_counted():
+    ahead = read_ahead.ReadAhead(lambda index: time.sleep(0.05), lambda index: 1, read_ahead.Daemons(1))
+    assert (ahead.wait_seconds, ahead[0]) == (0.0, None)
+    assert ahead.wait_seconds > 0
 
 
 def test_sizes_are_known_without_reading_an_image(pictures, tmp_path, monkeypatch):

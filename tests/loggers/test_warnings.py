@@ -27,6 +27,14 @@ def test_input_warning_names_the_missing_cores(input_seconds, expected):
     assert warning.endswith("in addition to the 4 that decode (--data.threads)")
 
 
+@pytest.mark.parametrize(("share", "advises_cores"), [(0.4, True), (0.9, False)])
+def test_input_warning_advises_no_cores_for_threads_that_wait_for_storage(share, advises_cores):
+    source = SimpleNamespace(threads=4, storage_share=share)
+    warning = input_warning(1000, 10.0, input_seconds=5.0, source=source)
+    assert ("4 more cores" in warning) == advises_cores
+    assert warning.endswith("the 4 threads wait 90 % of their time for storage, so more cores do not help") != advises_cores
+
+
 def test_input_warning_of_a_source_without_threads_names_the_throughput():
     warning = input_warning(1000, 10.0, input_seconds=5.0, source=object())
     assert warning.endswith("100 images/s are loaded, 200 are needed")
