@@ -87,3 +87,30 @@ def mean_over_areas(image: np.ndarray, size: int) -> np.ndarray:
     height, width = image.shape[:2]
     rows = np.tensordot(shares(height), image.astype(np.float64), axes=(1, 0))
     return np.moveaxis(np.tensordot(rows, shares(width), axes=(1, 1)), 2, 1)
+
+
+def random_crops(height: int, width: int, *, min_area: float, count: int = 20_000) -> np.ndarray:
+    """(height, width) of crops as torchvision's RandomResizedCrop draws them, in fractions of pixels: float64 [count, 2].
+
+    The first of ten draws of area and aspect ratio that fits; those without one are left out.
+    """
+    rng = np.random.default_rng(0)
+    area = height * width * rng.uniform(min_area, 1, (count, 10))
+    ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), (count, 10)))
+    tall, wide = np.sqrt(area / ratio), np.sqrt(area * ratio)
+    fits = (tall <= height) & (wide <= width)
+    first = fits.argmax(1)[:, None]
+    sides = [np.take_along_axis(side, first, 1)[:, 0] for side in (tall, wide)]
+    return np.stack(sides, axis=1)[fits.any(1)]
+
+
+def assert_like_random_crops(sides, height: int, width: int, *, min_area: float) -> None:
+    """Area and aspect ratio of crops have the quantiles of `random_crops`. sides: (height, width), [n, 2], n of thousands."""
+    expected = random_crops(height, width, min_area=min_area)
+    for ours, theirs in zip(_areas_and_ratios(np.asarray(sides)), _areas_and_ratios(expected), strict=True):
+        quantiles = [np.quantile(values, [0.02, 0.2, 0.4, 0.6, 0.8, 0.98]) for values in (ours, theirs)]
+        np.testing.assert_allclose(*quantiles, rtol=0, atol=0.05 * np.ptp(theirs))
+
+
+def _areas_and_ratios(sides: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return sides.prod(1), np.log(sides[:, 1] / sides[:, 0])
