@@ -551,7 +551,7 @@ class Guard(_Strict):
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""
     step_minutes: Minutes | None = 30.0
-    """Time without progress, in minutes, after which all processes end (None: no limit)"""
+    """Time without progress, in minutes, after which all processes end; a compilation may take at least 30 (None: no limit)"""
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
     """Heartbeat timeout in seconds; the run ends when a process exceeds it"""
     audit_every_steps: Count | None = 500

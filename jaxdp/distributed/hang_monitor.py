@@ -84,9 +84,9 @@ class HangMonitor:
         )
 
     def _end_if_due(self, reported: HangDescription, heartbeats: Heartbeats) -> None:
-        limit = self.limits.end_seconds
+        limit = reported.end_after(self.limits)
         seconds = min(_stuck_seconds(reported.hang, heartbeats, rank) for rank in _ranks(reported))
-        if reported.hang.may_end_run and limit is not None and seconds >= limit:
+        if limit is not None and seconds >= limit:
             reason = self._describe(reported.hang, reported.at_fault, heartbeats).reason(seconds)
             self._end_run(reported.at_fault[0] if len(reported.at_fault) == 1 else None, reason)
 

@@ -11,6 +11,7 @@ SLOW_FACTOR = 15.0  # times the typical duration of a step: below it a step is s
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
 FIRST_STEP_FACTOR = 4.0  # times `stuck_seconds`, for the first step of a single process, which waits for no other
 UNKNOWN_FACTOR = 1.75  # times `stuck_seconds`, if no duration is known: compilation, the first steps
+COMPILATION_SECONDS = 1800.0  # without progress in a compilation, before which `end_seconds` does not end the run
 COMPILE_ACTIVITIES = ("compile",)
 ITERATION_ACTIVITIES = ("load", "step", "audit", "evaluate")
 SAVE_ACTIVITIES = ("save", "finish")
@@ -26,6 +27,12 @@ class HangLimits:
 
     stuck_seconds: float = 30.0
     end_seconds: float | None = 1800.0
+
+    def end_after(self, activity: str) -> float | None:
+        """Seconds without progress in an activity after which the run ends; a compilation, one call, may take long."""
+        if self.end_seconds is None or activity not in COMPILE_ACTIVITIES:
+            return self.end_seconds
+        return max(self.end_seconds, COMPILATION_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -165,11 +172,20 @@ class HangDescription:
         ]
         return bool(working) and all(waits == {COMPILER} for waits in working)
 
+    def end_after(self, limits: HangLimits) -> float | None:
+        """Seconds without progress after which the run ends; None for never."""
+        if not self.hang.may_end_run:
+            return None
+        activities = ("save",) if self.hang.in_save else {self.heartbeats[rank].activity for rank in self._shown}
+        seconds = [limits.end_after(activity) for activity in activities]
+        return max((limit for limit in seconds if limit is not None), default=None)
+
     def report(self, limits: HangLimits) -> list[str]:
         """Lines to print: the headline, when the run will end, and the stack traces of the ranks at fault (else of all)."""
-        end = ""
-        if self.hang.may_end_run and limits.end_seconds is not None:
-            end = f". The run ends after {limits.end_seconds / 60:g} minutes without progress (guard.step_minutes)"
+        end, seconds = "", self.end_after(limits)
+        if seconds is not None:
+            field = " (guard.step_minutes)" if seconds == limits.end_seconds else ""
+            end = f". The run ends after {seconds / 60:g} minutes without progress{field}"
         if self._is_compiling():
             return [f"XLA has been compiling for {self.hang.seconds:.0f} s; this can take minutes: {self.headline()}{end}"]
         if _is_first_step(self.heartbeats) and not self.hang.in_save:

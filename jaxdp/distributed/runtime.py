@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # Virtual devices share the cores, so one may reach a collective long after another; XLA's default timeout is 40 s.
 CPU_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 SHUTDOWN_SECONDS = 10
+# JAX's own heartbeats count the time for which a run is suspended, and end it after 100 s by default. The control channel finds
+# silent processes (`guard.silence_seconds`); JAX still notices at once that its coordinator has exited.
+JAX_HEARTBEAT_SECONDS = 10 * 86_400
 STACKS_BEFORE_SILENCE_SECONDS = 0.5  # a silent process prints its stacks before the others exit and JAX aborts it
 
 _group: ControlClient | None = None
@@ -246,6 +249,7 @@ def _start_jax_distributed(group: ControlClient) -> None:
             local_device_ids=device_ids,
             coordinator_bind_address=group.jax_bind_address,
             cluster_detection_method="deactivate",  # which under Slurm and Open MPI would leave this process one GPU
+            heartbeat_timeout_seconds=JAX_HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except Exception as error:

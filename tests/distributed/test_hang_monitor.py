@@ -1,3 +1,4 @@
+import pytest
 from helpers.hangs import COMPILING, IN_CALLBACK, LIMITS, WAITING_FOR_DEVICES, WORKING, beat
 
 from jaxdp.distributed.hang_monitor import MAX_ANSWER_TICKS, HangMonitor
@@ -96,6 +97,33 @@ def test_update_of_a_compilation_reports_one_line():
     recorded.update(beat(12, 60.0, "compile"), beat(10, 60.0, "compile"))
     (line,) = recorded.reports[0]
     assert line.startswith("XLA has been compiling for 60 s; this can take minutes: rank 1 on node1 during compilation")
+
+
+@pytest.mark.parametrize(("step_minutes", "ends_at"), [(0.2, 1800), (30.0, 1800), (60.0, 3600), (None, None)])
+@pytest.mark.parametrize("stacks", [{1: COMPILING}, {1: WORKING}, {}])
+def test_update_of_a_compilation_ends_the_run_after_half_an_hour_or_step_minutes(step_minutes, ends_at, stacks):
+    recorded = RecordedMonitor(stacks, HangLimits(30.0, step_minutes and 60 * step_minutes))
+    for idle in range(50, 4000):
+        recorded.update(beat(12, idle, "compile"), beat(10, idle, "compile"))
+        if recorded.ends:
+            assert idle == ends_at
+            break
+    assert bool(recorded.ends) == (ends_at is not None)
+    assert (f"The run ends after {(ends_at or 0) / 60:g} minutes" in recorded.reports[0][0]) == (ends_at is not None)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"activity": "step"}, {"activity": "load"}, {"activity": "compile", "background_save": "it"}]
+)
+def test_update_of_another_hang_ends_the_run_after_step_minutes(fields):
+    recorded = RecordedMonitor({0: WORKING}, HangLimits(30.0, 300.0), hosts={0: "this host"})
+    for seconds in range(1, 400):
+        saving = {"save_seconds": seconds} if "background_save" in fields else {}
+        recorded.update(beat(12, 0.0 if saving else seconds, **fields, **saving))
+        if recorded.ends:
+            assert seconds == 300
+            break
+    assert recorded.ends
 
 
 def test_update_of_a_single_process_reports_without_a_rank():
