@@ -1,11 +1,13 @@
 """Entry point of the command line: finds the command and turns known errors into one line and an exit code."""
 
+import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TextIO
+from typing import Any, TextIO
 
 from jaxdp import cli
 from jaxdp.distributed import address_space
@@ -36,6 +38,7 @@ COMMANDS = {
     "watch": "Serve a page on localhost that shows runs while they train",
     "doctor": "Check this machine for a run; --verify: prove that it trains correctly",
 }
+STDOUT = "stdout"
 ON_DEVICES = ("train", "evaluate", "predict", "export", "bench", "doctor")  # commands that start JAX
 
 
@@ -96,9 +99,10 @@ def _errors_in_one_line() -> Iterator[None]:
         print("jaxdp: interrupted", file=sys.stderr, flush=True)
         _flush()
         os._exit(EXIT_FAILURE)  # without waiting for compilations in threads
-    except BrokenPipeError:  # closed by the reader of stdout, as in `jaxdp plan | head`
-        _leave(EXIT_FAILURE)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and error.filename == STDOUT:  # `jaxdp plan | head`: end as git does
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGPIPE)
         if (line := _line_of(error)) is None:
             raise
         print(f"jaxdp: {printable_lines(line)}", file=sys.stderr, flush=True)
@@ -119,11 +123,35 @@ def _line_of(error: Exception) -> str | None:
     return None
 
 
+class _Output(io.FileIO):
+    """The descriptor of stdout, whose errors name it, or of stderr, which drops what nobody reads."""
+
+    def __init__(self, descriptor: int, stream: str) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.stream = stream
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if self.stream != STDOUT:
+                return len(data)
+            raise OSError(error.errno, error.strerror, STDOUT) from None
+
+
 def _open_streams() -> None:
     """Replace closed streams (`jaxdp plan >&-`) by /dev/null; otherwise the next opened file would take their descriptor."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
+    for name in ("stdin", STDOUT, "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
+        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not captured
+            stream.flush()
+            output: Any = _Output(stream.fileno(), name)
+            output = output if stream.write_through else io.BufferedWriter(output)
+            form = {"encoding": stream.encoding, "errors": stream.errors}
+            buffering = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            setattr(sys, name, io.TextIOWrapper(output, **form, **buffering))
 
 
 def _flush() -> None:

@@ -107,7 +107,10 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         notes=[recipe.note] if recipe.note else [],
     )
     if options.json and group.is_rank0:
-        print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
+        try:
+            print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "stdout") from None
     runtime.exit_together(group)
 
 

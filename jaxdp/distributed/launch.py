@@ -17,7 +17,7 @@ from typing import IO, TextIO
 
 from jaxdp.distributed import secret
 from jaxdp.distributed.preemption import STOP_SIGNALS, StopSignals
-from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
+from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError, discard_output
 
 SIGNAL_EXIT_CODE = 128  # plus the number of the signal
 GRACE_SECONDS = 10.0  # for the other processes to exit after the first failure
@@ -178,9 +178,14 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
     writing = threading.Lock()
 
     def write(target: TextIO, line: str) -> None:
-        with writing, contextlib.suppress(BrokenPipeError, ValueError):
-            target.write(line)
-            target.flush()
+        with writing, contextlib.suppress(ValueError):
+            try:
+                target.write(line)
+                target.flush()
+            except OSError as error:  # `| head`, a full disk: the processes would wait for this reader of their output
+                lost = discard_output(target, error)
+                if target is sys.stdout:
+                    _print(lost)
 
     started, running = time.monotonic(), list[Process]()
     try:

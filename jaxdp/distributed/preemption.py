@@ -1,7 +1,7 @@
 """From a stop signal to exit code 75: a handler records the signal, and the run stops at a point at which it can be saved.
 
-1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A repeated signal ends the process at once, unless
-   it is a copy of the first (see `StopSignals`).
+1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A repeated signal ends the process at once if it
+   is forced (see `StopSignals`).
 2. The main thread passes `stop_reason` to the process group: before each step and each batch of an evaluation in
    `SignalHandler.pass_sync_point`, and while it waits in `SignalHandler.raise_if_stop_agreed`.
 3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
@@ -42,8 +42,8 @@ Result = TypeVar("Result")
 class StopSignals:
     """Decides which stop signals are forced: the third, and the second unless it arrives within COPY_SECONDS of the first.
 
-    The terminal signals all processes of its foreground group, and a launcher among them, such as torchrun or `uv run`, forwards
-    the signal up to 0.2 s later: Ctrl-C then arrives twice.
+    The terminal signals all processes of its foreground group, and a launcher among them, such as torchrun or `uv run`,
+    forwards the signal up to 0.2 s later: Ctrl-C then arrives twice.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class StopSignals:
 
 
 class _ArrivalTime:
-    """When the last signal has arrived. Its handler runs later, after the C call in which the main thread is, such as a long step.
+    """When the last signal has arrived. Its handler runs after the C call in which the main thread is, such as a long step.
 
-    The C part of Python's handler writes the number of a signal to the wake-up descriptor at once. Here that is a file in memory:
-    the time of its last change is the time of the signal.
+    Python writes the number of a signal to the wake-up descriptor at once. Here that is a file in memory, whose last change is
+    the arrival of the signal.
     """
 
     def __init__(self) -> None:

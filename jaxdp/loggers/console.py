@@ -5,14 +5,16 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from jaxdp.errors import plural, printable_lines
+from jaxdp.errors import discard_output, plural, printable_lines
 
 PLAIN_WIDTH = 128
 BAR_COLUMNS = 110  # narrowest terminal that shows the bar itself
@@ -50,13 +52,47 @@ def _is_interactive(stream: TextIO) -> bool:
     return True
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave the error to the caller: rich would exit."""
+        raise cast(BaseException, sys.exception())
+
+
+class _LastingStream:
+    """A stream whose errors of writing are passed to a function."""
+
+    def __init__(self, stream: Any, on_error: Callable[[OSError], None]) -> None:
+        self._stream, self._on_error = stream, on_error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._on_error(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._on_error(error)
+
+
 class Quiet:
     """Shows nothing: the counterpart of `Screen` for tests and programs.
 
-    resume_action: what resumes a run that was stopped, as the subject of a sentence.
+    resume_action: what resumes a run that was stopped, as the subject of a sentence. lost: a line that says why nothing is
+    shown any more; None while all is shown.
     """
 
     resume_action = "the same command"
+    lost: str | None = None
+
+    def outlast_reader(self) -> None:
+        """From now on, show nothing and raise no error once the output cannot be written, as after `| head`."""
 
     def info(self, text: str) -> None:
         """Print a message."""
@@ -89,7 +125,7 @@ class Screen(Quiet):
     def __init__(self, stream: TextIO | None = None) -> None:
         stream = stream or sys.stdout
         self.live = _is_interactive(stream) and os.environ.get("TERM") != "dumb"
-        self.console = Console(file=stream, highlight=False, soft_wrap=True, width=None if self.live else PLAIN_WIDTH)
+        self.console: Console = _Console(file=stream, highlight=False, soft_wrap=True, width=None if self.live else PLAIN_WIDTH)
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.total_steps = 0
@@ -98,6 +134,20 @@ class Screen(Quiet):
             0.0,
         )  # monotonic time of the last step line, and the least time to the next
         self.first_step: tuple[float, int] | None = None  # monotonic time and number of this session's first step
+
+    def outlast_reader(self) -> None:
+        if self.lost is None and not isinstance(self.console.file, _LastingStream):
+            self.console.file = cast(IO[str], _LastingStream(self.console.file, partial(self._lose, sys.stderr)))
+
+    def _lose(self, errors: TextIO, error: OSError) -> None:
+        """Say once on stderr that the output cannot be written. errors: stderr, which a progress bar replaces meanwhile."""
+        if self.lost is not None:
+            return
+        self.lost = discard_output(self.console.file, error)
+        try:
+            print(f"jaxdp: {self.lost}", file=errors, flush=True)
+        except OSError as stderr_error:  # `2>&1 | head`
+            discard_output(errors, stderr_error)
 
     def info(self, text: str) -> None:
         self.console.print(printable_lines(text), markup=False)

@@ -69,36 +69,42 @@ class EventLog:
 
 
 class RecordedScreen(Quiet):
-    """Shows a run on another screen, and records its messages and the start of its training as events."""
+    """Shows a run on another screen; records its messages, the start of its training and the loss of its output as events."""
 
     def __init__(self, screen: Quiet, events: EventLog) -> None:
         self.screen, self.events, self.resume_action = screen, events, screen.resume_action
 
+    def _pass_on(self, show: Callable[..., None], *arguments: Any) -> None:
+        show(*arguments)
+        if self.screen.lost != self.lost:
+            self.lost = self.screen.lost
+            self.events.write(MESSAGE, self.lost or "")
+
     def info(self, text: str) -> None:
-        self.screen.info(text)
+        self._pass_on(self.screen.info, text)
         self.events.write(MESSAGE, text)
 
     def table(self, table: Table) -> None:
-        self.screen.table(table)
+        self._pass_on(self.screen.table, table)
 
     def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
-        self.screen.begin(total_steps, done, print_seconds)
+        self._pass_on(self.screen.begin, total_steps, done, print_seconds)
         self.events.write(START)
 
     def status(self, text: str) -> None:
-        self.screen.status(text)
+        self._pass_on(self.screen.status, text)
 
     def step(self, record: dict[str, Any]) -> None:
-        self.screen.step(record)
+        self._pass_on(self.screen.step, record)
 
     def evaluated(self, record: dict[str, Any]) -> None:
-        self.screen.evaluated(record)
+        self._pass_on(self.screen.evaluated, record)
 
     def end(self) -> None:
-        self.screen.end()
+        self._pass_on(self.screen.end)
 
     def image(self, path: Path) -> None:
-        self.screen.image(path)
+        self._pass_on(self.screen.image, path)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

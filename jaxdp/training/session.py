@@ -81,6 +81,7 @@ def train(
     """
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
+    screen.outlast_reader()
     if datasets is not None:
         check_type(config)
         config = reset_ignored_fields(config, ["--data.source", "given"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -228,7 +229,49 @@ def test_output_closed_by_its_reader_is_no_error():
 def test_output_to_a_full_device_exits_with_1_and_one_line(arguments):
     full = f"{sys.executable} -m jaxdp {arguments} >/dev/full"
     done = subprocess.run(full, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "jaxdp: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "jaxdp: stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", [True, False])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "plan --help", "plan --devices 4", "plan --devices 4 --json"])
+def test_output_without_a_reader_ends_a_command_quietly_by_sigpipe(arguments, unbuffered):
+    """As git does: 141 in a shell."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *["-u"] * unbuffered, "-m", "jaxdp", *arguments.split()]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_error_that_nobody_can_read_keeps_its_exit_code():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jaxdp", "plan", "--epochs", "-1"]
+    assert subprocess.run(command, cwd=ROOT, stdout=writer, stderr=writer, check=False).returncode == 2
+    os.close(writer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", [[], ["launch", "--processes", "2", "--", "jaxdp"]])
+@pytest.mark.parametrize(("output", "reason"), [("pipe", "Broken pipe"), ("/dev/full", "No space left on device")])
+@pytest.mark.parametrize("errors", ["shown", "closed", "the same"])
+def test_training_outlasts_its_output(tmp_path, launch, output, reason, errors):
+    if output == "pipe":
+        reader, out = os.pipe()
+        os.close(reader)
+    else:
+        out = os.open(output, os.O_WRONLY)
+    command = [sys.executable, "-m", "jaxdp", *launch, "train", "--workdir", str(tmp_path), *QUICK]
+    err = subprocess.PIPE if errors == "shown" else out
+    redirected = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command] if errors == "closed" else command
+    done = subprocess.run(redirected, cwd=ROOT, stdout=out, stderr=err, text=True, check=False)
+    os.close(out)
+    assert done.returncode == 0
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] > 0
+    if errors == "shown":
+        program = "jaxdp launch" if launch else "jaxdp"
+        assert done.stderr == f"{program}: stdout cannot be written ({reason}); the run continues without it\n"
 
 
 @pytest.mark.parametrize("arguments", ["--help", "plan --devices 4 --json"])

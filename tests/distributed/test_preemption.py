@@ -96,9 +96,13 @@ def test_a_signal_arrives_before_its_handler_runs():
     number, times = signal.SIGUSR1, []
     with SignalHandler() as signals:
         signal.signal(number, lambda *_: times.append(signals._arrival_time()))
-        thread = threading.Thread(
-            target=lambda: (times.append(time.time()), os.kill(os.getpid(), number), times.append(time.time()))
-        )
+
+        def send():
+            times.append(time.time())
+            os.kill(os.getpid(), number)
+            times.append(time.time())
+
+        thread = threading.Thread(target=send)
         thread.start()
         hashlib.pbkdf2_hmac("sha256", b"", b"", 500_000)  # a long one without Python's checks for signals
         ended = time.time()

@@ -1,5 +1,6 @@
 """Tests of jaxdp.loggers.console."""
 
+import contextlib
 import io
 import os
 import subprocess
@@ -140,3 +141,43 @@ def test_screen_in_the_controlling_terminal_shows_the_bar():
 def test_info_escapes_control_characters_and_keeps_line_breaks(capsys):
     console.Screen().info("bad\x1b[31m file\r\nsecond \u202e line")
     assert capsys.readouterr().out == "bad\\x1b[31m file\\r\nsecond \\u202e line\n"
+
+
+def without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def full():
+    return open("/dev/full", "w")
+
+
+@pytest.mark.parametrize(("opened", "reason"), [(without_reader, "Broken pipe"), (full, "No space left on device")])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_screen_that_outlasts_its_reader_says_so_once(monkeypatch, capfd, opened, reason, terminal):
+    monkeypatch.setattr(console, "_is_interactive", lambda stream: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = opened()
+    screen = console.Screen(stream)
+    screen.outlast_reader()
+    screen.begin(200)
+    screen.status("compiling")
+    for step in range(1, 5):
+        screen.step(STEP | {"step": step})
+        screen.info("a message")
+    screen.end()
+    name = stream.name
+    with contextlib.suppress(OSError):
+        stream.close()
+    assert screen.lost == f"{name} cannot be written ({reason}); the run continues without it"
+    assert capfd.readouterr() == ("", f"jaxdp: {screen.lost}\n")
+
+
+@pytest.mark.parametrize(("opened", "error"), [(without_reader, BrokenPipeError), (full, OSError)])
+def test_screen_raises_the_error_of_its_stream(opened, error):
+    stream = opened()
+    with pytest.raises(error):
+        console.Screen(stream).info("a message")
+    with contextlib.suppress(OSError):
+        stream.close()

@@ -1,5 +1,6 @@
 """Events of a run beside its metrics."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -13,6 +14,7 @@ from helpers.runs import Recorder, train_until
 from jaxdp import Stopped, train
 from jaxdp.errors import TrainingError
 from jaxdp.loggers import events
+from jaxdp.loggers.console import Screen
 from jaxdp.loggers.events import EventLog, read_events
 
 
@@ -130,3 +132,15 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
     texts = [event["text"] for event in read_events(path)]
     assert 2 < len(texts) < 10
     assert texts[-1] == "49"
+
+
+def test_run_without_a_reader_of_its_output_trains_on_and_records_it_once(tiny, tmp_path, capfd):
+    stream = open("/dev/full", "w")
+    result = train(tiny, tmp_path, screen=Screen(stream))
+    with contextlib.suppress(OSError):
+        stream.close()
+    assert result.steps > 0
+    line = "/dev/full cannot be written (No space left on device); the run continues without it"
+    recorded = [event["text"] for event in read_events(tmp_path / "events.jsonl")]
+    assert recorded.count(line) == 1
+    assert capfd.readouterr().err.count(line) == 1
