@@ -73,14 +73,14 @@ def run(arguments: list[str], program: str) -> None:
     labels, runs = labels_of(options.workdir), [read_run(workdir) for workdir in options.workdir]
     summaries = [{"workdir": workdir} | summarize(*run) for workdir, run in zip(options.workdir, runs, strict=True)]
     if options.json:
-        metrics = [{"metrics": [without_nan(record) for record in records]} for _, records in runs]
+        metrics = [{"metrics": [without_nan(record) for record in records]} for _, records, _ in runs]
         document = [summary | more for summary, more in zip(summaries, metrics, strict=True)]
         print(json.dumps(document, indent=2), flush=True)
     else:
         lines = [as_text(summary | {"name": summary["workdir"]}) for summary in summaries]
         print("\n".join(lines), file=sys.stderr if options.csv == STDOUT else sys.stdout, flush=True)
     if options.csv is not None:
-        table = metrics_csv({label: records for label, (_, records) in zip(labels, runs, strict=True)})
+        table = metrics_csv({label: records for label, (_, records, _) in zip(labels, runs, strict=True)})
         data = table.encode("utf-8", "backslashreplace")  # a name of a directory may not be Unicode
         if file is None:
             print(data.decode(), end="", flush=True)

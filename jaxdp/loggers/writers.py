@@ -77,22 +77,22 @@ def without_nan(record: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
 
-def read_log(path: Path, *, strict: bool = False) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl; leaves out damaged lines and a torn last line.
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; leaves out damaged lines and a torn last line."""
+    return scan_log(path)[0]
 
-    strict: raise ConfigError for a damaged line before the last one instead.
-    """
-    records, damaged, number = [], [], 0
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
+
+def scan_log(path: Path, accept: Callable[[dict[str, Any]], bool] = lambda record: True) -> tuple[list[dict[str, Any]], int]:
+    """(records of a metrics.jsonl, number of damaged lines, without a torn last one). accept: whether a record is intact."""
+    records, damaged = [], 0
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
             record = parse_record(line)
-            if record is not None:
+            if record is not None and accept(record):
                 records.append(record)
-            else:
-                damaged.append(number)
-    if strict and damaged and damaged[0] < number:
-        raise ConfigError(str(path), reason=f"line {damaged[0]} is damaged", hint="restore or delete the line")
-    return records
+            elif line.endswith("\n"):
+                damaged += 1
+    return records, damaged
 
 
 def parse_record(line: str) -> dict[str, Any] | None:
@@ -102,6 +102,13 @@ def parse_record(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("samples"), int) else None
+
+
+def is_plausible(record: dict[str, Any]) -> bool:
+    """Whether a record has its position, and the fields of jaxdp are numbers that can be drawn, or null."""
+    values = (record[name] for name in RECORD_FIELDS.keys() & record.keys() if record[name] is not None)
+    numbers = all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
+    return numbers and record.get("epoch") is not None
 
 
 class Writer(Protocol):
@@ -237,7 +244,7 @@ class PlotWriter:
     def close(self) -> None:
         from jaxdp.loggers.plot import plot_training
 
-        if records := read_log(self.log):
+        if records := scan_log(self.log, is_plausible)[0]:
             plot_training(records, self.path, labels=self.labels)
 
 

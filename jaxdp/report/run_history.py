@@ -37,7 +37,7 @@ class History:
 
     label: name of the run in a report, unique among its runs. records: lines of the log. status: finished, running, or stopped
     (on request, or killed). result: result.json if finished, else the `Progress` of the newest checkpoint; {} without one.
-    as_of: point of the run that `result` describes, for people.
+    as_of: point of the run that `result` describes, for people. damaged: number of damaged lines of the log.
     """
 
     files: RunFiles
@@ -47,6 +47,7 @@ class History:
     status: str
     result: dict
     as_of: str
+    damaged: int = 0
 
     @property
     def path(self) -> Path:
@@ -114,21 +115,21 @@ class History:
 def read(workdir: str | os.PathLike, label: str | None = None) -> History:
     """The run in a directory. Raises ConfigError if it holds none, or if a file is damaged."""
     files = open_run_files(workdir)
-    config, records = read_files(files)
-    return assemble(files, label or config.name, config=config, records=records)
+    config, records, damaged = read_files(files)
+    return assemble(files, label or config.name, config=config, records=records, damaged=damaged)
 
 
-def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict]) -> History:
+def assemble(files: RunFiles, label: str, *, config: Config, records: list[dict], damaged: int = 0) -> History:
     """The history of a run whose config and log have been read. Raises ConfigError if its result is damaged."""
     path, newest = files.path, files.newest
     if (path / RESULT).exists():
         result = dataclasses.asdict(read_result(path, read_result_text(path)))
-        return History(files, label, config, records, "finished", result, "the end")
+        return History(files, label, config, records, "finished", result, "the end", damaged)
     status = "running" if files.is_running else "stopped"
     if newest is None:
-        return History(files, label, config, records, status, {}, "")
+        return History(files, label, config, records, status, {}, "", damaged)
     as_of = f"the newest checkpoint, epoch {newest.epoch:.2f}"
-    return History(files, label, config, records, status, newest.metadata["progress"], as_of)
+    return History(files, label, config, records, status, newest.metadata["progress"], as_of, damaged)
 
 
 def read_all(workdirs: Sequence[str | os.PathLike]) -> list[History]:

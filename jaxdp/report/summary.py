@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, plural
 from jaxdp.files import CONFIG
-from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.loggers.writers import LOG, is_plausible, scan_log, without_nan
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.training.run_dir import run_config
 
@@ -27,18 +27,21 @@ REFERENCE_EPOCHS = {
 }
 
 
-def read_files(files: RunFiles) -> tuple[Config, list[dict]]:
-    """(config, log records) of a run. Raises ConfigError if there is no run or one of the files is damaged."""
+def read_files(files: RunFiles) -> tuple[Config, list[dict], int]:
+    """(config, log records, number of damaged lines of the log) of a run.
+
+    Raises ConfigError if there is no run or its config is damaged.
+    """
     for name in (CONFIG, LOG):
         if not (files.path / name).is_file():
             raise ConfigError(
                 "WORKDIR", files.workdir, reason=f"holds no run: {name} not found", hint="give the directory of a run"
             )
-    return run_config(files.path), read_log(files.path / LOG, strict=True)
+    return run_config(files.path), *scan_log(files.path / LOG, lambda record: is_plausible(without_nan(record)))
 
 
-def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict]]:
-    """(config, log records) of the run in a directory or at a URL. Raises as `read_files`."""
+def read_run(workdir: str | os.PathLike) -> tuple[Config, list[dict], int]:
+    """What `read_files` returns, of the run in a directory or at a URL. Raises as `read_files`."""
     return read_files(open_run_files(workdir))
 
 
@@ -47,13 +50,13 @@ def report(workdir: str | os.PathLike) -> dict:
     return summarize(*read_run(workdir))
 
 
-def summarize(config: Config, records: list[dict]) -> dict:
+def summarize(config: Config, records: list[dict], damaged: int = 0) -> dict:
     """Summary of a run: {"name", "source", "epochs", "accuracy", "best_accuracy", "best_epoch", "best_by",
-    "epochs_to_target", "reference_epochs", "ratio"}.
+    "epochs_to_target", "reference_epochs", "ratio", "damaged_lines"}. damaged: number of damaged lines of the log.
 
     Accuracies are None before the first evaluation. best_accuracy and best_epoch: of the `best_evaluation` by `stop.metric`,
-    which best_by names. The last three are None if they do not apply: another data set than ImageNet, target not reached, or no
-    reference for this batch size or for several batch sizes.
+    which best_by names. The three before the last are None if they do not apply: another data set than ImageNet, target not
+    reached, or no reference for this batch size or for several batch sizes.
     """
     evaluations = [record for record in records if record.get("eval_accuracy") is not None]
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
@@ -75,6 +78,7 @@ def summarize(config: Config, records: list[dict]) -> dict:
         "epochs_to_target": epochs_to_target,
         "reference_epochs": reference,
         "ratio": ratio,
+        "damaged_lines": damaged,
     }
 
 
@@ -88,9 +92,11 @@ def best_evaluation(evaluations: Iterable[dict], metric: str) -> dict | None:
 
 
 def as_text(summary: dict) -> str:
-    """A summary as one line, or two for ImageNet."""
+    """A summary as one line, or two for ImageNet, and one more if lines of the log are damaged."""
+    damaged = summary["damaged_lines"]
+    skipped = [f"{summary['name']}: skipped {plural(damaged, 'damaged line')} of {LOG}"] * (damaged > 0)
     if summary["accuracy"] is None:
-        return f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs"
+        return "\n".join([f"{summary['name']}: no evaluation yet after {summary['epochs']:.2f} epochs", *skipped])
     text = f"{summary['name']}: accuracy {100 * summary['accuracy']:.2f} % after {summary['epochs']:.2f} epochs"
     if summary["best_accuracy"] is not None:
         by = "" if summary["best_by"] == "eval_accuracy" else f" by {summary['best_by']}"
@@ -102,4 +108,4 @@ def as_text(summary: dict) -> str:
         mlperf = f"MLPerf reference: {reference:g} epochs (mean)" if reference else "no MLPerf reference for this batch size"
         ratio = "" if summary["ratio"] is None else f", ratio {summary['ratio']:.3f}"
         lines.append(f"{100 * TARGET:.1f} % {reached}; {mlperf}{ratio}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *skipped])

@@ -210,6 +210,8 @@ def _numbers(run: History) -> dict[str, str]:
         "held-out loss, last": MISSING if evaluation.get("eval_loss") is None else f"{evaluation['eval_loss']:.4f}",
         "held-out images": str(evaluation.get("eval_examples", MISSING)),
     }
+    if run.damaged:
+        numbers["damaged log lines, skipped"] = str(run.damaged)
     if config.logging.profile:
         numbers["traced steps (FIRST,COUNT), slower"] = config.logging.profile
     if summary["source"] == "imagenet2012":

@@ -5,7 +5,6 @@ import fcntl
 import itertools
 import json
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from jaxdp.checkpoint.remote_reader import read_run_file
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
-from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.loggers.writers import LOG, scan_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.storage.location import StorageError
 from jaxdp.validation import changes, from_json, to_json
@@ -218,8 +217,7 @@ def truncate_log(source: Path, workdir: Path, *, samples: int) -> tuple[list[dic
     """
     log = source / LOG
     exists = samples > 0 and log.exists()
-    records = read_log(log) if exists else []
-    damaged = read_regular(log, sys.maxsize).count(b"\n") - len(records) if exists else 0
+    records, damaged = scan_log(log) if exists else ([], 0)
     kept = [record for record in records if record["samples"] <= samples]
     write_atomically(workdir / LOG, "".join(record_to_json(record) + "\n" for record in kept))
     warning = f"dropped {damaged} damaged line{'s' * (damaged > 1)} of {log}" if damaged > 0 else None

@@ -1,31 +1,31 @@
 """Reads a growing metrics.jsonl: each time only what is new."""
 
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 from jaxdp.files import open_regular
-from jaxdp.loggers.writers import RECORD_FIELDS, parse_record
+from jaxdp.loggers.writers import is_plausible, parse_record
 
 TAIL = 64  # bytes before the position that must be unchanged for the rest to be new
 CHUNK = 2**22
 
 
 class LogReader:
-    """The records of a log, updated by `refresh`.
+    """The records of a log and the number of its damaged lines, updated by `refresh`.
 
     A file that was replaced or truncated, as by a resumed run, is read again. A last line without its end is left for the next
-    time, and damaged lines are left out.
+    time.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: list[dict[str, Any]] = []
+        self.damaged = 0
         self._forget()
 
     def _forget(self) -> None:
-        self.records = []
+        self.records, self.damaged = [], 0
         self._inode, self._position, self._tail, self._torn = 0, 0, b"", b""
 
     def refresh(self) -> None:
@@ -47,8 +47,10 @@ class LogReader:
                 *lines, self._torn = (self._torn + data).split(b"\n")
                 for line in lines:
                     record = parse_record(line.decode(errors="replace") + "\n")
-                    if record is not None and _is_plausible(record):
+                    if record is not None and is_plausible(record):
                         self.records.append(record)
+                    else:
+                        self.damaged += 1
 
     def _continues(self, file: Any, status: os.stat_result) -> bool:
         """Whether the file is the one that was read, possibly with more at its end."""
@@ -56,10 +58,3 @@ class LogReader:
             return False
         file.seek(self._position - len(self._tail))
         return file.read(len(self._tail)) == self._tail
-
-
-def _is_plausible(record: dict[str, Any]) -> bool:
-    """Whether a record has its position, and the fields of jaxdp are numbers that can be drawn, or null."""
-    values = (record[name] for name in RECORD_FIELDS.keys() & record.keys() if record[name] is not None)
-    numbers = all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
-    return numbers and record.get("epoch") is not None

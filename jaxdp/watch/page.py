@@ -128,6 +128,8 @@ def _facts(history: History, pace: Pace) -> dict[str, str]:
     skipped = next((record["skipped_steps"] for record in reversed(training) if record.get("skipped_steps")), 0)
     if skipped:
         facts["skipped steps"] = f"{skipped:,.0f}"
+    if history.damaged:
+        facts["damaged log lines, skipped"] = f"{history.damaged:,}"
     return facts
 
 

@@ -74,7 +74,9 @@ class WatchedRun:
             self._log.refresh()
             self.events = read_events(self.path / EVENTS)
             files = local_run_files(self.path, is_running=running)
-            self.history = assemble(files, self.label, config=run_config(self.path), records=[*self._log.records])
+            self.history = assemble(
+                files, self.label, config=run_config(self.path), records=[*self._log.records], damaged=self._log.damaged
+            )
         except ConfigError as error:
             self.problem = error.reason
         except Exception as error:  # whatever this directory holds, the page shows the other runs

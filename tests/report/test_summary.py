@@ -12,6 +12,9 @@ from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
 from jaxdp.report import as_text, report, summarize
+from jaxdp.report.run_history import read
+from jaxdp.report.tables import numbers_table
+from jaxdp.watch.runs import WatchedRun
 
 
 def test_report_of_an_imagenet_run_compares_it_with_the_mlperf_reference(tmp_path):
@@ -41,13 +44,34 @@ def test_report_of_a_killed_run_ignores_the_torn_last_line(tmp_path):
     assert report(tmp_path)["epochs"] == 80.0
 
 
-@pytest.mark.parametrize("line", [b"{broken", b"5", b"\xff\xfe", b"[1]"])
-def test_report_with_a_damaged_line_names_it(tmp_path, line):
+DAMAGED = {
+    "broken": b"{broken",
+    "number": b"5",
+    "not UTF-8": b"\xff\xfe",
+    "list": b"[1]",
+    "empty": b"",
+    "without its position": b'{"samples": 5}',
+    "text for a number": b'{"samples": 5, "epoch": 1.0, "eval_accuracy": "high"}',
+    "NaN for its position": b'{"samples": 5, "epoch": NaN, "eval_accuracy": 0.5}',
+    "several records": b'{"samples": 5, "epoch": 1.0}{"samples": 5, "epoch": 1.0}',
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_line_is_skipped_and_counted_by_report_and_watch(tmp_path, line):
     log = write_run(tmp_path) / "metrics.jsonl"
-    log.write_bytes(line + b"\n" + log.read_bytes())
-    with pytest.raises(ConfigError) as error:
-        report(tmp_path)
-    assert (error.value.field, error.value.reason) == (str(log), "line 1 is damaged")
+    intact = report(tmp_path)
+    assert intact["damaged_lines"] == 0
+    first, *rest = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(line + b"\n" + first + line + b"\n" + b"".join(rest))
+    summary = report(tmp_path)
+    assert summary == intact | {"damaged_lines": 2}
+    assert as_text(summary).splitlines()[-1] == "digits: skipped 2 damaged lines of metrics.jsonl"
+    run = WatchedRun(tmp_path, "digits")
+    run.refresh()
+    assert run.history.damaged == read(tmp_path).damaged == 2
+    assert run.history.records == read(tmp_path).records
+    assert "damaged log lines, skipped" in numbers_table([run.history])
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{", b"{broken", b"{}}"])
