@@ -98,6 +98,14 @@ def read_text(path: str | Path) -> str:
     return read_regular(path).decode("utf-8")
 
 
+def no_directory_reason(path: Path, error: OSError) -> str:
+    """Why a directory could not be created. For a link to nothing, and for a file, the system says only "File exists"."""
+    link = next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
+    if link is not None:
+        return f"{link} is a link to {os.readlink(link)}, which does not exist"
+    return "is a file" if path.exists() and not path.is_dir() else error.strerror or str(error)
+
+
 def check_output(output: str | Path, overwrite: bool, field: str = "--output") -> Path:
     """The path of a file that can be written. Raises ConfigError, naming `field`, if it cannot, or if it exists.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jaxdp.distributed.launchers import Cluster, host_identity
 from jaxdp.errors import NO_VALUE, ConfigError
-from jaxdp.files import read_regular
+from jaxdp.files import no_directory_reason, read_regular
 
 VARIABLE = "JAXDP_SECRET"
 MIN_CHARS = 16  # shorter secrets can be guessed by a passive listener
@@ -75,7 +75,7 @@ class Secret:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             self.remove()
-            reason = f"rank 0 cannot write the run's secret there ({error.strerror})"
+            reason = f"rank 0 cannot write the run's secret there ({no_directory_reason(folder, error)})"
             raise ConfigError("--workdir", str(folder), reason=reason, hint=f"choose a writable directory, or {FIX}") from None
         if open_to_others:
             self.warning = f"{self._path} can be read by other users (its file system keeps no permissions); {FIX}"

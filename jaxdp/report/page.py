@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.files import NotRegularError, check_local, is_url, read_regular
+from jaxdp.files import NotRegularError, check_local, is_url, no_directory_reason, read_regular
 from jaxdp.report.communication import measure_communication
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.run_history import History, check_workdirs, read_all
@@ -132,7 +132,7 @@ def _make_directory(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "is a file" if folder.exists() else os.strerror(error.errno or 0)
+        reason = no_directory_reason(folder, error)
         raise ConfigError("--output", str(folder), reason=reason, hint="give another directory") from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxdp.config import Storage
 from jaxdp.errors import ConfigError
-from jaxdp.files import check_no_password, user_cache
+from jaxdp.files import check_no_password, no_directory_reason, user_cache
 
 
 def local_directory(storage: Storage) -> Path:
@@ -22,7 +22,7 @@ def temporary_directory(storage: Storage) -> tempfile.TemporaryDirectory:
         root.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=root)
     except OSError as error:
-        raise ConfigError("storage.directory", str(root), reason=error.strerror or str(error)) from None
+        raise ConfigError("storage.directory", str(root), reason=no_directory_reason(root, error)) from None
 
 
 def run_copy(storage: Storage, url: str) -> Path:

@@ -16,7 +16,18 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.remote_reader import read_run_file
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.files import CHECKPOINTS, CONFIG, RESULT, RUNS, is_url, open_regular, read_regular, read_text, write_atomically
+from jaxdp.files import (
+    CHECKPOINTS,
+    CONFIG,
+    RESULT,
+    RUNS,
+    is_url,
+    no_directory_reason,
+    open_regular,
+    read_regular,
+    read_text,
+    write_atomically,
+)
 from jaxdp.loggers.writers import LOG, scan_log
 from jaxdp.loggers.writers import to_json as record_to_json
 from jaxdp.storage.location import StorageError
@@ -57,7 +68,7 @@ def lock_run_dir(workdir: Path) -> Iterator[Path]:
         if (workdir / RESULT).exists() and error.errno in (errno.EROFS, errno.EACCES):
             yield workdir  # a finished run is only read
             return
-        raise _error(workdir, error.strerror or str(error), "use another directory") from None
+        raise _error(workdir, no_directory_reason(workdir, error), "use another directory") from None
     with lock:
         if not _lock_for_training(lock):
             raise _error(workdir, "another process is training in it", "use another directory")

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
-from jaxdp.files import user_cache
+from jaxdp.files import no_directory_reason, user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 # Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
@@ -71,7 +71,7 @@ def enable_compilation_cache(config: Compile) -> None:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if config.cache != "auto":
-                reason = f"cannot create the directory: {error.strerror}"
+                reason = f"cannot create the directory: {no_directory_reason(path, error)}"
                 raise ConfigError(
                     "compile.cache", config.cache, reason=reason, hint="use another directory, auto or off"
                 ) from None

@@ -18,6 +18,33 @@ def test_prepare_run_dir_with_unreadable_config_raises(tmp_path):
         run_dir.prepare_run_dir(tmp_path, Config(model=Model(classes=10)))
 
 
+@pytest.mark.parametrize(
+    ("workdir", "reason"),
+    [
+        ("link", "{0}/link is a link to nowhere, which does not exist"),
+        ("link/run", "{0}/link is a link to nowhere, which does not exist"),
+        ("loop", "{0}/loop is a link to loop, which does not exist"),
+        ("file", "is a file"),
+        ("file/run", "Not a directory"),
+    ],
+)
+def test_directory_that_cannot_be_created_raises_with_its_cause(tmp_path, workdir, reason):
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as error, run_dir.lock_run_dir(tmp_path / workdir):
+        pass
+    assert error.value.reason == reason.format(tmp_path)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_link_to_a_directory_is_a_working_directory(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    with run_dir.lock_run_dir(tmp_path / "link/run"):
+        assert (tmp_path / "disk/run/.lock").exists()
+
+
 def test_next_free_returns_the_first_directory_without_a_run(tmp_path):
     for name in ("run", "run-2"):
         (tmp_path / name).mkdir()
