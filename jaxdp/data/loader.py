@@ -1,15 +1,18 @@
 """Decodes encoded images into batches of one size, on a pool of threads."""
 
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
+import jax
 import numpy as np
 from PIL import Image
 
-from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, rgb
+from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, has_12_bits, rgb
 from jaxdp.distributed import status
 from jaxdp.errors import OneLine
 from jaxdp.storage.location import StorageError
@@ -65,6 +68,7 @@ class Loader:
         self.scratch = Scratch()
         self.bad_images: dict[str, str] = {}
         self.loading_seconds = 0.0  # of all threads
+        self.lock, self.warned = threading.Lock(), False
 
     @property
     def storage_share(self) -> float:
@@ -121,7 +125,10 @@ class Loader:
             candidate = (index + offset) % len(self.source)
             try:
                 image, label = self._item(candidate)
-                self.transform(decode(image, self.scratch) if isinstance(image, bytes) else image, out, position)
+                pixels = decode(image, self.scratch) if isinstance(image, bytes) else image
+                if isinstance(image, bytes) and has_12_bits(image, pixels):
+                    self._warn_of_12_bits(candidate)
+                self.transform(pixels, out, position)
                 return label
             except ImageError as error:
                 name = self._name(candidate)
@@ -133,6 +140,14 @@ class Loader:
                     return IGNORED
         reasons = "; ".join(list(self.bad_images.values())[:3])
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
+
+    def _warn_of_12_bits(self, index: int) -> None:
+        with self.lock:
+            if self.warned or (jax.distributed.is_initialized() and jax.process_index() > 0):
+                return
+            self.warned = True
+        reason = "the upper 8 of 16 bits are used, and all values are below 4,096, as from a 12-bit camera"
+        print(f"{self._name(index)} is nearly black: {reason}; multiply such images by 16", file=sys.stderr, flush=True)
 
     def _item(self, index: int) -> tuple[bytes | np.ndarray, int]:
         """(encoded bytes or uint8 pixels [H, W, 3], label) of an item in any of the accepted forms."""

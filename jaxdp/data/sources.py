@@ -370,7 +370,8 @@ def _decoded(
     warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
     if isinstance(train, ArrayItems) and isinstance(evaluation, ArrayItems) and (unseen := evaluation.labels_without(train)):
         warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
-    warnings += [text for source in (train, evaluation) for text in getattr(source, "warnings", ())]
+    files = (evaluation,) if train is evaluation else (train, evaluation)
+    warnings += [text for source in files for text in getattr(source, "warnings", ())]
     return Datasets(
         held_out if only_evaluates else open_training(config),
         held_out,

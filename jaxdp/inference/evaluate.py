@@ -1,5 +1,6 @@
 """Evaluating a checkpoint on the held-out images."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def _evaluate(
 def _evaluate_on(
     data: Datasets, config: Config, evaluated: tuple[dict, dict], *, mesh: Mesh, on_batch: Callable | None = None
 ) -> dict[str, Any]:
-    """Evaluate (params, batch_stats) on the held-out images of `data`."""
+    """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
+    for text in data.warnings:
+        print(f"jaxdp: {text}", file=sys.stderr, flush=True)
     models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)

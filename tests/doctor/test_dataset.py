@@ -49,6 +49,9 @@ def test_check_data_reports_missing_splits_damaged_images_and_too_many_classes(t
         make_images(tmp_path / split, 4, height=50, width=50)
     result = check(tmp_path)
     assert (result.status, result.message) == ("ok", "train: 4 images; val: 4 images; 2 classes")
+    (tmp_path / "train/stray.jpg").write_bytes(b"")
+    result = check(tmp_path)
+    assert (result.status, "ignored 1 image without a class, directly in" in result.message) == ("warning", True)
     (tmp_path / "val/class0/00000.jpg").write_bytes(b"\xff\xd8 no picture")
     assert "cannot read the first image of val" in check(tmp_path).message
     (tmp_path / "train/class2").mkdir()

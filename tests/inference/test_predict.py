@@ -1,6 +1,8 @@
 """Tests of jaxdp.inference.predict."""
 
 import dataclasses
+import shutil
+import unicodedata
 
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,26 @@ def test_evaluate_a_run_with_images_from_python_says_how(flowers):
     call = rf"jaxdp.evaluate\(None, '{flowers / 'run'}', datasets=\(training, evaluation\)\)"
     with pytest.raises(ConfigError, match=f"^data.source='given': the run was given its images from Python; .* {call}$"):
         evaluate(config, flowers / "run")
+
+
+def test_evaluate_finds_images_below_class_folders_whose_names_are_decomposed(flowers, tmp_path, capsys):
+    config = config_for_any_mesh(flowers)
+    expected = evaluate(config, flowers / "run")
+    assert capsys.readouterr().err == ""
+    root = tmp_path / "flowers"
+    shutil.copytree(flowers / "flowers", root)
+    for name in CLASSES:
+        (root / "val" / name / "below").mkdir()
+        (root / "val" / name / "2.png").rename(root / "val" / name / "below" / "2.png")
+    for split in ("train", "val"):
+        (root / split / "Löwenzahn").rename(root / split / unicodedata.normalize("NFD", "Löwenzahn"))
+    shutil.copy(root / "val/rose/3.png", root / "val")
+    moved = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=str(root)))
+    metrics = evaluate(moved, flowers / "run")
+    assert [metrics[name] for name in ("eval_accuracy", "eval_examples")] == [expected["eval_accuracy"], 14]
+    assert metrics["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+    warning = f"jaxdp: ignored 1 image without a class, directly in {root}/val, {root}/val/3.png first\n"
+    assert capsys.readouterr().err == warning
 
 
 def test_predict_jax_and_pillow_images_equal_numpy_images(flowers):
