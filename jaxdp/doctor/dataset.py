@@ -23,8 +23,6 @@ def check_data(result: ResultBuilder, config: Config) -> None:
     splits = _splits(result, config)
     for name, split in splits:
         result.ok(f"{name}: {plural(len(split), 'image', ',')}")
-        for text in getattr(split, "warnings", ()):
-            result.warning(text, "see docs/data.md")
         try:
             image = split[0][0]
             if isinstance(image, bytes):
@@ -36,6 +34,8 @@ def check_data(result: ResultBuilder, config: Config) -> None:
             result.error(f"cannot read the first image of {name}: {error}", "see docs/data.md")
     if not splits:
         return
+    if warnings := [text for _, split in splits for text in getattr(split, "warnings", ())]:
+        result.warning("; ".join(warnings), "see docs/data.md")
     classes = _class_count(splits[0][1])
     try:
         check_classes(config, classes)
