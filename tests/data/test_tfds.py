@@ -79,12 +79,13 @@ def test_open_reads_examples_and_slices_without_tensorflow(imagenet):
     assert source.name(3) == "record 3 of imagenet2012, train"
 
 
-def test_open_unknown_version_or_config_lists_prepared_ones(imagenet):
+def test_open_unknown_version_or_config_lists_prepared_ones(imagenet, tmp_path):
     """For a data set that tensorflow-datasets knows, and for one that it does not."""
-    (imagenet / "fruit").exists() or shutil.copytree(imagenet / "imagenet2012", imagenet / "fruit")
+    for name in ("imagenet2012", "fruit"):
+        shutil.copytree(imagenet / "imagenet2012", tmp_path / name)
     for name in ("imagenet2012:9.9.9", "fruit:9.9.9", "fruit/x"):
         with pytest.raises(ConfigError, match=rf"data.source='{name}': .*prepared are {name[:5]}\w*:5\.1\.0"):
-            tfds.TfdsSource.open(name, str(imagenet), "train")
+            tfds.TfdsSource.open(name, str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "imagenet2012-train.array_record-00000-of-00001"])
