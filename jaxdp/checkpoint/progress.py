@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 class Progress:
     """Position and history of a run, saved with every checkpoint. Seconds add up over all sessions of the run.
 
+    first_step_seconds: from the start of the command to the first step, in the last session that took one.
     last_evaluation: record of the last evaluation. evaluation_due: an evaluation is due at this position and has not run.
     best, improved, not_improved: of early stopping: record of the best evaluation, value of the metric at the last evaluation
     that improved, and number of evaluations since.
@@ -53,6 +54,10 @@ class Progress:
         """The progress at the start of another session."""
         return dataclasses.replace(self, sessions=self.sessions + 1)
 
+    def count_sessions(self, earlier: int) -> None:
+        """Count sessions that were killed before they saved. earlier: number of sessions before this one, or less."""
+        self.sessions = max(self.sessions, earlier + 1)
+
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add to the seconds of "training", "evaluation", "input", "saving", "audit" or "compilation"."""
         name = f"{activity}_seconds"
@@ -64,9 +69,8 @@ class Progress:
         self.samples += samples
 
     def record_first_step(self, seconds: float) -> None:
-        """Set the time to the first step of the run, unless it is known."""
-        if self.first_step_seconds is None:
-            self.first_step_seconds = seconds
+        """Set the time to the first step of this session."""
+        self.first_step_seconds = seconds
 
     def record_skipped_steps(self, total: int) -> None:
         self.skipped_steps = total

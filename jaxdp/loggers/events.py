@@ -1,6 +1,7 @@
 """Events of a run beside its metrics: when its sessions began, what they showed, and how they ended.
 
-They are lines of `events.jsonl`, for people and for `jaxdp watch`; a resumed run appends to it. No run reads it.
+They are lines of `events.jsonl`, for people and for `jaxdp watch`; a resumed run appends to it, and reads how often the run was
+started.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ class EventLog:
     """Appends events to the events.jsonl in a directory; None: nowhere. An event that cannot be written is lost, without an
     error.
 
-    position: called at every event; returns the fields `samples` and `wall_seconds` if they are known.
+    position: called at every event; returns the fields `samples`, `sessions` and `wall_seconds` if they are known.
     """
 
     def __init__(self, workdir: Path | None) -> None:
@@ -110,7 +111,7 @@ class RecordedScreen(Quiet):
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
 
-    Every event has `event` and `text`, strings, and may have `samples` and `wall_seconds`, numbers.
+    Every event has `event` and `text`, strings, and may have `samples`, `sessions` and `wall_seconds`, numbers.
     """
     try:
         with open_regular(path) as file:
@@ -128,5 +129,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict) or not all(isinstance(event.get(name), str) for name in ("event", "text")):
         return None
-    numbers = {name: event[name] for name in ("samples", "wall_seconds") if isinstance(event.get(name), int | float)}
+    names = ("samples", "sessions", "wall_seconds")
+    numbers = {name: event[name] for name in names if isinstance(event.get(name), int | float)}
     return {"event": event["event"], "text": event["text"]} | numbers

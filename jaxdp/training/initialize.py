@@ -3,18 +3,21 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxdp import schedules
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.loggers.console import Quiet, Screen
-from jaxdp.loggers.events import RESUMING
+from jaxdp.loggers.events import EVENTS, RESUMING, read_events
 from jaxdp.models.weights import Weights
+from jaxdp.planning import Plan
 from jaxdp.training import finetune, run_dir
 from jaxdp.training.run_checkpoints import RunCheckpoints
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import TrainState, abstract_state, create_state
 from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.training.step_timer import StepTimer
+from jaxdp.validation import changes, from_dict
 
 
 class StartPoint(NamedTuple):
@@ -69,6 +72,7 @@ def restore_or_initialize(
         group.set_resume_hint(f"{screen.resume_action} continues from {restored.manifest.path}")
         setup.datasets.add_bad_images(restored.progress.bad_images)
     progress, logged = timer.progress, list[dict[str, Any]]()
+    progress.count_sessions(group.broadcast_object("sessions", _sessions(workdir) if group.is_rank0 else None))
     if group.is_rank0:
         logged, warning = run_dir.truncate_log(source, workdir, samples=progress.samples)
         if warning:
@@ -76,7 +80,33 @@ def restore_or_initialize(
     if restored is not None:
         epoch = progress.samples / plan.examples
         screen.info(f"{RESUMING}{restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
+        if changed := _changed_plan(restored.manifest, plan):
+            screen.info(changed)
     return state, timer, logged
+
+
+def _changed_plan(manifest: Manifest, plan: Plan) -> str | None:
+    """What a run that continues from a checkpoint with another plan changes, in one line; None if nothing or at its end."""
+    saved, config, samples = from_dict(manifest.metadata["config"]), plan.config, manifest.samples
+    names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
+    if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
+        return None
+    spans = schedules.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
+    index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
+    batch = saved.batch[index].global_batch
+    rate = schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch)
+    values = {
+        "learning rate": (f"{rate:.4g}", f"{plan.learning_rate(samples):.4g}"),
+        "batch": (f"{batch}", f"{plan.phases[plan.phase_at(samples)].global_batch}"),
+    }
+    changed = [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
+    what = f"it changes {', '.join(changed)}" if changed else "learning rate and batch stay the same here"
+    return f"the plan above holds from epoch {samples / plan.examples:.2f} on, not for the epochs before; {what}"
+
+
+def _sessions(workdir: Path) -> int:
+    """The number of sessions of the run so far, by its events; 0 if unknown. Checkpoints do not know of killed sessions."""
+    return max((int(event.get("sessions", 0)) for event in read_events(workdir / EVENTS)), default=0)
 
 
 def _initial_state(

@@ -31,11 +31,12 @@ class TrainResult:
     ended before its last epoch; stop_reason: why.
     accuracy, top5: shares in [0, 1]; top5 is None with fewer than six classes. loss: mean held-out cross entropy.
     images_per_second: of training alone, without compilation, evaluation, audits and saving. seconds_to_first_step: from the
-    start of the command. compilation_seconds: time that the run waited for a program; most programs are compiled while it
-    trains. Work that an interrupted session lost and a later one repeated counts once. waiting_share: share of the last
-    session's step time in which devices waited for a process that was not ready. slowest: the processes waited for most.
-    refused_connections: connections to rank 0's control port that did not prove the run's secret. save_error: why the last
-    state could not be saved; None if it was. strategy: of the all-reduce, "none" on one device; several if the phases differ.
+    start of the command, of the last session that took a step. compilation_seconds: time that the run waited for a program;
+    most programs are compiled while it trains. Work that an interrupted session lost and a later one repeated counts once.
+    waiting_share: share of the last session's step time in which devices waited for a process that was not ready. slowest: the
+    processes waited for most. refused_connections: connections to rank 0's control port that did not prove the run's secret.
+    save_error: why the last state could not be saved; None if it was. strategy: of the all-reduce, "none" on one device;
+    several if the phases differ.
 
     `repr` shows the most important fields, `dataclasses.asdict` all.
     """
@@ -170,9 +171,10 @@ def show_result(screen: Screen | Quiet, result: TrainResult, path: Path) -> None
     )
     if is_best:
         screen.info(f"trained for {length}{reason}")
-    sessions = f" in {result.sessions} sessions" if result.sessions > 1 else ""
+    sessions, of_the_last = (f" in {result.sessions} sessions", " of the last") if result.sessions > 1 else ("", "")
+    first_step = f"first step{of_the_last} after {result.seconds_to_first_step:.0f} s"
     screen.info(
-        f"time {format_duration(result.wall_seconds)}{sessions}, first step after {result.seconds_to_first_step:.0f} s, "
+        f"time {format_duration(result.wall_seconds)}{sessions}, {first_step}, "
         f"{result.images_per_second:.0f} images/s without compilation and evaluation"
     )
     if result.slowest and (waiting := describe({"waiting_share": result.waiting_share, "slowest": result.slowest})):

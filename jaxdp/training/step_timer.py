@@ -17,6 +17,7 @@ class StepTimer:
     def __init__(self, progress: Progress, command_start: float) -> None:
         self.progress, self.command_start = progress, command_start
         self.last_step_end = time.perf_counter()
+        self.is_first_step = True
 
     def restart(self) -> None:
         """Start the time of the next step now."""
@@ -27,7 +28,9 @@ class StepTimer:
         now = time.perf_counter()
         seconds, self.last_step_end = now - self.last_step_end, now
         self.progress.add_seconds("training", seconds)
-        self.progress.record_first_step(time.monotonic() - self.command_start)
+        if self.is_first_step:
+            self.progress.record_first_step(time.monotonic() - self.command_start)
+            self.is_first_step = False
         return seconds
 
     def exclude(self, seconds: float) -> None:

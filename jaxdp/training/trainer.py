@@ -71,8 +71,10 @@ class Trainer:
         self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
 
     def position(self) -> dict[str, Any]:
-        """{"samples", "wall_seconds"} of the last step, for an event; {} before the log is open."""
-        return {"samples": self.progress.samples} | self.log.wall_time if self.log.is_open else {}
+        """{"samples", "wall_seconds"} of the last step and the number of "sessions" for an event; {} before the log is open."""
+        if not self.log.is_open:
+            return {}
+        return {"samples": self.progress.samples, "sessions": self.progress.sessions} | self.log.wall_time
 
     def fit(self) -> TrainResult:
         """Train to the end of the plan or to an early stop, from the newest checkpoint if there is one; write result.json.

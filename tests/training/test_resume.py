@@ -1,12 +1,14 @@
 """Resuming: an interrupted run equals an uninterrupted one bit by bit; what cannot be resumed is refused."""
 
 import dataclasses
+import json
 import shutil
+import time
 
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, outcome, tensorboard_scalars, train_until
+from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, train_until
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
@@ -56,6 +58,35 @@ def test_resume_starts_at_the_newest_checkpoint_and_reports_it(tiny, tmp_path):
     assert [text for text in screen.lines if "resuming" in text] == [
         f"resuming from {tmp_path / 'checkpoints/80'}: epoch 1.60, step 10"
     ]
+
+
+def test_sessions_that_were_killed_before_they_saved_count(tiny, tmp_path):
+    """The first checkpoint is that after step 7."""
+    train_until(tiny, tmp_path, step=2)
+    train_until(tiny, tmp_path, step=8)
+    train_until(tiny, tmp_path, step=8)
+    screen = Recorder()
+    result = train(tiny, tmp_path, screen=screen)
+    assert result.sessions == json.loads((tmp_path / "result.json").read_text())["sessions"] == 4
+    assert any(f" in 4 sessions, first step of the last after {result.seconds_to_first_step:.0f} s" in x for x in screen.lines)
+
+
+def test_time_to_the_first_step_is_that_of_the_last_session(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=9, started=time.monotonic() - 1000)
+    assert latest_valid(tmp_path / "checkpoints").metadata["progress"]["first_step_seconds"] > 1000
+    assert train(tiny, tmp_path, screen=False).seconds_to_first_step < 1000
+
+
+def test_more_epochs_say_what_they_change(tiny, tmp_path):
+    train(tiny, tmp_path, screen=False)
+    screen, longer = Recorder(), dataclasses.replace(tiny, epochs=4.0)
+    train(longer, tmp_path, screen=screen, accept_changes=True)
+    rate = 2.0 * (1 + np.cos(np.pi * (3.2 - 1) / (4 - 1))) / 2  # the cosine of 4 epochs at epoch 3.2, that of 3 has ended
+    (line,) = (text for text in screen.lines if "the plan above" in text)
+    assert line == (
+        f"the plan above holds from epoch 3.20 on, not for the epochs before; it changes learning rate 0 -> {rate:.4g}"
+    )
+    assert next(record for record in read_records(tmp_path) if record["samples"] > 160)["learning_rate"] == pytest.approx(rate)
 
 
 def train_until_stopped(config, workdir, when):
