@@ -49,7 +49,7 @@ class ResultBuilder:
         self.fixes.append(fix)
 
     def build(self) -> CheckResult:
-        return CheckResult(self.check, self.status, "; ".join(self.messages), "; ".join(self.fixes) or None)
+        return CheckResult(self.check, self.status, "; ".join(self.messages), "; ".join(dict.fromkeys(self.fixes)) or None)
 
 
 Check = Callable[[ResultBuilder], None]

@@ -31,6 +31,14 @@ def test_result_builder_with_several_messages_keeps_the_worst_status():
     assert result.fix == "free space; use another disk"
 
 
+def test_result_builder_states_a_fix_of_several_problems_once():
+    builder = ResultBuilder("images")
+    for split in ("train", "val"):
+        builder.error(f"1 of 4 images of {split} cannot be used", "replace what cannot be read")
+    builder.warning("slow", "use another disk")
+    assert builder.build().fix == "replace what cannot be read; use another disk"
+
+
 def test_run_concurrently_with_a_raising_and_a_hanging_check_returns_every_result():
     until = threading.Event()
 
