@@ -53,7 +53,9 @@ def plan(config: "Config", devices: int | None = None, hosts: int = 1) -> "Plan"
     from jaxdp.distributed.runtime import start
     from jaxdp.planning import make_plan
     from jaxdp.validation import validate
+    from jaxdp.xla.jax_options import own_options
 
     config, examples = inspect(validate(config))
-    devices = len(start(config.mesh)) if devices is None else devices
-    return make_plan(config, examples=examples, devices=devices, hosts=hosts)
+    with own_options():
+        devices = len(start(config.mesh)) if devices is None else devices
+        return make_plan(config, examples=examples, devices=devices, hosts=hosts)

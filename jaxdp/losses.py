@@ -41,10 +41,10 @@ def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix:
 
 def _binary(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
     classes, smoothing = logits.shape[-1], optimizer.label_smoothing
-    targets = jax.nn.one_hot(labels, classes)
+    targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
     if mix is not None:
         others, share = mix
-        targets = share[:, None] * targets + (1 - share[:, None]) * jax.nn.one_hot(others, classes)
+        targets = share[:, None] * targets + (1 - share[:, None]) * jax.nn.one_hot(others, classes, dtype=jnp.float32)
     targets = (1 - smoothing) * targets + smoothing / classes
     if optimizer.target_threshold is not None:
         targets = (targets > optimizer.target_threshold).astype(jnp.float32)
@@ -67,6 +67,6 @@ def rank_of_label(logits: jax.Array, labels: jax.Array) -> jax.Array:
     logits: [B, K]; labels: [B] integers in [0, K). Returns [B] int32.
     """
     label_logits = jnp.take_along_axis(logits, labels[:, None], axis=-1)
-    classes = jnp.arange(logits.shape[-1])
+    classes = jnp.arange(logits.shape[-1], dtype=labels.dtype)
     above = ~(logits < label_logits) & (classes != labels[:, None])
     return above.sum(-1, dtype=jnp.int32)

@@ -15,6 +15,7 @@ from jaxdp.flag_help import rows
 from jaxdp.flags import flag_value, parse
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
+from jaxdp.xla.jax_options import own_options
 
 LARGEST_MESSAGE = 2**34  # bytes; larger than any model's gradients, and every device holds a copy
 
@@ -164,7 +165,9 @@ def run(arguments: list[str], program: str) -> None:
     name, flags = arguments[0], arguments[1:]
     kind, bench = COMMANDS[name]
     recipe = load_recipe(flags, default=kind.config)
-    bench(parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config)), flags)
+    options = parse(kind, flags, f"{program} {name}", default=kind(run=recipe.config))
+    with own_options():
+        bench(options, flags)
 
 
 def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:

@@ -14,6 +14,7 @@ from jaxdp.flags import parse
 from jaxdp.planning import Plan as RunPlan
 from jaxdp.recipes import load_recipe
 from jaxdp.validation import validate
+from jaxdp.xla.jax_options import own_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,11 @@ def run(arguments: list[str], program: str) -> None:
     config = validate(options.run)
     if options.compile_for is not None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave GPUs of this machine alone
+    _print_plan(options, config, recipe.note)
+
+
+@own_options()
+def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     import jaxdp
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
@@ -83,7 +89,7 @@ def run(arguments: list[str], program: str) -> None:
     parts: list[Any] = []
     if not options.json:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
-        parts += [recipe.note] if recipe.note else []
+        parts += [note] if note else []
         parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
     if warning := health.small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
         document["batch_norm_warning"] = warning

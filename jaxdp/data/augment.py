@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.scipy.ndimage import map_coordinates
 
 from jaxdp.choices import AUGMENTATIONS, MIXES
@@ -57,7 +58,7 @@ def _grid(height: int, width: int) -> list[jax.Array]:
 
 def affine_matrix(key: jax.Array) -> jax.Array:
     """[2, 3]: a small random map from output to input coordinates, both relative to the center and size of the image."""
-    angle, log_scale, shear, down, right = jax.random.uniform(key, (5,), minval=-1.0, maxval=1.0)
+    angle, log_scale, shear, down, right = jax.random.uniform(key, (5,), jnp.float32, minval=-1.0, maxval=1.0)
     cos, sin = jnp.cos(ANGLE * angle), jnp.sin(ANGLE * angle)
     rotate = jnp.array([[cos, -sin], [sin, cos]])
     slant = jnp.array([[1.0, SHEAR * shear], [0.0, 1.0]])
@@ -83,8 +84,8 @@ def paper_draws(key: jax.Array) -> dict[str, jax.Array]:
     """The random numbers of `paper_transform`: uniform in [0, 1), "contrast" [3], and "key" for the noise."""
     names = ("scale", "aspect", "angle", "row", "column", "flip", "brightness", "distortion", "noise")
     uniform, channels, noise = jax.random.split(key, 3)
-    draws = dict(zip(names, jax.random.uniform(uniform, (len(names),)), strict=True))
-    return draws | {"contrast": jax.random.uniform(channels, (3,)), "key": noise}
+    draws = dict(zip(names, jax.random.uniform(uniform, (len(names),), jnp.float32), strict=True))
+    return draws | {"contrast": jax.random.uniform(channels, (3,), jnp.float32), "key": noise}
 
 
 def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int, ranges: Augment) -> jax.Array:
@@ -121,7 +122,7 @@ def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int,
     pixels += (2 * draws["brightness"] - 1) * ranges.brightness
     pixels = (pixels - ranges.contrast_center) * contrast + ranges.contrast_center
     if ranges.noise:
-        pixels += jax.random.normal(draws["key"], pixels.shape) * (draws["noise"] * ranges.noise)
+        pixels += jax.random.normal(draws["key"], pixels.shape, jnp.float32) * (draws["noise"] * ranges.noise)
     return 255 * pixels
 
 
@@ -138,16 +139,16 @@ def random_resized_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: 
     """
     height, width, _ = image.shape
     sizes, corner, flip = jax.random.split(key, 3)
-    area, ratio = jax.random.uniform(sizes, (2, CROP_ATTEMPTS))
+    area, ratio = jax.random.uniform(sizes, (2, CROP_ATTEMPTS), jnp.float32)
     area = height * width * (ranges.min_area + (1 - ranges.min_area) * area)
     ratio = jnp.exp(jnp.log(3 / 4) + jnp.log(16 / 9) * ratio)
     crop_height, crop_width = jnp.sqrt(area / ratio), jnp.sqrt(area * ratio)
     fits = (crop_height <= height) & (crop_width <= width)
-    first, side = jnp.argmax(fits), min(height, width)
+    first, side = lax.argmax(fits, 0, jnp.int32), min(height, width)
     crop_height, crop_width = (jnp.where(fits.any(), length[first], side) for length in (crop_height, crop_width))
-    down, right = jnp.where(fits.any(), jax.random.uniform(corner, (2,)), 0.5)
+    down, right = jnp.where(fits.any(), jax.random.uniform(corner, (2,), jnp.float32), 0.5)
     rows, columns = _grid(size, size)
-    columns = jnp.where(ranges.flip & jax.random.bernoulli(flip), size - 1 - columns, columns)
+    columns = jnp.where(ranges.flip & jax.random.bernoulli(flip, jnp.float32(0.5)), size - 1 - columns, columns)
     rows = down * (height - crop_height) + (rows + 0.5) * crop_height / size - 0.5
     columns = right * (width - crop_width) + (columns + 0.5) * crop_width / size - 0.5
     return resample(image, rows, columns)
@@ -159,9 +160,9 @@ def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment
     padding = 4 if ranges.padding is None else ranges.padding
     corner, flip = jax.random.split(key)
     padded = jnp.pad(image, ((padding,) * 2, (padding,) * 2, (0, 0)))
-    row, column = jax.random.randint(corner, (2,), 0, 2 * padding + 1)
-    crop = jax.lax.dynamic_slice(padded, (row, column, 0), (height, width, channels))
-    return jnp.where(ranges.flip & jax.random.bernoulli(flip), crop[:, ::-1], crop)
+    row, column = jax.random.randint(corner, (2,), 0, 2 * padding + 1, jnp.int32)
+    crop = lax.dynamic_slice(padded, (row, column, jnp.int32(0)), (height, width, channels))
+    return jnp.where(ranges.flip & jax.random.bernoulli(flip, jnp.float32(0.5)), crop[:, ::-1], crop)
 
 
 TRANSFORMS: dict[str, Callable[..., jax.Array]] = AUGMENTATIONS.implement(
@@ -200,7 +201,7 @@ def resize_for_evaluation(config: Config, images: jax.Array) -> jax.Array:
 def evaluation_indices(size: int, stored: int) -> jax.Array:
     """Fractional indices [size] of the rows, and columns, that `resize_for_evaluation` samples from `stored` ones."""
     side = stored * 7 / 8
-    return (stored - side) / 2 + (jnp.arange(size) + 0.5) * side / size - 0.5
+    return (stored - side) / 2 + (jnp.arange(size, dtype=jnp.float32) + 0.5) * side / size - 0.5
 
 
 def mixup(images: jax.Array, partners: jax.Array, *, share: jax.Array) -> jax.Array:
@@ -212,7 +213,7 @@ def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax
     """Paste a rectangle of about 1 - share of the area, and return the share that is left (Yun et al., arXiv 1905.04899)."""
     _, height, width, _ = images.shape
     side = jnp.sqrt(1 - share)
-    center = jax.random.uniform(key, (2,))
+    center = jax.random.uniform(key, (2,), jnp.float32)
     rows, columns = _grid(height, width)
     inside = (jnp.abs((rows + 0.5) / height - center[0]) < side / 2) & (jnp.abs((columns + 0.5) / width - center[1]) < side / 2)
     return jnp.where(inside[..., None], partners, images), 1 - inside.mean(dtype=jnp.float32)
@@ -220,17 +221,17 @@ def cutmix(images: jax.Array, partners: jax.Array, *, share: jax.Array, key: jax
 
 def _mixup(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     draw, _ = jax.random.split(key)
-    share = jax.random.beta(draw, data.mix_alpha, data.mix_alpha)
+    share = jax.random.beta(draw, data.mix_alpha, data.mix_alpha, dtype=jnp.float32)
     return mixup(images, partners, share=share), share
 
 
 def _cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     draw, place = jax.random.split(key)
-    return cutmix(images, partners, share=jax.random.beta(draw, data.mix_alpha, data.mix_alpha), key=place)
+    return cutmix(images, partners, share=jax.random.beta(draw, data.mix_alpha, data.mix_alpha, dtype=jnp.float32), key=place)
 
 
 def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    cuts = jax.random.uniform(jax.random.fold_in(key, 2)) < data.cutmix_probability
+    cuts = jax.random.uniform(jax.random.fold_in(key, 2), dtype=jnp.float32) < data.cutmix_probability
     blended = _mixup(data, images, partners, key=key)
     pasted = _cutmix(dataclasses.replace(data, mix_alpha=data.cutmix_alpha), images, partners, key=key)
     return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])
@@ -238,7 +239,7 @@ def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key:
 
 MIXERS: dict[str, Callable[..., tuple[jax.Array, jax.Array]]] = MIXES.implement(
     {
-        "none": lambda data, images, partners, *, key: (images, jnp.ones(())),
+        "none": lambda data, images, partners, *, key: (images, jnp.ones((), jnp.float32)),
         "mixup": _mixup,
         "cutmix": _cutmix,
         "mixup_or_cutmix": _mixup_or_cutmix,
@@ -254,7 +255,7 @@ def mix(config: Config, images: jax.Array, positions: jax.Array) -> tuple[jax.Ar
     weight of an image's own label. The config's `data.mix` must not be "none".
     """
     batch = len(images)
-    partner = jnp.arange(batch)[::-1]
+    partner = jnp.arange(batch, dtype=jnp.int32)[::-1]
     key = worker_key(config.seed, positions, MIX_KEY)
     mixed, share = MIXERS[config.data.mix](config.data, images, images[partner], key=key)
     return mixed, partner, jnp.full((batch,), share)

@@ -70,7 +70,7 @@ def channels_of(image: jax.Array) -> list[jax.Array]:
 
 def gray(image: jax.Array) -> jax.Array:
     """Pillow's gray of [H, W, 3]: int32 [H, W]."""
-    return (jnp.sum(image.astype(jnp.int32) * jnp.array(LUMA, jnp.int32), axis=-1) + (1 << 15)) >> 16
+    return (jnp.sum(image.astype(jnp.int32) * jnp.array(LUMA, jnp.int32), axis=-1, dtype=jnp.int32) + (1 << 15)) >> 16
 
 
 def mean_gray(image: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ def histogram(image: jax.Array) -> jax.Array:
     A scatter of integers is exact and deterministic. Products of one-hot nibbles need no atomics but write and read 64 times
     the bytes of the image (docs/data.md).
     """
-    bins = image.astype(jnp.int32) + 256 * jnp.arange(3)
+    bins = image.astype(jnp.int32) + 256 * jnp.arange(3, dtype=jnp.int32)
     return jnp.zeros(3 * 256, jnp.int32).at[bins.ravel()].add(1, mode="promise_in_bounds").reshape(3, 256)
 
 
@@ -93,12 +93,12 @@ def equalized(image: jax.Array) -> jax.Array:
     """Pillow's ImageOps.equalize, int32: each channel through the running sum of its histogram."""
     counts = histogram(image)
     present, pixels = counts > 0, image.shape[0] * image.shape[1]
-    last = jnp.take_along_axis(counts, 255 - jnp.argmax(present[:, ::-1], axis=1, keepdims=True), axis=1)
+    last = jnp.take_along_axis(counts, 255 - lax.argmax(present[:, ::-1], 1, jnp.int32)[:, None], axis=1)
     step = (pixels - last) // 255
-    below = jnp.cumsum(counts, axis=1) - counts
+    below = jnp.cumsum(counts, axis=1, dtype=jnp.int32) - counts
     table = jnp.minimum((step // 2 + below) // jnp.maximum(step, 1), 255)
-    table = jnp.where(step > 0, table, jnp.arange(256))
-    return table.ravel().at[image.astype(jnp.int32) + 256 * jnp.arange(3)].get(mode="promise_in_bounds")
+    table = jnp.where(step > 0, table, jnp.arange(256, dtype=jnp.int32))
+    return table.ravel().at[image.astype(jnp.int32) + 256 * jnp.arange(3, dtype=jnp.int32)].get(mode="promise_in_bounds")
 
 
 def smoothed(image: jax.Array) -> jax.Array:
@@ -107,7 +107,7 @@ def smoothed(image: jax.Array) -> jax.Array:
     pixels = image.astype(jnp.int32)
     padded = jnp.pad(pixels, ((1, 1), (1, 1), (0, 0)))
     total = 4 * pixels + sum(padded[i : i + height, j : j + width] for i in range(3) for j in range(3))
-    rows, columns = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
+    rows, columns = jnp.arange(height, dtype=jnp.int32)[:, None, None], jnp.arange(width, dtype=jnp.int32)[:, None]
     inner = (rows > 0) & (rows < height - 1) & (columns > 0) & (columns < width - 1)
     return jnp.where(inner, (2 * total + SMOOTH_SUM) // (2 * SMOOTH_SUM), pixels)
 
@@ -131,7 +131,7 @@ def transform(image: jax.Array, matrix: jax.Array, cubic: jax.Array, *, interpol
         index = jnp.clip(rows, 0, height - 1) * width + jnp.clip(columns, 0, width - 1)
         return flat.at[index].get(mode="promise_in_bounds")
 
-    x, y = jnp.arange(width), jnp.arange(height)[:, None]
+    x, y = jnp.arange(width, dtype=jnp.int32), jnp.arange(height, dtype=jnp.int32)[:, None]
     column, row = (_place(matrix[:, axis], x, y) for axis in (0, 1))
     if interpolation == "nearest":
         result = pixels(row[0] >> 16, column[0] >> 16)
@@ -232,7 +232,7 @@ def shift_hue(image: jax.Array, share: jax.Array) -> jax.Array:
     """The image with its hue turned by `share` of a full turn, -1/2 to 1/2, as torchvision does on Pillow images; uint8."""
     hue, saturation, value = hue_saturation_value(image)
     hue = hue + jnp.trunc(share * 255).astype(jnp.int32) & 255
-    sector = lax.div(6 * hue, 255)
+    sector = lax.div(6 * hue, jnp.int32(255))
     f, s, v = (6 * hue - 255 * sector) / 255, saturation / 255, value.astype(jnp.float32)
     p, q, t = (jnp.floor(v * (1 - s * part) + 0.5) for part in (1.0, f, 1 - f))
     order = ((v, t, p), (q, v, p), (p, v, t), (p, q, v), (t, p, v), (v, p, q), (v, t, p))

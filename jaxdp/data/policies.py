@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxdp.choices import AUTO_AUGMENTS
 from jaxdp.config import LARGEST_LEVEL, Augment, Config
@@ -114,8 +115,12 @@ def _binned(ranges: Augment, key: jax.Array, *, policy: str, size: int, nearest:
     arXiv 2103.10158): each of 14 with the same probability, and a sign."""
     which, strength, sign = jax.random.split(key, 3)
     magnitude = 9 if ranges.magnitude is None else round(ranges.magnitude)
-    drawn = jax.random.randint(strength, (), 0, BINS) if policy == "trivial_augment" else magnitude
-    index = jax.random.randint(which, (), 0, len(OPERATIONS)), drawn, jax.random.bernoulli(sign).astype(jnp.int32)
+    drawn = jax.random.randint(strength, (), 0, BINS, jnp.int32) if policy == "trivial_augment" else magnitude
+    index = (
+        jax.random.randint(which, (), 0, len(OPERATIONS), jnp.int32),
+        drawn,
+        jax.random.bernoulli(sign, jnp.float32(0.5)).astype(jnp.int32),
+    )
     return jax.tree.map(lambda rows: jnp.asarray(rows)[index], table(policy, size, nearest))
 
 
@@ -124,9 +129,13 @@ def _increasing(ranges: Augment, key: jax.Array, *, size: int, nearest: bool) ->
     which, strength, sign, apply = jax.random.split(key, 4)
     mean = 7.0 if ranges.magnitude is None else ranges.magnitude
     deviation = 0.5 if ranges.magnitude_std is None else ranges.magnitude_std
-    level = jnp.clip(mean + deviation * jax.random.normal(strength), 0, LARGEST_LEVEL) / LARGEST_LEVEL
-    index = jnp.where(jax.random.bernoulli(apply, APPLIED), jax.random.randint(which, (), 0, len(INCREASING)), -1)
-    return increasing_operation(index, level, jnp.where(jax.random.bernoulli(sign), 1.0, -1.0), size=size, nearest=nearest)
+    level = jnp.clip(mean + deviation * jax.random.normal(strength, dtype=jnp.float32), 0, LARGEST_LEVEL) / LARGEST_LEVEL
+    index = jnp.where(
+        jax.random.bernoulli(apply, jnp.float32(APPLIED)), jax.random.randint(which, (), 0, len(INCREASING), jnp.int32), -1
+    )
+    return increasing_operation(
+        index, level, jnp.where(jax.random.bernoulli(sign, jnp.float32(0.5)), 1.0, -1.0), size=size, nearest=nearest
+    )
 
 
 def increasing_operation(index: jax.Array, level: jax.Array, sign: jax.Array, *, size: int, nearest: bool) -> Operation:
@@ -180,8 +189,10 @@ def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
     count = 1 if config.data.auto_augment == "trivial_augment" else ranges.operations
     keys, filters = jax.random.split(key, (2, count))
     drawn = jax.vmap(partial(policy.draw, ranges, size=size, nearest=interpolation == "nearest"))(keys)
-    drawn_cubic = jax.vmap(jax.random.bernoulli)(filters)
-    return drawn._replace(cubic=drawn_cubic if interpolation == "random" else jnp.full(count, interpolation == "bicubic"))
+    drawn_cubic = jax.vmap(lambda key: jax.random.bernoulli(key, jnp.float32(0.5)))(filters)
+    return drawn._replace(
+        cubic=drawn_cubic if interpolation == "random" else jnp.full(count, interpolation == "bicubic", jnp.bool_)
+    )
 
 
 def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: PixelStat) -> jax.Array:
@@ -189,7 +200,7 @@ def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: Pi
     policy, size, interpolation = POLICIES[config.data.auto_augment], images.shape[1], interpolation_of(config)
     assert policy is not None
     published = 0.0 if policy.black else mean
-    color = 255 * jnp.asarray(config.augment.fill) if config.augment.fill else jnp.asarray(published)
+    color = 255 * jnp.asarray(config.augment.fill, jnp.float32) if config.augment.fill else jnp.asarray(published, jnp.float32)
     fill = jnp.broadcast_to(jnp.round(color), (3,))
 
     def one(image: jax.Array, key: jax.Array) -> jax.Array:
@@ -211,14 +222,14 @@ def jitter_strengths(ranges: Augment) -> dict[str, float]:
 def jitter(image: jax.Array, key: jax.Array, *, strengths: dict[str, float]) -> jax.Array:
     """torchvision's ColorJitter of one image, uint8 [H, W, 3]: its parts in random order. strengths: not empty."""
     order, draw = jax.random.split(key)
-    uniform = dict(zip(strengths, jax.random.uniform(draw, (len(strengths),)), strict=True))
+    uniform = dict(zip(strengths, jax.random.uniform(draw, (len(strengths),), jnp.float32), strict=True))
     factors = {
         name: (2 * uniform[name] - 1) * strength
         if name == "hue"
         else max(0.0, 1 - strength) + uniform[name] * (1 + strength - max(0.0, 1 - strength))
         for name, strength in strengths.items()
     }
-    sequence = jax.random.permutation(order, len(strengths))
+    sequence = jax.random.permutation(order, jnp.arange(len(strengths), dtype=jnp.int32))
     for step in range(len(strengths)):
         image = jitter_once(image, sequence[step], factors)
     return image
@@ -247,17 +258,17 @@ def erased_box(key: jax.Array, size: tuple[int, int]) -> tuple[jax.Array, ...]:
     """
     height, width = size
     draw, corner = jax.random.split(key)
-    area, ratio = jax.random.uniform(draw, (2, ERASE_ATTEMPTS))
+    area, ratio = jax.random.uniform(draw, (2, ERASE_ATTEMPTS), jnp.float32)
     area = height * width * (ERASED_AREA[0] + (ERASED_AREA[1] - ERASED_AREA[0]) * area)
     low, high = map(math.log, ERASED_RATIO)
     ratio = jnp.exp(low + (high - low) * ratio)
     tall, wide = (jnp.round(jnp.sqrt(product)).astype(jnp.int32) for product in (area * ratio, area / ratio))
     fits = (tall < height) & (wide < width)
-    first = jnp.argmax(fits)
+    first = lax.argmax(fits, 0, jnp.int32)
     tall, wide = jnp.where(fits.any(), tall[first], 0), wide[first]
     down, right = jax.random.split(corner)
-    top = jax.random.randint(down, (), 0, height - tall + 1)
-    return top, jax.random.randint(right, (), 0, jnp.maximum(width - wide, 0) + 1), tall, wide
+    top = jax.random.randint(down, (), 0, height - tall + 1, jnp.int32)
+    return top, jax.random.randint(right, (), 0, jnp.maximum(width - wide, 0) + 1, jnp.int32), tall, wide
 
 
 def erase_one(image: jax.Array, key: jax.Array, *, ranges: Augment) -> jax.Array:
@@ -265,10 +276,12 @@ def erase_one(image: jax.Array, key: jax.Array, *, ranges: Augment) -> jax.Array
     height, width, _ = image.shape
     happens, box, noise = jax.random.split(key, 3)
     top, left, tall, wide = erased_box(box, (height, width))
-    rows, columns = jnp.arange(height)[:, None, None], jnp.arange(width)[:, None]
+    rows, columns = jnp.arange(height, dtype=jnp.int32)[:, None, None], jnp.arange(width, dtype=jnp.int32)[:, None]
     inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
-    replaced = inside & jax.random.bernoulli(happens, ranges.erase_probability)
-    return jnp.where(replaced, jax.random.normal(noise, image.shape) if ranges.erase_mode == "noise" else 0.0, image)
+    replaced = inside & jax.random.bernoulli(happens, jnp.float32(ranges.erase_probability))
+    return jnp.where(
+        replaced, jax.random.normal(noise, image.shape, jnp.float32) if ranges.erase_mode == "noise" else 0.0, image
+    )
 
 
 def _keys(config: Config, positions: jax.Array, use: int) -> jax.Array:

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from jaxdp.distributed.process_group import Agreement, ProcessGroup, SingleProcess
 from jaxdp.errors import EXIT_STOPPED, OneLine
+from jaxdp.xla.jax_options import own_options
 
 TELL_SECONDS = 1.0  # for a process that exits at once to tell the others
 CHECK_SECONDS = 0.1  # between two checks for a stop while the main thread waits
@@ -169,7 +170,7 @@ class SignalHandler:
         """Call a function in another thread and return its result; the main thread handles signals meanwhile."""
         executor = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         try:
-            return self.wait_for(executor.submit(function, *arguments))
+            return self.wait_for(executor.submit(own_options()(function), *arguments))
         finally:
             executor.shutdown(wait=False)
 

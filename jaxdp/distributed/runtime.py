@@ -20,7 +20,7 @@ from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.distributed.secret import Secret
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
-from jaxdp.xla import options
+from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
     import jax
@@ -145,14 +145,15 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     cache of compiled programs; None: as JAX is configured.
 
     Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
-    JAX's platform does not start, if JAX runs in this process with fewer CPU devices, or if the processes do not have
-    the same number of devices.
+    JAX's platform does not start, if JAX runs in this process with fewer CPU devices, if the processes do not have the same
+    number of devices, or if an option of JAX is set that changes results.
     """
     group = group or current_group()
     if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CPU_COLLECTIVE_TIMEOUT}".strip()
     import jax
 
+    jax_options.check()
     if compile:
         options.enable_compilation_cache(compile)
     cpu_devices = config.cpu_devices or 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxdp.distributed.runtime import nvidia_gpu_present
 from jaxdp.doctor.check_result import ResultBuilder, output_of
 from jaxdp.doctor.packages import installed_version
+from jaxdp.xla import jax_options
 
 OLDEST_DRIVERS = {"12": 525, "13": 580}  # by CUDA's major version, from JAX's installation page
 NVIDIA_SMI_SECONDS = 20.0
@@ -102,9 +103,14 @@ def check_nccl(result: ResultBuilder, devices: list[dict]) -> None:
 
 
 def check_variables(result: ResultBuilder) -> None:
-    """List the variables that configure JAX, XLA and CUDA; warn of an LD_LIBRARY_PATH that may hide the plugin's CUDA."""
+    """List the variables that configure JAX, XLA and CUDA, and options of JAX that have no effect on a run.
+
+    Warns of an LD_LIBRARY_PATH that may hide the plugin's CUDA.
+    """
     variables = {name: value for name, value in sorted(os.environ.items()) if CONFIGURING_VARIABLES.fullmatch(name)}
     result.ok(", ".join(f"{name}={value}" for name, value in variables.items()) or "none is set")
+    if without_effect := jax_options.set_aside():
+        result.ok(jax_options.describe(without_effect))
     initial = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")  # before libraries changed it
     path = next((entry for entry in initial if entry.startswith("LD_LIBRARY_PATH=") and not entry.endswith("=")), None)
     if path and installed_plugins():

@@ -124,6 +124,7 @@ def _probe_plan(config: "Config", probe: Probe) -> Probe:
     from jaxdp import models, plan_summary
     from jaxdp.parallel.mesh import make_mesh
     from jaxdp.training.state import abstract_state
+    from jaxdp.xla.jax_options import own_options
 
     try:
         plan, problem = jaxdp.plan(config, len(probe.devices)), None
@@ -131,7 +132,8 @@ def _probe_plan(config: "Config", probe: Probe) -> Probe:
     except ConfigError as error:
         plan, problem = None, Problem.from_error(error)
     if config.model.classes is not None:
-        leaves = jax.tree.leaves(abstract_state(config, models.create(config.model), make_mesh(1, 1)))
+        with own_options():
+            leaves = jax.tree.leaves(abstract_state(config, models.create(config.model), make_mesh(1, 1)))
         probe = dataclasses.replace(probe, state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
     if plan is None:
         return dataclasses.replace(probe, plan_problem=problem)

@@ -18,12 +18,14 @@ from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.doctor import verify_gradients, verify_resume, verify_sums
 from jaxdp.doctor.proof import Proof
 from jaxdp.errors import first_line
+from jaxdp.xla.jax_options import own_options
 
 CPU_DEVICES = 4  # virtual devices of a CPU, unless --mesh.cpu-devices is given
 SCALING_IMAGES, SCALING_REPEATS = 8, 5  # images per device and step, timed steps
 COLORS = {"passed": "green", "FAILED": "red", "measured": ""}
 
 
+@own_options()
 def run(
     config: Config,
     info: Callable[[str], None] = lambda text: None,

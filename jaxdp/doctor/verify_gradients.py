@@ -26,6 +26,7 @@ from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, create_state, from_host
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
+from jaxdp.xla.jax_options import own_options
 
 IMAGE_SIZE, CLASSES, PER_WORKER_BATCH = 12, 7, 4
 PIXEL_STATS = 127.5, 64.0  # mean, standard deviation
@@ -158,6 +159,7 @@ def proofs(
         state = initial_state(config)
         expected = single_device_gradient(config, state, batch)
 
+    @own_options()
     def build(reduce: Reduce, shape: tuple[int, int]) -> Step:
         with jax.default_matmul_precision("highest"):  # a setting of the thread
             return Step(small_config(count, reduce, compile), shape, devices, host_state=state, batch=batch)

@@ -18,6 +18,7 @@ from jaxdp.inference.load_run import inference_batch, load_run, load_weights, we
 from jaxdp.inference.real_labels import RealLabels
 from jaxdp.training import evaluation
 from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_config
+from jaxdp.xla.jax_options import own_options
 
 
 def evaluate(
@@ -41,6 +42,7 @@ def evaluate(
     return _evaluate(config, workdir, checkpoint, datasets=datasets, real_labels=real_labels)
 
 
+@own_options()
 def evaluate_weights(
     path: str | Path,
     config: Config | None = None,
@@ -81,6 +83,7 @@ def confusion_matrix(
     return result, matrix.counts, class_names(workdir, config.model.class_count)
 
 
+@own_options()
 def _evaluate(
     config: Config | None,
     workdir: str | Path,

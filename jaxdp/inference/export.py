@@ -19,12 +19,14 @@ from jaxdp.inference.load_run import LoadedRun, load_run
 from jaxdp.inference.serving import served_model
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.torch_weights import to_torch
+from jaxdp.xla.jax_options import own_options
 
 WEIGHTS_FORMATS = ("jaxdp", "torchvision", "timm")
 SERVING_SUFFIXES = {"stablehlo": ".jaxexport", "onnx": ".onnx"}
 FORMATS = (*WEIGHTS_FORMATS, *SERVING_SUFFIXES)
 
 
+@own_options()
 def export(
     workdir: str | Path,
     output: str | Path,

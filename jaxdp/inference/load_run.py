@@ -32,6 +32,7 @@ from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
+from jaxdp.xla.jax_options import own_options
 
 WEIGHTS = "--weights"
 
@@ -177,6 +178,7 @@ def _checkpoint_at(folder: Path, samples: str) -> Manifest:
         raise ConfigError("--checkpoint", samples, reason=str(error), hint="use another checkpoint") from None
 
 
+@own_options()
 def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | None = None) -> LoadedRun:
     """Restore a checkpoint of the run in `workdir`, a directory or URL, on all devices of this machine.
 
@@ -235,6 +237,7 @@ def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur
     return validate(Config(name="weights", data=data, model=model))
 
 
+@own_options()
 def load_weights(path: str | Path, config: Config) -> LoadedWeights:
     """Read a file of weights onto all devices of this machine. config: from `weights_config`, with changes.
 

@@ -20,6 +20,7 @@ from jaxdp.files import read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.training.run_dir import class_names, run_config
+from jaxdp.xla.jax_options import own_options
 
 DEFAULT_TOP = 5
 PATH_TYPES = (str, os.PathLike)
@@ -107,6 +108,7 @@ class Images:
         return str(image) if isinstance(image, PATH_TYPES) else f"images[{index}]"
 
 
+@own_options()
 def predict_source(
     workdir: str | Path, source: Any, checkpoint: str = "result", *, top: int | None = None
 ) -> SourcePredictions:
@@ -123,6 +125,7 @@ def predict_source(
     return _predict_source(config, state.evaluated, source, names=names, top=top, about=about)
 
 
+@own_options()
 def predict_weights(
     path: str | Path,
     source: Any,

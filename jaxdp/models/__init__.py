@@ -55,7 +55,7 @@ class Model:
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats), float32 trees, for images of shape (H, W, 3)."""
-        variables = self.module.init(key, jnp.zeros((1, *image_shape)), train=False)
+        variables = self.module.init(key, jnp.zeros((1, *image_shape), jnp.float32), train=False)
         return sample_params(key, variables["params"]), variables["batch_stats"]
 
     def apply(
@@ -105,7 +105,7 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
     """
     leaves, structure = jax.tree.flatten(stds)
     weights = [index for index, leaf in enumerate(leaves) if leaf.ndim > 1]
-    unit = jax.random.normal(key, (sum(leaves[index].size for index in weights),))
+    unit = jax.random.normal(key, (sum(leaves[index].size for index in weights),), jnp.float32)
     for index in weights:
         std = leaves[index]
         leaves[index] = std * unit[: std.size].reshape(std.shape)

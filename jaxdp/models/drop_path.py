@@ -19,5 +19,5 @@ def branch_factor(keys: jax.Array, rate: float, block: int) -> jax.Array:
 
     keys: [B], of the images; block: its number, which makes draws of blocks independent.
     """
-    uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, block)))(keys)
+    uniform = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, block), dtype=jnp.float32))(keys)
     return jnp.where(uniform < rate, 0.0, jnp.float32(1 / (1 - rate)))[:, None, None, None]

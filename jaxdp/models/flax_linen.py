@@ -47,7 +47,7 @@ class LinenNet:
 
     def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]:
         """(params, batch_stats), trees by segment."""
-        images = jnp.zeros((1, *image_shape))
+        images = jnp.zeros((1, *image_shape), jnp.float32)
 
         def run(module: nn.Module, x: Any) -> Any:
             for index in range(len(self.paths)):

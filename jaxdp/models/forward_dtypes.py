@@ -42,7 +42,7 @@ def _dtypes_of_phase(config: Config, model: Any, *, params: Any, batch_stats: An
     def gradient(params: Any, batch_stats: Any) -> Any:
         key = jax.random.key(0)
         keys = jax.random.split(key, images) if model.draws_for_each_image else key
-        x = jnp.zeros((images, size, size, 3))
+        x = jnp.zeros((images, size, size, 3), jnp.float32)
 
         def logits_of(params: Any) -> tuple[jax.Array, Any]:
             return model.apply(params, batch_stats, x, train=True, key=keys)

@@ -19,10 +19,13 @@ def scale_by_adam(
 
     def init(params: Any) -> Any:
         mean = optax.tree.zeros_like(params, dtype=mean_dtype)
-        return {"mean": (mean, jnp.zeros(())), "square": (optax.tree.zeros_like(params), jnp.zeros(()))}
+        return {
+            "mean": (mean, jnp.zeros((), jnp.float32)),
+            "square": (optax.tree.zeros_like(params), jnp.zeros((), jnp.float32)),
+        }
 
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        sample = (gradients, jnp.ones(()))
+        sample = (gradients, jnp.ones((), jnp.float32))
         mean, mean_weight = optax.tree.update_moment(sample, state["mean"], b1, order=1)
         square, square_weight = optax.tree.update_moment(sample, state["square"], b2, order=2)
         updates = jax.tree.map(lambda m, s: m / mean_weight / (jnp.sqrt(s / square_weight) + eps), mean, square)

@@ -44,7 +44,7 @@ def ring(vector: jax.Array) -> jax.Array:
         return vector
     shards = jnp.pad(vector, (0, -vector.size % devices)).reshape(devices, -1)
     to_next = [(source, (source + 1) % devices) for source in range(devices)]
-    steps = jnp.arange(1, devices)
+    steps = jnp.arange(1, devices, dtype=jnp.int32)
 
     def reduce_step(partial_sum: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
         shard = lax.dynamic_index_in_dim(shards, (device - step) % devices, keepdims=False)

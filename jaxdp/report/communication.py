@@ -12,6 +12,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.files import write_atomically
 from jaxdp.report.run_history import COMMUNICATION, History
 from jaxdp.validation import to_json
+from jaxdp.xla.jax_options import own_options
 
 if TYPE_CHECKING:
     import jax
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 REPEATS = 7
 
 
+@own_options()
 def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[str], None] = lambda text: None) -> Path | None:
     """Time the step of every phase of a finished run with and without reductions; return the file with the result.
 

@@ -44,17 +44,17 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
         )
         weights, labels, rank = batch["weights"], batch["labels"], rank_of_label(logits, batch["labels"])
         losses = jnp.where(weights > 0, loss(plain, logits, labels), 0.0)
-        other_logits = jnp.where(jnp.arange(logits.shape[-1]) == labels[:, None], -jnp.inf, logits)
+        other_logits = jnp.where(jnp.arange(logits.shape[-1], dtype=labels.dtype) == labels[:, None], -jnp.inf, logits)
         predicted = jnp.where(rank < 1, labels, other_logits.argmax(-1).astype(jnp.int32))
         sums = {
-            "top1": jnp.sum(weights * (rank < 1)),
-            "examples": jnp.sum(weights),
-            "seen": jnp.sum(batch["seen"]),
+            "top1": jnp.sum(weights * (rank < 1), dtype=jnp.int32),
+            "examples": jnp.sum(weights, dtype=jnp.int32),
+            "seen": jnp.sum(batch["seen"], dtype=jnp.int32),
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
         if logits.shape[-1] >= TOP5_CLASSES:
-            sums["top5"] = jnp.sum(weights * (rank < 5))
+            sums["top5"] = jnp.sum(weights * (rank < 5), dtype=jnp.int32)
         return lax.psum(sums, AXES), predicted
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)

@@ -17,8 +17,10 @@ from jaxdp.training.state import create_state
 from jaxdp.training.step import Batch, compute_gradients
 from jaxdp.training.step_compiler import mesh_of
 from jaxdp.validation import validate
+from jaxdp.xla.jax_options import own_options
 
 
+@own_options()
 def first_gradient(config: Config) -> dict[str, Any]:
     """The mean gradient over all devices in the first step of `config`: NumPy arrays in the tree of the parameters.
 

@@ -39,6 +39,7 @@ from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
 from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate
+from jaxdp.xla import jax_options
 
 
 def train(
@@ -92,6 +93,7 @@ def train(
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with (
+        jax_options.own_options() as set_aside,
         watchdog.watch(watchdog.limits_from(config.guard)) as watch,
         handler as signals,
         _stops_before_training(signals, screen.resume_action),
@@ -113,7 +115,7 @@ def train(
             screen=screen if group.is_rank0 else Quiet(),
             started=started,
             signals=signals,
-            notes=notes,
+            notes=[*notes, jax_options.describe(set_aside)] if set_aside else notes,
         )
         try:
             result = session.run() if url is None else session.run_at_url(url)

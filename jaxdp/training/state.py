@@ -24,7 +24,7 @@ class Average(NamedTuple):
 
     def include(self, params: dict, batch_stats: dict, decay: float) -> "Average":
         """The average after one more step."""
-        new = Average(params, batch_stats, jnp.ones(()))
+        new = Average(params, batch_stats, jnp.ones((), jnp.float32))
         return jax.tree.map(lambda old, value: decay * old + (1 - decay) * value, self, new)
 
 
@@ -92,7 +92,7 @@ def _initial_state(config: Config, model: Network) -> TrainState:
     params, batch_stats = model.init(jax.random.key(config.seed), shape)
     trainable, average = partial(model.trainable, frozen_stages=config.finetune.frozen_stages), ()
     if config.optimizer.average_decay is not None:
-        average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros(())))
+        average = jax.tree.map(jnp.zeros_like, Average(trainable(params), trainable(batch_stats), jnp.zeros((), jnp.float32)))
     opt_state = make_optimizer(config, model, learning_rate=0.0, momentum=0.0).init(trainable(params))
     return TrainState(params, batch_stats, opt_state, average, loss_scale.create(config.loss_scale))
 

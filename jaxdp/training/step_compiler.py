@@ -33,6 +33,7 @@ from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import abstract_state, from_host, replicated
 from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, without_reduction
 from jaxdp.xla import options
+from jaxdp.xla.jax_options import own_options
 
 EVALUATION_COLUMNS = {"labels": jnp.int32, "positions": jnp.uint32, "seen": jnp.int32, "weights": jnp.int32}
 
@@ -233,7 +234,7 @@ class StepCompiler:
     def _once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
         """The future of compile(*arguments), which starts when its key is requested first."""
         if key not in self.futures:
-            self.futures[key] = self.thread.submit(compile, *arguments)
+            self.futures[key] = self.thread.submit(own_options()(compile), *arguments)
         return self.futures[key]
 
     def _config_of(self, phase: PlannedPhase) -> Config:

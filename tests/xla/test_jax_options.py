@@ -1,0 +1,302 @@
+"""Global options of JAX: a run, its evaluation and its predictions are the same to the bit whatever the user has set."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers.doctor import run_check
+from safetensors.numpy import load_file
+
+import jaxdp
+from jaxdp import models
+from jaxdp.cli import main
+from jaxdp.config import Finetune, LossScale, Optimizer, Phase, Reduce
+from jaxdp.distributed.preemption import SignalHandler, Stopped
+from jaxdp.doctor import cuda
+from jaxdp.doctor.verify_resume import StopAfterStep
+from jaxdp.errors import ConfigError
+from jaxdp.inference.evaluate import evaluate_weights
+from jaxdp.inference.export import export
+from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.writers import read_log
+from jaxdp.training.step_compiler import mesh_of, trace_train_step
+from jaxdp.xla.jax_options import OWN, REFUSED, own_options, set_aside
+
+OTHERS = {
+    "jax_enable_x64": True,
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_default_matmul_precision": "bfloat16",
+    "jax_default_prng_impl": "rbg",
+    "jax_threefry_partitionable": False,
+    "jax_enable_custom_prng": True,
+    "jax_legacy_prng_key": "error",
+    "jax_softmax_custom_jvp": True,
+    "jax_allow_f16_reductions": False,
+    "jax_auto_pcast": False,
+    "jax_remove_size_one_mesh_axis_from_type": True,
+    "jax_default_device": None,  # a device, which `others` fills in
+    "jax_disable_jit": True,
+    "jax_debug_nans": True,
+    "jax_debug_infs": True,
+    "jax_debug_key_reuse": True,
+    "jax_check_tracer_leaks": True,
+    "jax_thread_guard": True,
+    "jax_transfer_guard": "disallow_explicit",
+    "jax_transfer_guard_host_to_device": "disallow_explicit",
+    "jax_transfer_guard_device_to_device": "disallow_explicit",
+    "jax_transfer_guard_device_to_host": "disallow_explicit",
+}
+
+
+def others():
+    """A value other than jaxdp's for every option that has no effect on a run."""
+    return OTHERS | {"jax_default_device": jax.devices()[1]}
+
+
+@contextlib.contextmanager
+def set_globally(options):
+    before = {name: jax.config.values[name] for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in reversed(before.items()):
+            jax.config.update(name, value)
+
+
+@contextlib.contextmanager
+def set_for_this_thread(options):
+    with contextlib.ExitStack() as stack:
+        for name, value in options.items():
+            stack.enter_context(getattr(jax, name.removeprefix("jax_"))(value))
+        yield
+
+
+def outcome(config, path):
+    """Digest of the trained state, predictions, first gradient and exported files; losses of all steps; the evaluation."""
+    jaxdp.train(config, path, screen=False)
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3)).astype(np.uint8)
+    predicted = jaxdp.predict(path, pixels)
+    gradient = jaxdp.first_gradient(config)
+    evaluated = jaxdp.evaluate(None, path)
+    for format, name in (("jaxdp", "weights.safetensors"), ("stablehlo", "model.jaxexport")):
+        export(path, path / name, format=format)
+    results = load_run(path).state, gradient, tuple(predicted), load_file(path / "weights.safetensors")
+    arrays = {jax.tree_util.keystr(name): np.asarray(leaf) for name, leaf in jax.tree.leaves_with_path(results)}
+    digest = hashlib.sha256((path / "model.jaxexport").read_bytes())
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    losses = [record["loss"] for record in read_log(path / "metrics.jsonl") if "loss" in record]
+    return digest.hexdigest(), losses, evaluated["eval_loss"], evaluated["eval_accuracy"]
+
+
+def mixed(config):
+    """With random augmentation and mixing, average, float16 and loss scaling."""
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, augmentation="paper", mix="mixup_or_cutmix"),
+        model=dataclasses.replace(config.model, dtype="float16"),
+        optimizer=Optimizer(name="lamb", label_smoothing=0.1, average_decay=0.9, loss="binary"),
+        loss_scale=LossScale(name="dynamic"),
+        augment=dataclasses.replace(config.augment, jitter_hue=0.1, erase_probability=0.5, erase_mode="noise"),
+    )
+
+
+def test_others_name_every_option_and_differ():
+    assert others().keys() == OWN.keys()
+    assert all(value != OWN[name] for name, value in others().items())
+    assert set_aside() == {}
+
+
+@pytest.mark.parametrize("change", [lambda config: config, mixed], ids=["plain", "mixed"])
+def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path, change):
+    config = change(tiny)
+    expected = outcome(config, tmp_path / "plain")
+    with set_globally(others()):
+        assert outcome(config, tmp_path / "global") == expected
+        assert set_aside() == others()
+    with set_for_this_thread(others()):
+        assert outcome(config, tmp_path / "thread") == expected
+        assert set_aside() == others()
+    assert set_aside() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_run_is_the_same_to_the_bit_with_one_option_set(tiny_resnet, tmp_path, name):
+    expected = outcome(tiny_resnet, tmp_path / "plain")
+    with set_globally({name: others()[name]}):
+        assert outcome(tiny_resnet, tmp_path / name) == expected
+
+
+def test_run_under_x64_continues_without_it_to_the_same_bits(tiny, tmp_path):
+    expected = outcome(tiny, tmp_path / "plain")
+    signals = SignalHandler()
+    with jax.enable_x64(True), pytest.raises(Stopped):
+        jaxdp.train(tiny, tmp_path / "resumed", screen=StopAfterStep(signals), signals=signals)
+    assert outcome(tiny, tmp_path / "resumed") == expected
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_the_same_to_the_bit_with_every_option_set(tiny_resnet, tmp_path):
+    jaxdp.train(tiny_resnet, tmp_path / "origin", screen=False)
+    weights = tmp_path / "weights.safetensors"
+    export(tmp_path / "origin", weights)
+    config = dataclasses.replace(tiny_resnet, finetune=Finetune(weights=str(weights), frozen_stages=1))
+    expected = outcome(config, tmp_path / "plain"), evaluate_weights(weights, config)
+    with set_globally(others()):
+        assert (outcome(config, tmp_path / "set"), evaluate_weights(weights, config)) == expected
+
+
+CONFIGS = {
+    "lars": {"optimizer": Optimizer(name="lars", average_decay=0.9, label_smoothing=0.1, clip_norm=1.0)},
+    "adamw, bfloat16": {"optimizer": Optimizer(name="adamw"), "model.dtype": "bfloat16"},
+    "lamb, float16": {
+        "optimizer": Optimizer(name="lamb", loss="binary", label_smoothing=0.1),
+        "model.dtype": "float16",
+        "loss_scale": LossScale(name="dynamic"),
+    },
+    "sgd, drop-path": {"optimizer": Optimizer(name="sgd"), "model.drop_path": 0.2, "model.squeeze_excitation": True},
+    "ring": {"reduce": Reduce(strategy="ring")},
+    "sharded": {"reduce": Reduce(strategy="torus", update="sharded")},
+    "accumulation": {"batch": (Phase(global_batch=16, per_worker_batch=2),)},
+    "digits, mixup": {"data.augmentation": "digits", "data.mix": "mixup"},
+    "paper, cutmix": {"data.augmentation": "paper", "data.mix": "cutmix"},
+    "crop, RandAugment": {
+        "data.augmentation": "random_resized_crop",
+        "data.stored_size": 20,
+        "data.auto_augment": "rand_augment",
+    },
+    "padding, TrivialAugment": {"data.augmentation": "pad_and_crop", "data.auto_augment": "trivial_augment"},
+    "timm's RandAugment": {"data.auto_augment": "rand_augment_increasing"},
+    "jitter, erasing": {
+        "augment.jitter_brightness": 0.4,
+        "augment.jitter_contrast": 0.4,
+        "augment.jitter_saturation": 0.4,
+        "augment.jitter_hue": 0.1,
+        "augment.erase_probability": 0.5,
+        "augment.erase_mode": "noise",
+    },
+}
+
+
+def replaced(config, changes):
+    for name, value in changes.items():
+        part, _, field = name.partition(".")
+        value = dataclasses.replace(getattr(config, part), **{field: value}) if field else value
+        config = dataclasses.replace(config, **{part: value})
+    return config
+
+
+def float64_values(jaxpr):
+    """Values of a program that are float64 because an array does not state its dtype; those of Python numbers adapt."""
+    for equation in jaxpr.eqns:
+        for variable in equation.outvars:
+            if getattr(variable.aval, "dtype", None) == np.float64 and not variable.aval.weak_type:
+                yield variable.aval, equation.primitive.name
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda value: hasattr(value, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from float64_values(inner)
+
+
+@pytest.mark.parametrize("changes", CONFIGS.values(), ids=CONFIGS)
+def test_every_array_of_a_step_states_its_dtype(tiny_resnet, changes):
+    config = replaced(tiny_resnet, changes)
+    plan = jaxdp.plan(config, 4)
+    with jax.enable_x64(True):  # inside of the context that sets it aside
+        mesh = mesh_of(plan.phases[0], jax.devices()[:4])
+        traced = trace_train_step(plan.config, models.create(plan.config.model), plan.phases[0], mesh=mesh)
+    assert [*float64_values(traced.jaxpr)] == []
+
+
+def test_plan_is_the_same_with_every_option_set(capsys):
+    command = ["plan", "--model.depth", "18", "--devices", "4", "--wire", "--network", "1e-5,1e9", "--json"]
+    printed = []
+    for options in ({}, others()):
+        with set_globally(options):
+            main.main(command)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error():
+    @own_options()
+    def dtype_and_fail():
+        assert jax.numpy.ones(()).dtype == np.float32
+        raise RuntimeError
+
+    with jax.enable_x64(True):
+        with pytest.raises(RuntimeError):
+            dtype_and_fail()
+        assert jax.numpy.ones(()).dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_random_seed_offset", 3),
+        ("jax_disable_most_optimizations", True),
+    ],
+)
+def test_option_that_changes_results_and_cannot_be_set_aside_is_refused(tiny, tmp_path, name, value):
+    assert name in REFUSED
+    with set_globally({name: value}), pytest.raises(ConfigError, match=f"^{name}={value!r}: .* changes the results"):
+        jaxdp.train(tiny, tmp_path / "run", screen=False)
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
+    lines = []
+
+    class Lines(Quiet):
+        def info(self, text):
+            lines.append(text)
+
+    with jax.enable_x64(True), jax.debug_nans(True):
+        jaxdp.train(tiny, tmp_path, screen=Lines())
+        message = run_check(cuda.check_variables).message
+    line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_debug_nans=True"
+    assert lines.count(line) == 1
+    assert line in message
+
+
+@pytest.mark.slow
+def test_command_with_options_in_the_environment_trains_the_same_bits(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "jaxdp",
+        "train",
+        "--data.source",
+        "synthetic",
+        "--model.depth",
+        "18",
+        "--model.width",
+        "4",
+    ]
+    command += ["--data.image-size", "16", "--data.train-examples", "32", "--mesh.cpu-devices", "1", "--epochs", "1"]
+    command += ["--batch.0.global-batch", "8", "--model.classes", "6"]
+    variables = {
+        "JAX_ENABLE_X64": "1",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_DEBUG_NANS": "1",
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        "JAX_DEFAULT_MATMUL_PRECISION": "bfloat16",
+    }
+    for name, extra in (("plain", {}), ("set", variables)):
+        done = subprocess.run([*command, "--workdir", tmp_path / name], env=os.environ | extra, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "jax_enable_x64=True" in done.stdout
+    states = [load_run(tmp_path / name).state for name in ("plain", "set")]
+    jax.tree.map(np.testing.assert_array_equal, *states)
