@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import importlib.util
+import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,14 @@ from jaxdp.flags import flag_value, parse
 from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, unusable_with_flags, validate
 
 _shows_notes = ContextVar("shows_notes", default=True)
+# Variables of the launchers that `jaxdp.distributed.launchers` knows: number of processes -> rank
+RANKS = {
+    "JAX_NUM_PROCESSES": ("JAX_PROCESS_INDEX", "JAX_PROCESS_ID"),
+    "NUM_PROCESSES": ("PROCESS_ID",),
+    "WORLD_SIZE": ("RANK",),
+    "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK",),
+    "SLURM_STEP_NUM_TASKS": ("SLURM_PROCID",),
+}
 
 
 def config_directories() -> list[Path]:
@@ -60,7 +69,7 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     overrides: command-line flags, for example ["--epochs", "3", "--batch.0.global-batch", "64"]. If a flag chooses another
     optimizer, schedule, augmentation, source or the like, fields that it cannot use return to defaults; `data.eval_resize`
     replaces `data.eval_crop`, and the reverse. Another number of epochs scales the recipe's phase ends, warm-up and schedule
-    boundaries, as one line on stderr says; `--no-scale-schedule` keeps them.
+    boundaries, as one line on stderr of rank 0 says; `--no-scale-schedule` keeps them.
     Raises ConfigError for a missing file, an unknown field, a wrong type or a value out of range.
     """
     if isinstance(overrides, str):
@@ -71,13 +80,19 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
         if flags:
             recipe = adapt(config, flags)
             config = validate(apply_flags(recipe.config, flags))
-            if recipe.note and _shows_notes.get():
+            if recipe.note and _shows_notes.get() and is_rank0():
                 print(recipe.note, file=sys.stderr, flush=True)
     except OSError as error:
         raise ConfigError("--config", str(path), reason=error.strerror or "cannot be read") from None
     except UnicodeDecodeError:
         raise ConfigError("--config", str(path), reason="not UTF-8 text") from None
     return config
+
+
+def is_rank0(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is the first of its launcher, or the only one."""
+    ranks = next((ranks for count, ranks in RANKS.items() if count in environment), ())
+    return all(environment.get(rank, "0") == "0" for rank in ranks)
 
 
 DIGITS_WARNING = "warning: without --config, images become 32x32 and are augmented as digits; --config finetune is for your own"
@@ -101,7 +116,7 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
     """
     chosen = flag_value(arguments, "--config")  # the parser reports a missing value
     name, own_images = chosen or default, flag_value(arguments, f"--{SOURCES.field}") in ("folder", "given")
-    shown = _shows_notes.set(notes)
+    shown = _shows_notes.set(notes and flag_value(arguments, "--rank") in (None, "0"))
     try:
         recipe = adapt(load_config(name), arguments)
         return recipe if chosen or not own_images else Recipe(recipe.config, f"{DIGITS_WARNING}\n{recipe.note}".rstrip())

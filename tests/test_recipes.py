@@ -216,3 +216,19 @@ def test_another_optimizer_with_the_recipes_learning_rate_is_noted(capsys, flags
     load_config("digits", flags)
     note = "the recipe's learning rate 0.4 is for lars; for sgd set --schedule.learning-rate (`jaxdp bench lr` suggests one)\n"
     assert capsys.readouterr().err == (note if warned else "")
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_notes_are_printed_by_rank_0_alone(rank, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    load_config("digits", ["--epochs", "3"])
+    assert ("the recipe's schedule is scaled" in capsys.readouterr().err) == (rank == "0")
+
+
+def test_notes_of_a_recipe_file_are_printed_by_the_rank_that_a_flag_gives(capsys, tmp_path):
+    recipe = tmp_path / "longer.py"
+    recipe.write_text("import jaxdp\n\ndef config():\n    return jaxdp.load_config('digits', ['--epochs', '3'])\n")
+    for rank in (0, 1):
+        load_recipe(["--config", str(recipe), "--rank", str(rank)], "digits", notes=True)
+        assert ("is scaled" in capsys.readouterr().err) == (rank == 0)

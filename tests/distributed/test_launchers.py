@@ -15,6 +15,7 @@ from jaxdp.distributed.launchers import (
     visible_gpus,
 )
 from jaxdp.errors import NO_VALUE, ConfigError
+from jaxdp.recipes import is_rank0
 
 # What srun -N2 -n2 of Slurm 22.05 sets for the second task, among others.
 SLURM = {
@@ -72,6 +73,7 @@ def test_detect_with_the_variables_of_a_launcher_returns_its_cluster(environment
     cluster = detect("auto", environment)
     assert (cluster.launcher, cluster.address, cluster.rank, cluster.num_processes) == (launcher, address, rank, processes)
     assert detect(launcher, environment) == cluster
+    assert is_rank0(environment) == (rank == 0)
     assert detect("none", environment) is None
 
 
