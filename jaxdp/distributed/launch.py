@@ -134,7 +134,7 @@ def launch(command: list[str], processes: int, restarts: int = 0) -> int:
     signals, received = list[int](), StopSignals()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if received.is_forced(time.time()) or not signals:
+        if received.is_forced(time.monotonic()) or not signals:
             signals.append(number)
 
     previous = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}

@@ -51,7 +51,7 @@ class StopSignals:
         self._received, self._first = 0, 0.0
 
     def is_forced(self, arrived: float) -> bool:
-        """Count a signal. arrived: seconds by the system's clock."""
+        """Count a signal. arrived: its time in seconds, always by the same clock."""
         self._received += 1
         if self._received == 1:
             self._first = arrived
