@@ -34,7 +34,9 @@ NETWORK_FIELDS = ("depth", "width", "stem", "classes", "squeeze_excitation", "bl
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
 EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
 THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
-PREFIX = re.compile(r"(?:(?:module|model|state_dict|_orig_mod)\.)+")
+STEM = "conv1.weight"  # the first kernel, and the first one of each block
+LISTED = 10  # names of tensors in a message
+NESTED = ("model_ema", "state_dict_ema", "state_dict", "model")  # weights in checkpoints of torchvision, timm and Lightning
 TORCH_NAME = re.compile(
     r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+"
 )
@@ -157,20 +159,38 @@ def _conversion(path: str) -> str:
     candidates = (Path(path).with_name(f"{Path(path).stem}{suffix}.safetensors") for suffix in suffixes)
     output = next(str(candidate) for candidate in candidates if not candidate.exists())
     return (
-        "if you trust it, convert it (the weights alone, or a checkpoint with a state_dict):\n"
-        "  import torch; from safetensors.torch import save_file\n"
-        f"  loaded = torch.load({path!r}, weights_only=True)\n"
-        f"  save_file(loaded.get('state_dict', loaded), {output!r})"
+        "if you trust it, convert it (the weights alone, or a checkpoint of torchvision, timm or Lightning):\n"
+        "  import argparse, torch; from safetensors.torch import save_file\n"
+        "  torch.serialization.add_safe_globals([argparse.Namespace])\n"
+        f"  loaded = torch.load({path!r}, map_location='cpu', weights_only=True)\n"
+        f"  key = next((key for key in {NESTED} if key in loaded), None)\n"
+        "  weights = loaded if key is None else loaded[key]\n"
+        f"  save_file({{name: weights[name].contiguous() for name in weights}}, {output!r})"
     )
 
 
 def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """(tensors without the prefix that a wrapper such as DataParallel put before all names, notes)."""
-    match = PREFIX.match(min(stored, default=""))
-    prefix = match.group() if match else ""
-    if not prefix or not all(name.startswith(prefix) for name in stored):
+    """(tensors of the network without the prefix that a wrapper put before their names, notes).
+
+    Notes name the tensors without the prefix, such as `n_averaged` of torch.optim.swa_utils.AveragedModel: they are left out.
+    """
+    prefixes = sorted(name.removesuffix(STEM) for name in stored if name.endswith(STEM) and _is_network(stored, name))
+    if len(prefixes) > 1:
+        reason = f"the file has the weights of {len(prefixes)} networks, with the prefixes {', '.join(map(repr, prefixes))}"
+        raise _InvalidWeights(reason, "save only the tensors of one of them")
+    prefix = prefixes[0] if prefixes else ""
+    if not prefix:
         return stored, ()
-    return {name.removeprefix(prefix): tensor for name, tensor in stored.items()}, (f"prefix {prefix!r} removed",)
+    notes = [f"prefix {prefix!r} removed"]
+    if foreign := sorted(name for name in stored if not name.startswith(prefix)):
+        shown = ", ".join(map(repr, foreign[:LISTED])) + f" and {len(foreign) - LISTED} more" * (len(foreign) > LISTED)
+        notes.append(f"{plural(len(foreign), 'tensor')} without it left out: {shown}")
+    return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}, tuple(notes)
+
+
+def _is_network(stored: dict[str, Tensor], stem: str) -> bool:
+    """Whether the tensor `stem` is the first kernel of a ResNet, and not that of a block."""
+    return f"{stem.removesuffix(STEM)}layer1.0.{STEM}" in stored
 
 
 def _naming(stored: dict[str, Tensor]) -> str:
@@ -218,7 +238,8 @@ def _check_names(stored: dict[str, Tensor], expected: set[str], model: ModelConf
     for names, kind in ((expected - stored.keys(), "missing"), (stored.keys() - expected, "unexpected")):
         if names:
             tensors = f"tensor {min(names)!r}" if len(names) == 1 else f"tensors, {min(names)!r} first"
-            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", "give a complete file")
+            hint = "give a complete file" if kind == "missing" else "give a file of the network alone"
+            raise _InvalidWeights(f"{len(names)} {kind} {tensors}, for a {model.title}", hint)
 
 
 def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) -> np.ndarray:

@@ -1,10 +1,13 @@
 """Weight files in torchvision's naming, compared with an independent implementation of that layout."""
 
+import argparse
 import io
 import json
 import os
 import pickle
+import re
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from jaxdp.cli import main
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.models import resnet, weights
-from jaxdp.models.torch_weights import to_torch
+from jaxdp.models.torch_weights import to_torch, to_torch_layout, torch_name
 
 SIZES = {"width": 4, "classes": 6}
 BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
@@ -183,10 +186,11 @@ def test_read_pickle_suggests_conversion_to_unused_file_name(tmp_path):
     for free in ("resnet50.safetensors", "resnet50-2.safetensors"):
         with pytest.raises(ConfigError) as raised:
             weights.read(file)
-        first, _, load, save = str(raised.value).splitlines()
+        first, *code = str(raised.value).splitlines()
         assert "the file is a pickle, and reading it could run code" in first
-        assert load == f"  loaded = torch.load({str(file)!r}, weights_only=True)"
-        assert save == f"  save_file(loaded.get('state_dict', loaded), {str(tmp_path / free)!r})"
+        assert f"  loaded = torch.load({str(file)!r}, map_location='cpu', weights_only=True)" in code
+        assert code[-1].endswith(f", {str(tmp_path / free)!r})")
+        compile("\n".join(line.strip() for line in code), "code", "exec")
         (tmp_path / free).touch()
 
 
@@ -206,15 +210,59 @@ def test_digest_depends_on_weights_only(tmp_path):
     )
 
 
-@pytest.mark.parametrize("prefix", ["module.", "state_dict.", "model.module.", "_orig_mod."])
+@pytest.mark.parametrize("prefix", ["module.", "state_dict.", "model.module.", "_orig_mod.", "net.backbone."])
 def test_read_removes_wrapper_prefix_and_notes_it(tmp_path, capsys, prefix):
     tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
     file = write(tmp_path / "w.safetensors", {prefix + name: value for name, value in tensors.items()})
     read = weights.read(file)
     np.testing.assert_array_equal(read.params["fc_bias"], tensors["fc.bias"])
+    assert read.digest == weights.read(write(tmp_path / "alone.safetensors", tensors)).digest
     assert read.notes == (f"prefix {prefix!r} removed", UNSTATED)
     main.main(["import", str(file), "--output", str(tmp_path / "out.safetensors")])
     assert f", prefix {prefix!r} removed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prefix", "foreign", "note"),
+    [
+        ("module.", {"n_averaged": np.array(3)}, "1 tensor without it left out: 'n_averaged'"),  # PyTorch's AveragedModel
+        (
+            "model.",  # Lightning
+            {"val_acc.tp": np.zeros(6), "criterion.weight": np.ones(6, np.float16)},
+            "2 tensors without it left out: 'criterion.weight', 'val_acc.tp'",
+        ),
+        (
+            "model.",
+            {f"metric.{n}": np.zeros(1) for n in range(12)},
+            "12 tensors without it left out: 'metric.0', 'metric.1', 'metric.10', 'metric.11', 'metric.2', 'metric.3', "
+            "'metric.4', 'metric.5', 'metric.6', 'metric.7' and 2 more",
+        ),
+    ],
+)
+def test_tensors_beside_the_network_are_left_out_and_named(tmp_path, capsys, prefix, foreign, note):
+    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
+    file = write(tmp_path / "w.safetensors", {prefix + name: value for name, value in tensors.items()} | foreign)
+    read = weights.read(file)
+    assert read.digest == weights.read(write(tmp_path / "alone.safetensors", tensors)).digest
+    assert read.notes == (f"prefix {prefix!r} removed", note, UNSTATED)
+    main.main(["import", str(file), "--output", str(tmp_path / "out.safetensors")])
+    assert f", {note}, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", ["", "ema.module."])
+def test_two_networks_in_a_file_are_refused(tmp_path, other):
+    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES)
+    both = {prefix + name: value for prefix in ("model.", other) for name, value in tensors.items()}
+    message = rf"the file has the weights of 2 networks, with the prefixes '{other}', 'model.'; save only the tensors of one"
+    with pytest.raises(ConfigError, match=message):
+        weights.read(write(tmp_path / "w.safetensors", both))
+
+
+def test_an_unknown_tensor_within_the_network_is_refused_with_a_prefix_too(tmp_path):
+    tensors = torch_layout.random_tensors(1, *BASIC, **SIZES) | {"layer1.0.attention.weight": np.zeros(1)}
+    file = write(tmp_path / "w.safetensors", {f"module.{name}": value for name, value in tensors.items()})
+    with pytest.raises(ConfigError, match=r"1 unexpected tensor 'layer1.0.attention.weight', for a ResNet-18; give a file of"):
+        weights.read(file)
 
 
 def test_read_float64_rounds_and_notes_it(tmp_path):
@@ -273,3 +321,49 @@ def test_logits_equal_pytorch_after_import_and_export(tmp_path, monkeypatch, dep
     out = to_torch(weights.named_tensors(mine.params, mine.batch_stats), steps=3)
     peer.load_state_dict({name: torch.from_numpy(value) for name, value in out.items()}, strict=True)
     assert_equal(jaxdp_logits(mine, images), peers_logits(), "out")
+
+
+def torch_checkpoints(torch, network):
+    """(what is saved, the network whose weights it holds) as torchvision, timm and Lightning save it."""
+    averaged = torch.optim.swa_utils.AveragedModel(network)
+    with torch.no_grad():
+        averaged.module.fc.bias += 1
+    options = argparse.Namespace(lr=0.1)
+    module = torch.nn.Module()
+    module.model, module.metric = network, torch.nn.BatchNorm1d(2)
+    return {
+        "weights": (network.state_dict(), network),
+        "average": (averaged.state_dict(), averaged.module),
+        "torchvision": ({"model": network.state_dict(), "epoch": 3, "args": options, "optimizer": {}}, network),
+        "torchvision's average": (
+            {"model": network.state_dict(), "model_ema": averaged.state_dict(), "args": options},
+            averaged.module,
+        ),
+        "timm": ({"epoch": 3, "arch": "resnet18", "state_dict": network.state_dict(), "args": options, "metric": 0.5}, network),
+        "timm's average": (
+            {"state_dict": network.state_dict(), "state_dict_ema": averaged.module.state_dict(), "args": options},
+            averaged.module,
+        ),
+        "Lightning": ({"epoch": 3, "state_dict": module.state_dict(), "hyper_parameters": {"lr": 0.1}}, network),
+    }
+
+
+@pytest.mark.slow
+def test_the_documented_code_converts_checkpoints_of_torchvision_timm_and_lightning(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    text = (Path(__file__).parents[2] / "docs/weights.md").read_text()
+    (documented,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "torch.load" in block]
+    monkeypatch.chdir(tmp_path)
+    network = torch_layout.torch_network(*BASIC, **SIZES).to(memory_format=torch.channels_last)
+    for kind, (saved, expected) in torch_checkpoints(torch, network).items():
+        torch.save(saved, "resnet50.pth")
+        Path("resnet50.safetensors").unlink(missing_ok=True)
+        with pytest.raises(ConfigError) as raised:
+            weights.read("resnet50.pth")
+        for code in (documented, "\n".join(line.strip() for line in str(raised.value).splitlines()[1:])):
+            exec(code, {})
+            read = weights.read("resnet50.safetensors")
+            for name, value in weights.named_tensors(read.params, read.batch_stats).items():
+                theirs = expected.state_dict()[torch_name(name)].numpy()
+                np.testing.assert_array_equal(to_torch_layout(value), theirs, err_msg=kind)
+            Path("resnet50.safetensors").unlink()
