@@ -22,6 +22,7 @@ DRAWS = 3 + 2 * CROP_ATTEMPTS  # random numbers of an image: flip, row, column, 
 BLOCK = 256  # images whose random numbers are drawn together
 MIN_SIDE = 2
 MAX_PIXELS = 2**26  # a small file may claim to be huge
+JPEG = b"\xff\xd8"
 JPEG_DAMAGE = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")  # libjpeg's warnings about the pixels
 PNG_SIGNATURE, ANCILLARY = b"\x89PNG\r\n\x1a\n", 0x20  # the bit in the first letter of chunks that pixels do not need
 PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -62,7 +63,7 @@ def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
     scratch: buffer to decode into, which the next call with it overwrites; None: fresh memory. Raises ImageError for truncated
     or damaged data, and, from the header, for images with a side below MIN_SIDE or more than MAX_PIXELS pixels.
     """
-    pixels = _decode_jpeg(data, scratch) if data[:2] == b"\xff\xd8" else None
+    pixels = _decode_jpeg(data, scratch) if data.startswith(JPEG) else None
     return _decode_pillow(data) if pixels is None else pixels
 
 
@@ -111,14 +112,13 @@ def _decode_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return rgb(image)
-    except UnidentifiedImageError:
-        raise ImageError("not an image of a known format") from None
-    except ImageError:
+    except (ImageError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow's limits are larger
         raise ImageError(f"more than {MAX_PIXELS:,} pixels") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise ImageError(first_line(error)) from None
+    except Exception as error:  # OSError, SyntaxError, TypeError, ..., by format and damage
+        reason = "not an image of a known format" if isinstance(error, UnidentifiedImageError) else first_line(error)
+        raise ImageError(f"damaged or truncated JPEG: {reason}" if data.startswith(JPEG) else reason) from None
 
 
 def rgb(image: Image.Image) -> np.ndarray:
@@ -138,7 +138,7 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 def has_12_bits(data: bytes, pixels: np.ndarray) -> bool:
     """Whether an encoded image uses only the lower 12 of 16 bits, as many cameras do. pixels: what it decodes to."""
-    if pixels.max() >= 2**4 or data[:2] == b"\xff\xd8":
+    if data.startswith(JPEG) or pixels.max() >= 2**4:
         return False
     if data.startswith(PNG_SIGNATURE):
         return data[24] == 16
