@@ -198,7 +198,7 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
     layer, values = _fewest_values(config, planned)
     if values == 1:
         raise _one_value(config, planned, layer)
-    return replace(planned, normalized_values=values if values <= FEW_VALUES else None)
+    return replace(planned, normalized_values=int(values) if values <= FEW_VALUES else None)
 
 
 def _fewest_values(config: Config, phase: PlannedPhase) -> tuple[str, float]:
