@@ -284,6 +284,15 @@ def test_flax_modules_that_normalize_single_values_are_refused(module, monkeypat
     assert make_plan(config, examples=5000, devices=1).phases[0].normalized_values == 4
 
 
+def test_an_nnx_layer_that_uses_its_running_averages_in_training_is_planned(monkeypatch):
+    class Frozen(NnxVector):
+        def __call__(self, x):
+            return self.head(self.norm(x.mean((1, 2)), use_running_average=True))
+
+    monkeypatch.setitem(registry.own_models, "frozen", Frozen)
+    assert make_plan(small(32, Phase(1), name="frozen"), examples=5000, devices=1).phases[0].normalized_values is None
+
+
 def test_a_registered_model_that_cannot_be_traced_is_planned(monkeypatch):
     monkeypatch.setitem(registry.own_models, "fails", lambda config: nn.Dense(config.no_such_field))
     assert make_plan(small(32, Phase(4), name="fails"), examples=5000, devices=4).phases[0].normalized_values is None

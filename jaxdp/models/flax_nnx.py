@@ -76,18 +76,19 @@ class NnxNet:
         key = jax.random.key(0) if key is None else key
         module = self._merge(join_stages(params, paths), join_stages(batch_stats, paths), key)
         module.train() if train else module.eval()
+        inputs: dict[Path, tuple[nnx.BatchNorm, tuple[int, ...]]] = {}
         for name, layer in nnx.iter_modules(module):
             if train and isinstance(layer, nnx.BatchNorm):
                 layer.momentum = 0.0  # the statistics become those of this batch
                 if self.synchronized:
                     layer.axis_name = AXES  # type: ignore[assignment]
                 if is_counting():
-                    layer.promote_dtype = _counting(layer, "/".join(_names(name)))
+                    _record_input(layer, _names(name), inputs)
         called: Any = module.stages()[index] if path else module  # type: ignore[attr-defined]
         arguments: dict[str, Any] = mode_arguments(called.__call__, train)
         if "rngs" in inspect.signature(called.__call__).parameters:
             arguments["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random) + index))  # unlike those of `_merge`
-        before = _constants(module)
+        before, given = _constants(module), _values(nnx.state(module, nnx.BatchStat))
         y = called(x, **arguments)
         if not train:
             return y, {}
@@ -97,6 +98,9 @@ class NnxNet:
         changed = {
             name: value for name, value in _values(nnx.state(module, nnx.BatchStat)).items() if name[: len(path)] == path
         }
+        for name, (layer, shape) in inputs.items():
+            if changed.get((*name, "mean")) is not given[*name, "mean"]:  # it does not use its running averages
+                count_values("/".join(name), shape, channels=layer.axis, axes=layer.axis_name)
         return y, moments_of(without_empty(split_by_stage(nest(changed), paths)))
 
     def _merge(self, params: dict, batch_stats: dict, key: jax.Array) -> nnx.Module:
@@ -120,15 +124,15 @@ class NnxNet:
         return module
 
 
-def _counting(layer: nnx.BatchNorm, name: str) -> Callable:
-    """The layer's `promote_dtype`, which receives its input, for `counting_values`."""
+def _record_input(layer: nnx.BatchNorm, name: Path, inputs: dict[Path, tuple[nnx.BatchNorm, tuple[int, ...]]]) -> None:
+    """Store the shape of the layer's input when it is called, from its `promote_dtype`, which receives it."""
     promote = layer.promote_dtype
 
-    def count(arrays: tuple, **options: Any) -> tuple:
-        count_values(name, arrays[0].shape, channels=layer.axis, axes=layer.axis_name)
+    def record(arrays: tuple, **options: Any) -> tuple:
+        inputs[name] = (layer, arrays[0].shape)
         return promote(arrays, **options)
 
-    return count
+    layer.promote_dtype = record  # type: ignore[assignment]
 
 
 def _holds_array(module: nnx.Module) -> bool:
