@@ -106,7 +106,8 @@ def _changed_plan(manifest: Manifest, plan: Plan) -> str | None:
 
 def _sessions(workdir: Path) -> int:
     """The number of sessions of the run so far, by its events; 0 if unknown. Checkpoints do not know of killed sessions."""
-    return max((int(event.get("sessions", 0)) for event in read_events(workdir / EVENTS)), default=0)
+    counts = (event.get("sessions") for event in read_events(workdir / EVENTS))
+    return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def _initial_state(
