@@ -1,15 +1,19 @@
 """`jaxdp bench scaling`: the training step on growing numbers of devices, and the time that is not computation.
 
-Exposed communication is the time of the step with its reductions less that of the same step without them, the two alternating.
+Exposed communication is the time of the step with its reductions less that of the same step without them, the two alternating:
+the median of the differences, with its confidence interval. Where it includes 0, steps vary by more than communication costs.
 Waiting is how long the devices wait on average for the slowest one in the step without reductions.
 """
 
 import dataclasses
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -23,6 +27,9 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MODES = ("strong", "weak")
 COLUMNS = (
     "devices",
@@ -32,7 +39,7 @@ COLUMNS = (
     "images/s",
     "speed-up",
     "efficiency",
-    "exposed communication",
+    "exposed communication (interval)",
     "waiting",
 )
 
@@ -59,13 +66,38 @@ def _waiting_seconds(step: StepRunner, repeats: int) -> list[float]:
     return waits
 
 
+def interval_of_median(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """The shortest interval between two of the values, equally many from the ends, that holds the median of their distribution
+    with at least this probability; for fewer than six, all values.
+
+    Whatever the distribution is: each value is above its median with probability 1/2 (Conover, "Practical Nonparametric
+    Statistics", section 3.2).
+    """
+    count, outside = len(values), 0
+    tail = 0.0  # probability that at most `outside` values are below the median
+    while (tail := tail + math.comb(count, outside) / 2**count) <= (1 - confidence) / 2:
+        outside += 1
+    ordered = sorted(values)
+    lowest = max(outside - 1, 0)
+    return ordered[lowest], ordered[count - 1 - lowest]
+
+
+def exposed_words(row: dict) -> str:
+    """The exposed communication of a row with its interval, in milliseconds."""
+    exposed, interval = row["exposed_communication_seconds"], row.get("exposed_communication_interval")
+    words = f"{1e3 * exposed:.1f} ms"
+    return words if interval is None else f"{words} ({1e3 * interval[0]:.1f} to {1e3 * interval[1]:.1f})"
+
+
 def _measure(config: Config, mesh: Mesh, *, global_batch: int, repeats: int) -> dict:
     began = time.perf_counter()
     steps = build_with_and_without(config, mesh, global_batch=global_batch, strategy=config.reduce.strategy)
     compile_seconds = time.perf_counter() - began
     seconds = timing.time_alternately(steps, repeats)
     step_seconds = statistics.median(seconds["with"])
-    exposed = step_seconds - statistics.median(seconds["without"]) if mesh.size > 1 else 0.0
+    differences = [0.0]
+    if mesh.size > 1:
+        differences = [with_it - without for with_it, without in zip(seconds["with"], seconds["without"], strict=True)]
     return {
         "devices": mesh.size,
         "mesh": list(mesh.devices.shape),
@@ -75,7 +107,8 @@ def _measure(config: Config, mesh: Mesh, *, global_batch: int, repeats: int) -> 
         "slowest": max(seconds["with"]),
         "without_reduction_seconds": statistics.median(seconds["without"]),
         "images_per_second": global_batch / step_seconds,
-        "exposed_communication_seconds": exposed,
+        "exposed_communication_seconds": statistics.median(differences),
+        "exposed_communication_interval": list(interval_of_median(differences)) if mesh.size > 1 else None,
         "waiting_seconds": statistics.median(_waiting_seconds(steps["without"], repeats)),
         "compile_seconds": compile_seconds,
     }
@@ -127,21 +160,29 @@ def run(
 ) -> dict:
     """Strong scaling (the recipe's global batch on every number of devices) and weak scaling (a constant batch per device).
 
-    Raises ConfigError; see `check`.
+    progress: receives a line before and after each measurement. An interrupt after the first measurement ends the benchmark:
+    "stopped" of the record is then true, and "rows" are those measured so far. Raises ConfigError; see `check`.
     """
     check(config, counts, available=jax.device_count(), modes=modes)
     batch, most = config.batch[0].global_batch, counts[-1]
     measured: dict[tuple, dict] = {}
-    rows = []
-    for mode in modes:
-        for count in counts:
+    rows: list[dict] = []
+    stopped = False
+    try:
+        for number, (mode, count) in enumerate(itertools.product(modes, counts), 1):
             global_batch = batch if mode == "strong" else batch // most * count
             mesh = make_mesh(*mesh_shape(config, counts, count))
             key = mesh.devices.shape, global_batch
             if key not in measured:
-                progress(f"{mode} scaling on {count} of {plural(most, 'device')}, {plural(global_batch, 'image')} per step ...")
+                part = f"{number} of {len(modes) * len(counts)}: {mode} scaling on {count} of {plural(most, 'device')}"
+                progress(f"{part}, {plural(global_batch, 'image')} per step ...")
                 measured[key] = _measure(config, mesh, global_batch=global_batch, repeats=repeats)
+                progress(f"{part}: {1e3 * measured[key]['step_seconds']:.1f} ms per step")
             rows.append({"mode": mode} | measured[key])
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        stopped = True
     for row in rows:
         first = next(other for other in rows if other["mode"] == row["mode"])
         row["speed_up"] = row["images_per_second"] / first["images_per_second"]
@@ -155,20 +196,25 @@ def run(
         "device": jax.devices()[0].device_kind,
         "virtual": jax.devices()[0].platform == "cpu",
         "repeats": repeats,
+        "stopped": stopped,
         "rows": rows,
     }
 
 
+def _modes(record: dict) -> list[str]:
+    return [mode for mode in MODES if any(row["mode"] == mode for row in record["rows"])]
+
+
 def render(record: dict) -> Iterator[Table | str]:
-    """A table for each mode, and a note if the devices are virtual."""
-    for mode in MODES:
+    """A table for each mode, and notes on the intervals, and if the devices are virtual."""
+    for mode in _modes(record):
         batch = "constant global batch" if mode == "strong" else "constant batch per device"
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.title = f"{mode} scaling, {batch}: {record['model']}, {record['strategy']} in {record['wire_dtype']}"
         for name in COLUMNS:
             table.add_column(name, justify="right")
         for row in (row for row in record["rows"] if row["mode"] == mode):
-            exposed, total = row["exposed_communication_seconds"], row["step_seconds"]
+            total = row["step_seconds"]
             table.add_row(
                 str(row["devices"]),
                 "x".join(map(str, row["mesh"])),
@@ -177,12 +223,25 @@ def render(record: dict) -> Iterator[Table | str]:
                 f"{row['images_per_second']:,.0f}",
                 f"{row['speed_up']:.2f}",
                 f"{100 * row['efficiency']:.0f} %",
-                f"{1e3 * exposed:.1f} ms ({100 * exposed / total:.0f} %)",
+                exposed_words(row),
                 f"{1e3 * row['waiting_seconds']:.1f} ms ({100 * row['waiting_seconds'] / total:.0f} %)",
             )
         yield table
+    if any((interval := row.get("exposed_communication_interval")) and interval[0] <= 0 for row in record["rows"]):
+        yield "If an interval includes 0, steps vary by more than communication costs: raise --repeats, or end other programs."
     if record["virtual"]:
         yield VIRTUAL_NOTE
+
+
+def _draw_intervals(axes: "Axes", rows: list[dict]) -> None:
+    """The interval in which the exposed communication of each bar begins; above the bar where it is negative."""
+    label: str | None = "interval of its beginning"
+    for tick, row in enumerate(rows):
+        if interval := row.get("exposed_communication_interval"):
+            begin, *ends = (1e3 * (row["step_seconds"] - each) for each in (row["exposed_communication_seconds"], *interval))
+            error = [[begin - min(ends)], [max(ends) - begin]]
+            axes.errorbar(tick, begin, yerr=error, color="black", capsize=4, marker="_", linestyle="none", label=label)
+            label = None
 
 
 def draw(record: dict, path: str | Path) -> None:
@@ -191,23 +250,26 @@ def draw(record: dict, path: str | Path) -> None:
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     panels = figure.subplots(1, 3)
-    for mode, color in zip(MODES, ("#0072B2", "#D55E00"), strict=True):
+    counts = sorted({row["devices"] for row in record["rows"]})
+    for mode, color in zip(_modes(record), ("#0072B2", "#D55E00"), strict=False):
         rows = [row for row in record["rows"] if row["mode"] == mode]
-        counts = [row["devices"] for row in rows]
-        panels[0].plot(counts, [row["speed_up"] for row in rows], marker="o", color=color, label=mode)
+        devices = [row["devices"] for row in rows]
+        panels[0].plot(devices, [row["speed_up"] for row in rows], marker="o", color=color, label=mode)
     panels[0].plot(counts, [count / counts[0] for count in counts], color="#999999", linestyle="--", label="ideal")
     panels[0].set(title="speed-up", xlabel="devices", xscale="log", yscale="log")
     panels[0].legend(frameon=False)
-    for axes, mode in zip(panels[1:], MODES, strict=True):
+    for axes, mode in zip(panels[1:], _modes(record), strict=False):
         rows = [row for row in record["rows"] if row["mode"] == mode]
         ticks = range(len(rows))
-        exposed = [1e3 * max(0.0, row["exposed_communication_seconds"]) for row in rows]
-        rest = [1e3 * row["step_seconds"] - milliseconds for row, milliseconds in zip(rows, exposed, strict=True)]
+        exposed = [1e3 * row["exposed_communication_seconds"] for row in rows]
+        rest = [1e3 * row["step_seconds"] - max(0.0, milliseconds) for row, milliseconds in zip(rows, exposed, strict=True)]
         axes.bar(ticks, rest, color="#56B4E9", label="computation and waiting")
-        axes.bar(ticks, exposed, bottom=rest, color="#D55E00", label="exposed communication")
+        axes.bar(ticks, [max(0.0, each) for each in exposed], bottom=rest, color="#D55E00", label="exposed communication")
+        _draw_intervals(axes, rows)
         axes.set(title=f"{mode} scaling: step time", xlabel="devices", ylabel="ms")
         axes.set_xticks(list(ticks), [str(row["devices"]) for row in rows])
-        axes.set_ylim(top=1.25 * max(row["step_seconds"] for row in rows) * 1e3)
+        lowest = [(row.get("exposed_communication_interval") or (0.0,))[0] for row in rows]
+        axes.set_ylim(top=1.3e3 * max(row["step_seconds"] - min(0.0, low) for row, low in zip(rows, lowest, strict=True)))
         axes.legend(frameon=False, fontsize="small", loc="upper left")
     panels[0].set_xticks(counts, [str(count) for count in counts])
     panels[0].set_yticks(counts, [str(count) for count in counts])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -240,8 +241,14 @@ def _bench_scaling(options: Scaling, flags: list[str]) -> None:
     from jaxdp.loggers.console import Screen
 
     counts = options.devices or tuple(2**power for power in range(len(devices).bit_length()))
-    record = scaling.run(config, counts, repeats=options.repeats, progress=Screen(sys.stderr).info)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was measured is kept
+    try:
+        record = scaling.run(config, counts, repeats=options.repeats, progress=Screen(sys.stderr).info)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
     _bench_result(options, "scaling", record, bench=scaling)
+    if record["stopped"]:
+        raise KeyboardInterrupt
 
 
 def _bench_step(options: Step, flags: list[str]) -> None:

@@ -4,9 +4,12 @@ import dataclasses
 import json
 import time
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from jaxdp.bench import scaling, step_runner
+from jaxdp.cli import bench
 from jaxdp.config import Mesh, Phase, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce, timing
@@ -43,6 +46,84 @@ def test_measure_times_the_step_with_and_without_reductions(tiny_resnet, monkeyp
     monkeypatch.setattr(scaling, "_waiting_seconds", lambda step, repeats: [0.0])
     scaling._measure(with_batch(tiny_resnet, 8), make_mesh(2, 2), global_batch=8, repeats=1)
     assert built == ["torus", allreduce.no_reduce]
+
+
+@pytest.mark.parametrize(
+    ("count", "rank"),  # Conover, Practical Nonparametric Statistics; the smallest interval with at least 95 %
+    [(1, 1), (5, 1), (6, 1), (7, 1), (8, 1), (9, 2), (10, 2), (12, 3), (15, 4), (20, 6), (25, 8), (30, 10)],
+)
+def test_interval_of_the_median_has_the_ranks_of_the_sign_test(count, rank):
+    values = [float(value) for value in range(1, count + 1)]
+    assert scaling.interval_of_median(values[::-1]) == (rank, count + 1 - rank)
+
+
+def test_interval_of_the_median_covers_it_in_95_percent_of_samples():
+    samples = np.random.default_rng(0).exponential(size=(2000, 15))
+    intervals = np.array([scaling.interval_of_median(list(sample)) for sample in samples])
+    share = np.mean((intervals[:, 0] <= np.log(2)) & (np.log(2) <= intervals[:, 1]))
+    assert 0.95 < share < 0.98  # the exact probability is 0.965
+
+
+def row(devices, *, exposed, interval, mode="strong", step=0.041):
+    return {
+        "mode": mode,
+        "devices": devices,
+        "mesh": [1, devices],
+        "global_batch": 32,
+        "step_seconds": step,
+        "images_per_second": 32 / step,
+        "exposed_communication_seconds": exposed,
+        "exposed_communication_interval": interval,
+        "waiting_seconds": 0.002,
+        "speed_up": 1.0,
+        "efficiency": 0.5,
+    }
+
+
+def record_of(rows):
+    names = {"model": "ResNet-18", "strategy": "torus", "wire_dtype": "float32", "device": "cpu", "virtual": False}
+    return names | {"rows": rows, "stopped": True}
+
+
+def test_negative_communication_is_shown_with_its_interval_in_table_and_plot(tmp_path):
+    rows = [row(1, exposed=0.0, interval=None), row(2, exposed=-0.0074, interval=[-0.0201, 0.0032])]
+    table, note = scaling.render(record_of(rows))  # of an interrupted benchmark, without weak scaling
+    (cells,) = [list(column.cells) for column in table.columns if column.header.startswith("exposed")]
+    assert cells == ["0.0 ms", "-7.4 ms (-20.1 to 3.2)"]
+    assert note.startswith("If an interval includes 0")
+    axes = Figure().subplots()
+    scaling._draw_intervals(axes, rows)
+    (segment,) = axes.collections[0].get_segments()
+    np.testing.assert_allclose(segment, [[1, 41 - 3.2], [1, 41 + 20.1]])
+    scaling.draw(record_of(rows), tmp_path / "picture.png")
+
+
+def test_exposed_communication_is_the_median_of_the_alternating_differences(tiny_resnet, monkeypatch):
+    seconds = {"with": [5.0, 9.0, 6.0], "without": [4.0, 5.0, 7.0]}  # the machine is slow in the second round
+    monkeypatch.setattr(scaling, "build_with_and_without", lambda *_, **__: {"with": None, "without": None})
+    monkeypatch.setattr(timing, "time_alternately", lambda calls, repeats: seconds)
+    monkeypatch.setattr(scaling, "_waiting_seconds", lambda step, repeats: [0.0])
+    measured = scaling._measure(with_batch(tiny_resnet, 8), make_mesh(2, 2), global_batch=8, repeats=3)
+    assert measured["exposed_communication_seconds"] == 1
+    assert measured["exposed_communication_interval"] == [-1, 4]
+
+
+def test_interrupted_benchmark_shows_its_progress_and_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    def measure(config, mesh, *, global_batch, repeats):
+        if mesh.size == 4:
+            raise KeyboardInterrupt
+        return row(mesh.size, exposed=0.0, interval=None)
+
+    monkeypatch.setattr(scaling, "_measure", measure)
+    command = ["scaling", "--devices", "1", "2", "4", "--mesh.cpu-devices", "4", "--batch.0.global-batch", "8"]
+    with pytest.raises(KeyboardInterrupt):
+        bench.run([*command, "--output", str(tmp_path)], "jaxdp bench")
+    record = json.loads((tmp_path / "scaling.json").read_text())
+    assert (record["stopped"], [each["devices"] for each in record["rows"]]) == (True, [1, 2])
+    assert (tmp_path / "scaling.png").exists()
+    printed = capsys.readouterr()
+    assert "2 of 6: strong scaling on 2 of 4 devices: 41.0 ms per step" in printed.err
+    assert "strong scaling" in printed.out
 
 
 def test_waiting_is_slowest_device_less_mean():
