@@ -29,16 +29,16 @@ def run(arguments: list[str], program: str) -> None:
         """Check whether this machine can run a recipe: devices, versions, CUDA, NCCL, memory, disks, data, network, limits.
         Exits with 1 if a check reports an error.
 
-        With --verify: prove that its devices train correctly. Compares the gradient of every strategy on every mesh with one
-        device's, repeats steps to the bit, checks exact sums of messages as large as the recipe's and exact resume, and times
-        the step on growing numbers of devices.
+        With --verify: prove that its devices train correctly. Compares the gradient of every strategy with one device's,
+        repeats steps to the bit, and checks exact sums of messages as large as the recipe's and exact resume. If it is
+        stopped, the proofs so far are printed and written.
 
         Examples:
           jaxdp doctor
           jaxdp doctor --config imagenet_goyal_8k --images-per-second 2000
           jaxdp doctor --check-images --data.source folder --data.directory ~/pictures
           jaxdp doctor --verify --output proofs.json
-          jaxdp doctor --verify --mesh.cpu-devices 8
+          jaxdp doctor --verify --thorough --mesh.cpu-devices 8
           jaxdp launch --processes 2 -- jaxdp doctor --verify
         """
 
@@ -53,6 +53,8 @@ def run(arguments: list[str], program: str) -> None:
         """Decoding of every image of the data set, which reports those that cannot be used"""
         verify: Switch = False
         """Proofs of correct training instead of checks, on all processes; splits a CPU into --mesh.cpu-devices, or 4"""
+        thorough: Switch = False
+        """Proofs of --verify on every mesh, not only on the recipe's, and the time of the step on growing numbers of devices"""
         output: str | None = None
         """JSON file for the proofs of --verify, with machine, versions and commit"""
         overwrite: Switch = False
@@ -83,8 +85,11 @@ def run(arguments: list[str], program: str) -> None:
             processes=options.launch.processes,
             rank=options.launch.rank,
         )
-        _verify(config, options.workdir, join=join, output=Output(options.output, options.overwrite, options.json))
+        output = Output(options.output, options.overwrite, options.json)
+        _verify(config, options.workdir, join=join, output=output, thorough=options.thorough)
         return
+    if options.thorough:
+        raise ConfigError("--thorough", reason="requires --verify", hint="add it")
     if options.output is not None:
         raise ConfigError("--output", options.output, reason="requires --verify", hint="give --json and redirect stdout")
     with contextlib.redirect_stdout(sys.stderr):  # packages may print while they are imported
@@ -157,7 +162,7 @@ class Output:
             screen.info(f"proofs written to {self.path}")
 
 
-def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessGroup], output: Output) -> None:
+def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessGroup], output: Output, thorough: bool) -> None:
     """Run the proofs; exits with 1 if one fails. join: returns the process group."""
     from jaxdp.distributed import runtime
     from jaxdp.training import run_dir
@@ -172,25 +177,27 @@ def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessG
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")
             if group.is_rank0:
                 output.check()
-            record = _run_proofs(config, group, shared_dir)
+            record = _run_proofs(config, group, shared_dir, thorough=thorough)
             if group.is_rank0:
                 output.write(record)
+            if record["stopped"]:
+                raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGTERM, handler)
     runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0)
 
 
-def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path) -> dict:
+def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path, *, thorough: bool) -> dict:
     """Run the proofs on all processes and return their record; several processes share `shared_dir` meanwhile."""
     from jaxdp.doctor import verify
     from jaxdp.loggers.console import Quiet, Screen
 
     info = Screen(sys.stderr).info if group.is_rank0 else Quiet().info
     if group.num_processes == 1:
-        return verify.run(config, info)
+        return verify.run(config, info, thorough=thorough)
     if group.is_rank0:
         shared_dir.mkdir(parents=True, exist_ok=True)
-    record = verify.run(config, info, group=group, shared_dir=shared_dir)
+    record = verify.run(config, info, group=group, shared_dir=shared_dir, thorough=thorough)
     if group.is_rank0:
         shutil.rmtree(shared_dir, ignore_errors=True)
     return record

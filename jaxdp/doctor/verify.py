@@ -32,9 +32,12 @@ def run(
     *,
     group: ProcessGroup | None = None,
     shared_dir: Path | None = None,
+    thorough: bool = False,
 ) -> dict:
-    """Run all proofs on all devices of all processes and return their record, which `to_json` writes.
+    """Run the proofs on all devices of all processes and return their record, which `to_json` writes.
 
+    thorough: gradients on every mesh, not only on that of `config`, and the times of the step on growing numbers of devices.
+    An interrupt ends the proofs: "stopped" of the record is then true, and "proofs" are those that have ended.
     A CPU is split into `mesh.cpu_devices`, by default 4 divided by the number of processes. Model, mesh and wire dtype of
     `config` determine the messages; the runs of the proof of exact resume use its optimizer. info: receives progress lines.
     group: the processes, all of which call this. shared_dir: a directory on a file system that all processes share. Raises
@@ -50,7 +53,9 @@ def run(
     on_cpu = devices[0].platform == "cpu"
 
     def all_proofs() -> Iterator[Proof]:
-        yield from verify_gradients.proofs(devices, compile, info=info, group=group)
+        shape = verify_sums.mesh_shape(config, len(devices), group.num_processes)
+        shapes = verify_gradients.mesh_shapes(len(devices)) if thorough else [shape]
+        yield from verify_gradients.proofs(devices, compile, shapes=shapes, info=info, group=group)
         yield from verify_sums.proofs(config, devices, info=info, group=group)
         info("exact resume: an interrupted run against an uninterrupted one ...")
         yield verify_resume.proof(
@@ -62,15 +67,24 @@ def run(
             shared_dir=shared_dir,
             group=group,
         )
-        yield from _measure_scaling(len(devices), compile, info=info, group=group)
+        if thorough:
+            yield from _measure_scaling(len(devices), compile, info=info, group=group)
 
-    proofs = list(all_proofs())
+    proofs, stopped = list[Proof](), False
+    try:
+        for proof in all_proofs():
+            proofs.append(proof)
+            info(f"  {proof.name}: {proof.outcome} ({proof.seconds:.1f} s)")
+    except KeyboardInterrupt:
+        stopped = True
     processes = f" of {group.num_processes} processes" if group.num_processes > 1 else ""
     return {
         "provenance": provenance(),
         "device": f"{len(devices)} x {devices[0].device_kind}{processes}",
         "virtual": on_cpu,
         "seconds": time.perf_counter() - start,
+        "thorough": thorough,
+        "stopped": stopped,
         "failed": [proof.name for proof in proofs if proof.passed is False],
         "proofs": [proof.to_dict() for proof in proofs],
     }
@@ -90,18 +104,19 @@ def _measure_scaling(devices: int, compile: Compile, *, info: Callable[[str], No
     )
     start = time.perf_counter()
     try:
-        rows = scaling.run(config, counts, repeats=SCALING_REPEATS, progress=info, modes=("weak",))["rows"]
+        measured = scaling.run(config, counts, repeats=SCALING_REPEATS, progress=info, modes=("weak",))
     except Exception as exception:  # of a compiler or a driver
         error = f"{type(exception).__name__}: {first_line(exception)}"
         yield Proof("scaling", f"{counts} devices", None, None, False, time.perf_counter() - start, error)
         return
-    seconds = (time.perf_counter() - start) / len(rows)
-    for row in rows:
-        step_seconds, exposed_seconds = row["step_seconds"], row["exposed_communication_seconds"]
-        text = f"{1e3 * step_seconds:.1f} ms per step of {row['global_batch']} images"
+    seconds = (time.perf_counter() - start) / len(measured["rows"])
+    for row in measured["rows"]:
+        text = f"{1e3 * row['step_seconds']:.1f} ms per step of {row['global_batch']} images"
         text += f", efficiency {100 * row['efficiency']:.0f} %"
-        text += f", communication {100 * exposed_seconds / step_seconds:.0f} %" if row["devices"] > 1 else ""
+        text += f", communication {scaling.exposed_words(row)}" if row["devices"] > 1 else ""
         yield Proof(f"scaling: {row['devices']} of {devices}", text, None, None, None, seconds)
+    if measured["stopped"]:
+        raise KeyboardInterrupt
 
 
 def report(record: dict) -> Iterator[Table | str]:
@@ -144,7 +159,8 @@ def _group_by_strategy(rows: list[dict]) -> dict[str, list[dict]]:
 def summarize(record: dict) -> str:
     count = sum(row["passed"] is not None for row in record["proofs"])
     text = f"{count} proofs on {record['device']} in {record['seconds']:.0f} s"
-    return f"{text}; FAILED: {', '.join(record['failed'])}" if record["failed"] else f"{text}; all passed"
+    passed = "stopped; those before it passed" if record["stopped"] else "all passed"
+    return f"{text}; FAILED: {', '.join(record['failed'])}" if record["failed"] else f"{text}; {passed}"
 
 
 def to_json(record: dict) -> str:

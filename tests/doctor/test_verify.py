@@ -38,7 +38,7 @@ from jaxdp.strategies import STRATEGIES
 resnet.BLOCKS[18] = resnet.BLOCKS[resnet.TWO_BLOCKS]
 for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
     del STRATEGIES[name]
-main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--output", {str(output)!r}])
+main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMALL!r}, "--output", {str(output)!r}])
 """
     launch = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--"]
     done = subprocess.run([*launch, sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
@@ -59,7 +59,7 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "1", *{SMALL!r}, "--outpu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "phase"), [(signal.SIGINT, "gradients:"), (signal.SIGTERM, "exact resume:")])
-def test_verify_when_interrupted_prints_one_line_and_writes_nothing(tmp_path, number, phase):
+def test_verify_when_interrupted_keeps_the_proofs_so_far(tmp_path, number, phase):
     output, temporary = tmp_path / "proofs.json", tmp_path / "temporary"
     temporary.mkdir()
     script = f"""
@@ -87,8 +87,11 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--output", {str(out
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "jaxdp: interrupted"
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-    assert not output.exists()
+    assert f"proofs written to {output}" in done.stdout
+    record = json.loads(output.read_text())
+    assert (record["stopped"], record["failed"]) == (True, [])
+    gradients = ["gradient: psum on 1x2", "same bits: psum on 1x2"]
+    assert [proof["name"] for proof in record["proofs"]][:2] == (gradients if phase == "exact resume:" else [])
     assert not list(temporary.iterdir())
 
 
@@ -96,7 +99,8 @@ main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", "--output", {str(out
 def test_scaling_is_measured_on_powers_of_two_and_on_all_devices(monkeypatch, devices, counts):
     def measure(config, mesh, *, global_batch, repeats):
         row = {"devices": mesh.size, "global_batch": global_batch, "images_per_second": 1e3 * mesh.size}
-        return row | {"step_seconds": 0.01, "exposed_communication_seconds": 0.001}
+        exposed = {"exposed_communication_seconds": 0.001, "exposed_communication_interval": [-0.1, 0.2]}
+        return row | exposed | {"step_seconds": 0.01}
 
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     monkeypatch.setattr(scaling, "make_mesh", lambda *shape: SimpleNamespace(size=math.prod(shape), devices=np.empty(shape)))
@@ -105,6 +109,9 @@ def test_scaling_is_measured_on_powers_of_two_and_on_all_devices(monkeypatch, de
     assert [proof.error for proof in proofs] == [None] * len(counts)
     assert [proof.name for proof in proofs] == [f"scaling: {count} of {devices}" for count in counts]
     assert all(f" {8 * count} images" in proof.comparison for proof, count in zip(proofs, counts, strict=True))
+    assert [proof.comparison.endswith(", communication 1.0 ms (-100.0 to 200.0)") for proof in proofs] == [
+        count > 1 for count in counts
+    ]
 
 
 def test_report_has_a_line_per_failed_proof_and_names_them_in_the_summary():
@@ -114,7 +121,7 @@ def test_report_has_a_line_per_failed_proof_and_names_them_in_the_summary():
         prove("gradient: torus on 4x1", "against one device", tolerance=1e-5, difference=lambda: math.inf),
     ]
     failed = [proof.name for proof in proofs if not proof.passed]
-    record = {"device": "4 x cpu", "virtual": False, "seconds": 3.0, "failed": failed}
+    record = {"device": "4 x cpu", "virtual": False, "seconds": 3.0, "failed": failed, "stopped": False}
     record["proofs"] = [proof.to_dict() for proof in proofs]
     table, last = verify.report(record)
     names = ["gradient: torus on 1x4", "gradient: torus on 2x2", "gradient: torus on 4x1"]
@@ -124,10 +131,30 @@ def test_report_has_a_line_per_failed_proof_and_names_them_in_the_summary():
     assert [row["difference"] for row in json.loads(verify.to_json(record))["proofs"]] == [2e-7, 0.5, None]
 
 
+def test_proofs_are_on_the_mesh_of_the_recipe_and_with_thorough_on_all(tiny, monkeypatch):
+    seen, lines = [], []
+
+    def gradients(devices, compile, *, shapes, info, group):
+        seen.append(shapes)
+        yield prove("gradient: torus on 1x2", "", tolerance=0, difference=lambda: 0)
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify.verify_gradients, "proofs", gradients)
+    monkeypatch.setattr(verify.verify_sums, "proofs", stop)
+    for thorough in (False, True):
+        record = verify.run(tiny, lines.append, thorough=thorough)
+        assert (record["stopped"], [proof["name"] for proof in record["proofs"]]) == (True, ["gradient: torus on 1x2"])
+        assert verify.summarize(record).endswith("; stopped; those before it passed")
+    assert seen == [[(2, 2)], [(1, 4), (2, 2), (4, 1)]]
+    assert [line for line in lines if line.startswith("  gradient: torus on 1x2: passed (")] != []
+
+
 @pytest.mark.slow
 def test_verify_passes_on_this_machine_and_writes_its_record(tiny, capsys, tmp_path):
     output = tmp_path / "made/proofs.json"
-    main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", *SMALL, "--json", "--output", str(output)])
+    main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "2", *SMALL, "--json", "--output", str(output)])
     record = json.loads(capsys.readouterr().out)
     assert record == json.loads(output.read_text())
     assert record["failed"] == []
@@ -145,7 +172,7 @@ def test_verify_with_a_failed_proof_exits_with_1_and_names_it(capsys, monkeypatc
     monkeypatch.setattr(verify_resume, "proof", lambda *_, **__: passed)
     monkeypatch.setattr(verify, "_measure_scaling", lambda *_, **__: [])
     with pytest.raises(SystemExit) as stopped:
-        main.main(["doctor", "--verify", "--mesh.cpu-devices", "2", *SMALL])
+        main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "2", *SMALL])
     assert stopped.value.code == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith("FAILED: gradient: torus on 1x2, gradient: torus on 2x1, exact sums: torus on 1x2")

@@ -15,7 +15,7 @@ from jaxdp.parallel.mesh import AXES, VERTICAL
 def run_proofs(monkeypatch, strategies):
     """The proofs by name, on two devices, for these strategies alone."""
     replace_strategies(monkeypatch, strategies)
-    proofs = verify_gradients.proofs(jax.devices()[:2], Compile(), info=ignore, group=SingleProcess())
+    proofs = verify_gradients.proofs(jax.devices()[:2], Compile(), shapes=[(1, 2), (2, 1)], info=ignore, group=SingleProcess())
     return {proof.name: proof for proof in proofs}
 
 

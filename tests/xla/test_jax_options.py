@@ -285,7 +285,7 @@ def test_command_with_options_in_the_environment_trains_the_same_bits(tmp_path):
         "4",
     ]
     command += ["--data.image-size", "16", "--data.train-examples", "32", "--mesh.cpu-devices", "1", "--epochs", "1"]
-    command += ["--batch.0.global-batch", "8", "--model.classes", "6"]
+    command += ["--batch.0.global-batch", "8", "--batch.1.global-batch", "8", "--model.classes", "6"]
     variables = {
         "JAX_ENABLE_X64": "1",
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
