@@ -173,6 +173,14 @@ def test_rgb_refuses_a_huge_image_by_its_header():
         decode.rgb(image)
 
 
+def test_decode_refuses_a_damage_at_which_pillow_raises_no_error_of_its_own():
+    data = bytearray(encode(smooth_image(), "TIFF"))
+    entry = data.index(struct.pack("<HHI", 273, 4, 1))  # StripOffsets, as a fraction
+    struct.pack_into("<H", data, entry + 2, 5)
+    with pytest.raises(ImageError):
+        decode.decode(bytes(data))
+
+
 def test_decode_png_ignores_metadata(recwarn):
     """A long compressed text, a damaged profile and a palette's transparency keep no decoder from the pixels."""
     image = Image.fromarray(smooth_image()).convert("P")
