@@ -74,7 +74,7 @@ class Loader:
     def storage_share(self) -> float:
         """The share of the threads' time in which they waited for images from a network."""
         waited = getattr(self.source, "wait_seconds", 0.0)
-        return waited / self.loading_seconds if self.loading_seconds else 0.0
+        return min(1.0, waited / self.loading_seconds) if self.loading_seconds else 0.0
 
     def __len__(self) -> int:
         return len(self.source)
@@ -103,15 +103,17 @@ class Loader:
         labels = np.empty(len(indices), np.int32)
         rows = iter(range(len(indices)))  # shared by the threads: each takes the next free row
 
-        def fill_rows(_: int) -> float:
-            began = time.monotonic()
+        def fill_rows(_: int) -> None:
             for row in rows:
+                began = time.monotonic()
                 labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
+                with self.lock:
+                    self.loading_seconds += time.monotonic() - began
                 status.current().record_progress()
-            return time.monotonic() - began
 
         try:
-            self.loading_seconds += sum(self.pool.map(fill_rows, range(min(self.threads, len(indices)))))
+            for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):
+                pass
         except Exception:
             raise
         except BaseException:  # an interrupt of this thread
