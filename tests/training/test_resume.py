@@ -19,8 +19,10 @@ from jaxdp.checkpoint.orbax_io import load_state
 from jaxdp.config import Checkpoint, Data, Mesh, Phase, Stop
 from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import read_log
+from jaxdp.report import report
 from jaxdp.training import health
 
 
@@ -296,6 +298,7 @@ def test_continuing_with_changes_keeps_every_line_up_to_the_checkpoint(tiny, tmp
         shown = tensorboard_scalars(tmp_path / "longer/tensorboard")
         assert [*shown["evaluation/loss"]] == evaluated
         assert [*shown["training/loss"]] == [line["samples"] for line in log if "loss" in line]
+        assert report(tmp_path / "longer")["best_epoch"] == choose_checkpoint(tmp_path / "longer", "best").epoch
 
 
 def test_evaluation_of_a_session_killed_before_its_save_is_kept_and_repeated_once(tiny, tmp_path, uninterrupted):
