@@ -281,6 +281,21 @@ def test_input_gradient_in_16_bits_is_at_most_three_times_as_wrong_as_that_of_se
     assert found[folded] <= 3 * found[separate]
 
 
+@pytest.mark.parametrize(("mean", "lowest", "highest"), [(0.5, 1.2, 5.0), (3.0, 1.2, 5.0), (30.0, 0.0, 0.8)])
+def test_kernel_gradient_near_the_kink_is_worse_than_that_of_separate_unless_the_mean_is_large(mean, lowest, highest):
+    """Rounding opens or closes the ReLU of results near zero; with small biases these errors exceed all others."""
+    (term,), _, cotangent = orthogonal_case(mean)
+    term["bias"] = 0.3 * np.random.default_rng(1).normal(size=len(term["bias"]))
+    term = term | {name: round_to_bfloat16(term[name]) for name in ("tensor", "kernel")}
+    _, wanted = in_float64([term], None, round_to_bfloat16(cotangent))
+    inputs, found = [narrow(term) | {"tensor": jnp.asarray(term["tensor"], jnp.bfloat16)}], {}
+    for form in (folded, separate):
+        function = partial(jaxdp_bn_relu, form=form)
+        _, gradient = value_and_gradient(function, inputs, None, jnp.asarray(cotangent, jnp.bfloat16))
+        found[form] = errors([gradient[0][0]["kernel"]], [wanted[0][0]["kernel"]])[0]
+    assert lowest < found[folded] / found[separate] < highest
+
+
 def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     """As evaluation and the separate form compute the convolution."""
     (term,), *_ = random_case("F", False, 3.0, sizes=LARGE)
