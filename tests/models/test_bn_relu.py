@@ -77,7 +77,7 @@ def test_gradients_of_scale_and_bias_in_bfloat16_are_summed_in_float32(case, for
         return jnp.asarray(array, jnp.bfloat16 if array.ndim > 1 else jnp.float32)
 
     terms, shortcut, cotangent = jax.tree.map(narrow, (terms, shortcut, cotangent))
-    found, _ = jax.jit(lambda *given: jax.vjp(partial(jaxdp_bn_relu, **form), *given)[1](cotangent))(terms, shortcut)
+    found, _ = jax.vjp(partial(jaxdp_bn_relu, **form), terms, shortcut)[1](cotangent)  # compiled, XLA may leave out a rounding
     for (_, *ours), (_, *expected) in zip(found, wanted, strict=True):
         for one, other in zip(ours, expected, strict=True):
             assert np.linalg.norm(one - np.asarray(other)) <= 1e-5 * np.linalg.norm(other)
