@@ -669,6 +669,9 @@ RESUME_SAFE_FIELDS = (
 )
 
 
+PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
+
+
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
     return config.loss_scale.name != "none" or config.guard.non_finite == "skip"

@@ -48,9 +48,27 @@ def check_local(path: object, field: str) -> None:
         raise ConfigError(field, str(path), reason="URLs are not supported", hint="use a local path")
 
 
-def user_cache() -> Path:
-    """The directory of jaxdp's caches: jaxdp in XDG_CACHE_HOME or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxdp"
+def expand_user(path: str | os.PathLike, field: str) -> str:
+    """A path in which ~ or ~USER at the start is replaced by that home directory, as a shell does; a URL stays.
+
+    Raises ConfigError, naming `field`, if the home directory of this user is unknown.
+    """
+    text = os.fspath(path)
+    if text.startswith("~") and (expanded := os.path.expanduser(text)) != text:
+        return expanded
+    if text.partition("/")[0] == "~":
+        raise ConfigError(
+            field, text, reason="the home directory of this user is unknown", hint="set HOME, or write the whole path"
+        )
+    return text
+
+
+def user_cache() -> Path | None:
+    """The directory of jaxdp's caches: jaxdp in XDG_CACHE_HOME or ~/.cache; None if the home directory is unknown."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or expand_user("~/.cache", "HOME")) / "jaxdp"
+    except ConfigError:
+        return None
 
 
 def is_run(path: str | Path) -> bool:
@@ -114,7 +132,7 @@ def check_output(output: str | Path, overwrite: bool, field: str = "--output") -
     if not str(output):
         raise ConfigError(field, "", reason="must be a file")
     check_local(output, field)
-    path = Path(output)
+    path = Path(expand_user(output, field))
     if path.is_dir():
         raise ConfigError(field, str(path), reason="is a directory")
     if path.is_file() and not overwrite:

@@ -16,7 +16,7 @@ import jaxdp.config
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, first_line, suggest
-from jaxdp.files import check_local, read_text
+from jaxdp.files import check_local, expand_user, read_text
 from jaxdp.flags import flag_value, parse
 from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, unusable_with_flags, validate
 
@@ -51,11 +51,11 @@ def known_recipes() -> dict[str, Path]:
 def find_config(name_or_path: str) -> Path:
     """The file of a recipe. Raises ConfigError if there is none."""
     check_local(name_or_path, "--config")
-    path = Path(name_or_path)
+    path = Path(expand_user(name_or_path, "--config"))
     if path.suffix in (".py", ".json"):
         if path.is_file():
             return path
-        raise ConfigError("--config", name_or_path, reason="file not found")
+        raise ConfigError("--config", str(path), reason="file not found")
     known = known_recipes()
     if name_or_path in known:
         return known[name_or_path]

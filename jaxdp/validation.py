@@ -17,6 +17,7 @@ from jaxdp.config import (
     BELOW_ONE,
     EVAL_RESIZES,
     LARGEST_LEVEL,
+    PATHS,
     RESNET,
     RESUME_SAFE_FIELDS,
     SMALLEST,
@@ -27,7 +28,7 @@ from jaxdp.config import (
     evaluation_share,
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
-from jaxdp.files import check_local, check_no_password
+from jaxdp.files import check_local, check_no_password, expand_user
 from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
@@ -65,6 +66,11 @@ def from_json(text: str) -> Config:
         config = _adapter().validate_json(text, strict=True)
     except ValidationError as error:
         raise _config_error(error) from None
+    for path in PATHS:
+        section, _, field = path.partition(".")
+        if (value := getattr(getattr(config, section), field)) is not None:
+            expanded = dataclasses.replace(getattr(config, section), **{field: expand_user(value, path)})
+            config = dataclasses.replace(config, **{section: expanded})
     for check in CHECKS:
         check(config)
     return config

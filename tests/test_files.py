@@ -3,22 +3,27 @@
 import dataclasses
 import json
 import os
+import pwd
 from pathlib import Path
 
 import pytest
 
 import jaxdp
 from jaxdp.cli import main
-from jaxdp.config import Compile, Finetune
+from jaxdp.config import Compile, Config, Data, Finetune, Storage
 from jaxdp.data.decode import ImageError
-from jaxdp.data.image_folder import ImageFolder
+from jaxdp.data.image_folder import ImageFolder, find_images
+from jaxdp.data.tfds import prepare
 from jaxdp.errors import ConfigError
-from jaxdp.files import NotRegularError, check_no_password, open_regular, read_regular, write_atomically
+from jaxdp.files import NotRegularError, check_no_password, expand_user, open_regular, read_regular, write_atomically
+from jaxdp.inference.load_run import list_checkpoints, weights_config
 from jaxdp.inference.predict import Images
 from jaxdp.models import weights
 from jaxdp.report import report, write
+from jaxdp.storage.local import local_directory
 from jaxdp.training import autotune, run_dir
 from jaxdp.validation import validate
+from jaxdp.xla.options import cache_directory
 
 URLS = (
     "gs://bucket/run",
@@ -253,3 +258,108 @@ def test_no_call_shows_or_stores_the_password_of_a_url(call, tmp_path, monkeypat
     with pytest.raises(ConfigError, match="must not hold a password or key"):
         call(jaxdp.load_config("digits"), "s3://KEY:secret@bucket/x")
     assert not [path for path in tmp_path.rglob("*") if "secret" in path.name]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home directory with a recipe, and another current directory, in which nothing may be created."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "current").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "current")
+    (tmp_path / "home/recipe.py").write_text(
+        "import jaxdp\nfrom jaxdp.config import Data\n"
+        "def config():\n    return jaxdp.Config(name='r', data=Data(source='folder', directory='~/images'))\n"
+    )
+    yield tmp_path / "home"
+    assert os.listdir() == []
+
+
+@pytest.fixture
+def homeless(home, monkeypatch):
+    """A user without HOME and without an entry of passwd, as in containers with a random user."""
+
+    def unknown(*_):
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("train --workdir=~/x --config=~/none.json", "--config='HOME/none.json': file not found"),
+        ("train --workdir=~/x --data.source folder --data.directory=~/x", "data.directory='HOME/x': directory not found"),
+        ("train --workdir=~/x --config ~/recipe.py", "data.directory='HOME/images': directory not found"),
+        ("plan --devices 1 --config=~/recipe.py --data.directory=~/y", "data.directory='HOME/y': directory not found"),
+        ("checkpoints --workdir=~/x", "--workdir='HOME/x': it holds no run"),
+        ("report ~/x", "WORKDIR='HOME/x': holds no run"),
+        ("evaluate --workdir=~/x", "--workdir='HOME/x': it holds no run"),
+        ("evaluate --weights=~/x", "--weights='HOME/x': file not found"),
+        ("export --workdir ~/x --output=~/w.safetensors", "--workdir='HOME/x': it holds no run"),
+        ("export --workdir=~/x --card=~/c.txt", "--card='HOME/c.txt': must end in .md"),
+        ("import ~/x --output=~/y.safetensors", "FILE='HOME/x': file not found"),
+        ("predict --workdir=~/x ~/i.png", "--workdir='HOME/x': it holds no run"),
+    ],
+)
+def test_commands_expand_the_home_directory(home, capsys, arguments, expected):
+    with pytest.raises(SystemExit):
+        main.main(arguments.split())
+    assert f"jaxdp: {expected.replace('HOME', str(home))}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda path, config: jaxdp.train(config, path),
+        lambda path, config: jaxdp.train(config, "runs/x", resume=path),
+        lambda path, config: jaxdp.evaluate(None, path),
+        lambda path, config: jaxdp.predict(path, []),
+        lambda path, config: report(path),
+        lambda path, config: write([path]),
+        lambda path, config: list_checkpoints(path),
+        lambda path, config: jaxdp.load_config(f"{path}/none.py"),
+        lambda path, config: weights_config(path),
+        lambda path, config: find_images([f"{path}/none"]),
+        lambda path, config: prepare("/none", path),
+    ],
+)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_python_functions_expand_the_home_directory(home, tiny, monkeypatch, call, kind):
+    (home / "x").write_text("no directory")
+    with pytest.raises(ConfigError) as error:
+        call(kind("~/x"), tiny)
+    assert "~" not in str(error.value)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as without an entry of passwd
+    with pytest.raises(ConfigError, match="the home directory of this user is unknown; set HOME, or write the whole path"):
+        call(kind("~/x"), tiny)
+
+
+def test_python_config_expands_the_home_directory_in_every_path(home):
+    config = Config(compile=Compile(cache="~/a"), storage=Storage(directory="~"), finetune=Finetune(weights="~/w"))
+    config = validate(dataclasses.replace(config, data=Data(source="folder", directory="~/d")))
+    paths = (config.compile.cache, config.storage.directory, config.finetune.weights, config.data.directory)
+    assert paths == (f"{home}/a", str(home), f"{home}/w", f"{home}/d")
+    assert jaxdp.load_config("~/recipe.py").data.directory == f"{home}/images"
+
+
+def test_only_a_home_directory_is_expanded(home):
+    kept = ["", "-", "a/~", "./~", "~nobody-of-this-name/x", "~backup.png", "s3://bucket/~", "/~/x"]
+    assert [expand_user(path, "F") for path in kept] == kept
+    assert expand_user("~", "F") == str(home)
+    assert expand_user("~root/x", "F") == f"{pwd.getpwnam('root').pw_dir}/x"
+
+
+def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(homeless):
+    assert cache_directory("auto") is None
+    with pytest.raises(ConfigError, match=r"storage.directory='auto': the home directory .* --storage.directory"):
+        local_directory(Storage())
+    with pytest.raises(ConfigError, match="--workdir='~/x': the home directory of this user is unknown; set HOME"):
+        expand_user("~/x", "--workdir")
+
+
+def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
+    assert jaxdp.train(tiny, tmp_path / "run", screen=False).steps > 0

@@ -21,6 +21,7 @@ from jaxdp.errors import (
     printable,
     printable_lines,
 )
+from jaxdp.files import expand_user
 from jaxdp.flag_help import asks_for_help, rows
 
 COMMANDS = {
@@ -72,6 +73,7 @@ def _main(arguments: list[str]) -> None:
 def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
+    arguments = [_expand_word(word) for word in arguments]
     if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
@@ -85,6 +87,12 @@ def _run(command: str, arguments: list[str], program: str) -> None:
 
         fallback.print_report("--json" in arguments)
         sys.exit(EXIT_FAILURE)
+
+
+def _expand_word(word: str) -> str:
+    """A word with ~ replaced by the home directory, also after --FLAG=, where shells leave it."""
+    flag, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return flag + equals + expand_user(path, flag or "path")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jaxdp.data.decode import ImageError
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, plural, printable
-from jaxdp.files import check_local, read_regular
+from jaxdp.files import check_local, expand_user, read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
@@ -204,6 +204,7 @@ def find_images(paths: Iterable[str | Path]) -> ImageFiles:
     found = ImageFiles([], [], {})
     for path in map(str, paths):
         check_local(path, "images")
+        path = expand_user(path, "images")
         if not os.path.isdir(path):
             if not os.path.isfile(path):
                 reason = "not a regular file" if os.path.exists(path) else "no such file or folder"

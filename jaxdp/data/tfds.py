@@ -15,7 +15,7 @@ from jaxdp.data.records import READERS, Records
 from jaxdp.data.remote_prepared import RemotePrepared
 from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError, first_line, nearest
-from jaxdp.files import check_local
+from jaxdp.files import check_local, expand_user
 from jaxdp.storage.location import StorageError
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
@@ -228,7 +228,7 @@ def _json_files(name: str, directory: str | None) -> list[Path]:
 def _root(directory: str | None) -> Path:
     import tensorflow_datasets as tfds
 
-    return Path(directory or tfds.core.constants.DATA_DIR).expanduser()
+    return Path(expand_user(directory or tfds.core.constants.DATA_DIR, "data.directory"))
 
 
 def prepare(name: str, directory: str | None = None, manual_directory: str | None = None) -> str:
@@ -243,6 +243,9 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
 
     for flag, path in (("--directory", directory), ("--manual-directory", manual_directory)):
         check_local(path or "", flag)
+    directory, manual_directory = (
+        None if path is None else expand_user(path, "directory") for path in (directory, manual_directory)
+    )
     if name in (*OTHER_SOURCES, "given"):
         hint = "give a data set of tensorflow-datasets"
         raise ConfigError("NAME", name, reason="this source needs no preparation", hint=hint)

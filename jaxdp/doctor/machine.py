@@ -110,7 +110,7 @@ def images_per_core_second(config: Config) -> float:
 
 def _free_space(path: Path) -> tuple[int, bool, Path]:
     """(free bytes, whether it is writable, the directory) of the nearest existing ancestor of a path."""
-    path = path.expanduser().absolute()
+    path = path.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     writable = os.access(existing, os.W_OK | os.X_OK) and existing.is_dir()
     return shutil.disk_usage(existing).free, writable, existing
@@ -149,10 +149,7 @@ def check_compilation_cache(result: ResultBuilder, config: Config) -> None:
         result.ok("off: every run compiles its programs again")
         return
     variable = os.environ.get("JAX_COMPILATION_CACHE_DIR") if setting == "auto" else None
-    try:
-        path = Path(variable) if variable else options.cache_directory(setting)
-    except RuntimeError:
-        path = None
+    path = Path(variable) if variable else options.cache_directory(setting)
     if path is None:
         result.warning("no home directory", "set HOME, XDG_CACHE_HOME or --compile.cache")
         return

@@ -24,7 +24,7 @@ from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests
 from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
-from jaxdp.files import is_url
+from jaxdp.files import expand_user, is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.storage.local import temporary_directory
@@ -50,9 +50,10 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
 
     Reads and verifies every byte of every checkpoint. Raises ConfigError if `workdir` holds no run.
     """
+    workdir = expand_user(workdir, "--workdir")
     run_config(workdir)
     if is_url(workdir):
-        return _list_remote(str(workdir))
+        return _list_remote(workdir)
     rows = []
     for path in reversed(checkpoint_paths(Path(workdir) / CHECKPOINTS)):
         row: dict[str, Any] = {"path": str(path), "samples": int(path.name)}
@@ -105,7 +106,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manife
     "result": what result.json describes, the newest, or with early stopping the best that the newest one knows. Names skip
     invalid checkpoints and report them on stderr. Raises ConfigError if there is no such checkpoint.
     """
-    folder = Path(workdir) / CHECKPOINTS
+    folder = Path(expand_user(workdir, "--workdir")) / CHECKPOINTS
     if checkpoint not in CHECKPOINT_NAMES:
         return _checkpoint_at(folder, checkpoint)
     if checkpoint == "result":
@@ -231,6 +232,7 @@ def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur
     given: preprocessing that replaces what the file states. blur_pool: `model.blur_pool` of a file that states none. Raises
     ConfigError for a file that cannot be used.
     """
+    path = expand_user(path, WEIGHTS)
     model = replace(weights.read(path, WEIGHTS, blur_pool=blur_pool).model, convolution="auto")
     stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
     data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))

@@ -21,7 +21,7 @@ from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_fil
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError, plural
-from jaxdp.files import CONFIG, check_output, is_url, read_text, write_output
+from jaxdp.files import CONFIG, check_output, expand_user, is_url, read_text, write_output
 from jaxdp.inference.interval import wilson_interval
 from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.inference.markdown import escape, table, yaml_string
@@ -69,12 +69,13 @@ def write_card(
     """
     path, is_best = check_card_path(card, overwrite), checkpoint == "best"
     file = Path(exported["output"]) if exported else None
+    workdir = expand_user(workdir, "--workdir")
     if not is_url(workdir):
         manifest = choose_checkpoint(workdir, Path(exported["checkpoint"]).name if exported else checkpoint)
         return _write(path, Path(workdir), manifest, exported=file, is_best=is_best)
     config = run_config(workdir)
     with temporary_directory(config.storage) as folder:
-        url, copy = str(workdir), Path(folder)
+        url, copy = workdir, Path(folder)
         chosen = exported["checkpoint"].rpartition("/")[2].partition(".")[0] if exported else checkpoint
         samples = download_checkpoint(url, "--workdir", copy, checkpoint=chosen, metric=config.stop.metric).samples
         download_run_files(url, copy, names=(CONFIG, CLASSES, RESULT), field="--workdir")

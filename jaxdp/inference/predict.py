@@ -16,7 +16,7 @@ from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import Loader
 from jaxdp.data.sources import pixel_stats, prediction_loader
 from jaxdp.errors import ConfigError
-from jaxdp.files import read_regular
+from jaxdp.files import expand_user, read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.training.run_dir import class_names, run_config
@@ -99,7 +99,7 @@ class Images:
         if not isinstance(image, PATH_TYPES):
             return image, 0
         try:
-            return read_regular(Path(image)), 0
+            return read_regular(expand_user(image, "images")), 0
         except OSError as error:
             raise ImageError(error.strerror) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxdp.errors import ConfigError, first_line, plural, printable
-from jaxdp.files import check_local, read_text
+from jaxdp.files import check_local, expand_user, read_text
 
 FLAG = "--real-labels"
 IMAGES, CLASSES = 50_000, 1000  # of ImageNet's validation set
@@ -64,6 +64,7 @@ class RealLabels:
 def _read(path: str | Path) -> list[frozenset[int]]:
     """The labels of each image. Raises ConfigError for anything but lists of ImageNet's labels for its validation set."""
     check_local(str(path), FLAG)
+    path = expand_user(path, FLAG)
     invalid = partial(ConfigError, FLAG, str(path), hint="give real.json of the authors")
     try:
         labels = json.loads(read_text(path))

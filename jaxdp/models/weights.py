@@ -21,7 +21,7 @@ from jaxdp import models
 from jaxdp.config import Model as ModelConfig
 from jaxdp.config import Preprocessing
 from jaxdp.errors import ConfigError, first_line, plural
-from jaxdp.files import check_local, check_output, read_regular, write_output
+from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
 from jaxdp.models.blur_weights import stated_form, without_filters
 from jaxdp.models.resnet import BLOCKS, BOTTLENECK_DEPTHS
@@ -92,6 +92,7 @@ def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> W
     that are not finite, and negative variances.
     """
     check_local(path, field)
+    path = expand_user(path, field)
     try:
         return _parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES), blur_pool)
     except FileNotFoundError:
@@ -320,7 +321,7 @@ def import_file(
     Returns {"output", "tensors", "bytes", "model", "preprocessing", "digest", "notes"}. Raises ConfigError as `read` does, for
     invalid preprocessing, and if the network is not the expected one.
     """
-    output = check_output_path(output, overwrite)
+    path, output = expand_user(path, "FILE"), check_output_path(output, overwrite)
     expected = expected or {}
     weights = read(path, blur_pool=expected.get("blur_pool") or "none")
     if weights.naming == "jaxdp":

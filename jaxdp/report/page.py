@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
-from jaxdp.files import NotRegularError, check_local, is_url, no_directory_reason, read_regular
+from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
 from jaxdp.report.communication import measure_communication
 from jaxdp.report.confusion import Confusion, classes_csv, confusions_csv
 from jaxdp.report.run_history import History, check_workdirs, read_all
@@ -87,6 +87,8 @@ def write(
     from jaxdp.report import plots
 
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
+    workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
+    output = None if output is None else expand_user(output, "--output")
     check_workdirs(workdirs)
     if output == "":
         raise ConfigError("--output", "", reason="must not be empty", hint="give a directory")

@@ -9,7 +9,7 @@ from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.remote_reader import download_run_files, list_manifests
 from jaxdp.config import Storage
-from jaxdp.files import CONFIG, is_url
+from jaxdp.files import CONFIG, expand_user, is_url
 from jaxdp.loggers.writers import LOG
 from jaxdp.storage.local import temporary_directory
 from jaxdp.training.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
@@ -43,9 +43,9 @@ def open_run_files(workdir: str | os.PathLike) -> RunFiles:
 
     Raises ConfigError for a URL that cannot be read.
     """
-    if not is_url(workdir):
-        return local_run_files(Path(workdir), is_running=in_use(Path(workdir)))
-    url = str(workdir)
+    url = expand_user(workdir, "WORKDIR")
+    if not is_url(url):
+        return local_run_files(Path(url), is_running=in_use(Path(url)))
     copy = temporary_directory(Storage())
     path = Path(copy.name)
     try:

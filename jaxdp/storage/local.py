@@ -11,8 +11,13 @@ from jaxdp.files import check_no_password, no_directory_reason, user_cache
 
 
 def local_directory(storage: Storage) -> Path:
-    """The directory of local copies."""
-    return user_cache() / "storage" if storage.directory == "auto" else Path(storage.directory).expanduser()
+    """The directory of local copies. Raises ConfigError if the home directory is needed and unknown."""
+    if storage.directory != "auto":
+        return Path(storage.directory)
+    if (cache := user_cache()) is None:
+        reason, hint = "the home directory of this user is unknown", "set HOME, XDG_CACHE_HOME or --storage.directory"
+        raise ConfigError("storage.directory", storage.directory, reason=reason, hint=hint)
+    return cache / "storage"
 
 
 def temporary_directory(storage: Storage) -> tempfile.TemporaryDirectory:

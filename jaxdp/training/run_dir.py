@@ -21,6 +21,7 @@ from jaxdp.files import (
     CONFIG,
     RESULT,
     RUNS,
+    expand_user,
     is_url,
     no_directory_reason,
     open_regular,
@@ -49,7 +50,7 @@ def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
     """The run directory: `workdir`, by default runs/NAME."""
     if workdir == "":
         raise _error("", "must not be empty")
-    return Path(RUNS) / config.name if workdir is None else Path(workdir)
+    return Path(RUNS) / config.name if workdir is None else Path(expand_user(workdir, FIELD))
 
 
 def next_free(workdir: Path) -> Path:
@@ -163,6 +164,7 @@ def read_result_text(workdir: Path) -> str:
 
 def run_config(workdir: PathLike) -> Config:
     """The config of the run in a directory or at a URL. Raises ConfigError if there is none."""
+    workdir = expand_user(workdir, FIELD)
     try:
         text = read_run_text(workdir, CONFIG)
         if text is None:
@@ -182,7 +184,7 @@ def read_run_text(workdir: PathLike, name: str) -> str | None:
         content = read_run_file(str(workdir), name, FIELD)
         return None if content is None else content.decode()
     try:
-        return read_text(Path(workdir) / name)
+        return read_text(Path(expand_user(workdir, FIELD)) / name)
     except (FileNotFoundError, NotADirectoryError):
         return None
 

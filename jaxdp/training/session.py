@@ -21,7 +21,7 @@ from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warni
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
-from jaxdp.files import is_url
+from jaxdp.files import expand_user, is_url
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
@@ -83,6 +83,7 @@ def train(
     started = time.monotonic() if started is None else started
     screen = default_screen() if screen is None else screen or Quiet()
     screen.outlast_reader()
+    resume = expand_user(resume, "--resume")
     if datasets is not None:
         check_type(config)
         config = reset_ignored_fields(config, ["--data.source", "given"])

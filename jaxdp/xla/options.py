@@ -33,7 +33,7 @@ DETERMINISTIC = {"xla_gpu_deterministic_ops": True}
 
 
 def cache_directory(setting: str) -> Path | None:
-    """The directory of compiled programs for a value of `compile.cache`; None for no cache.
+    """The directory of compiled programs for a value of `compile.cache`; None for no cache, as without a home directory.
 
     CPU programs depend on the instructions of the processor, so hosts that share a home directory use one directory per
     processor type.
@@ -41,8 +41,9 @@ def cache_directory(setting: str) -> Path | None:
     if setting == "off":
         return None
     if setting != "auto":
-        return Path(setting).expanduser()
-    return user_cache() / "programs" / _processor_type()
+        return Path(setting)
+    cache = user_cache()
+    return None if cache is None else cache / "programs" / _processor_type()
 
 
 def _processor_type() -> str:
