@@ -1,19 +1,24 @@
 """The HTTP server of `jaxdp watch`: the page, its changed blocks and its figures. Requests name no files."""
 
+import contextlib
 import errno
 import gzip
+import io
 import json
 import os
+import re
 import socket
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from jaxdp.errors import ConfigError
 from jaxdp.report.hover import SCRIPT
@@ -24,8 +29,10 @@ from jaxdp.watch.board import Board
 from jaxdp.watch.page import whole_page
 
 FIRST_PORT, MAX_TRIED_PORTS = 8600, 100
-MAX_CONNECTIONS = 64
-TIMEOUT_SECONDS = 20.0  # to send a request, and to take each part of an answer
+MAX_VIEWERS = 64  # whose requests are answered at a time
+MAX_PENDING = 64  # connections that have not sent a request yet
+HEAD_SECONDS, MAX_HEAD = 5.0, 2**16  # time to send a request, and its bytes
+TIMEOUT_SECONDS = 20.0  # to take each part of an answer
 PART = 2**14  # bytes
 HTML, TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 HEADERS = {
@@ -49,7 +56,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], board: Board) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.board = board
-        self._free = threading.Semaphore(MAX_CONNECTIONS)
+        self.viewers = threading.Semaphore(MAX_VIEWERS)
+        self._pending: dict[socket.socket, str] = {}  # with their addresses, the oldest first
+        self._lock = threading.Lock()
         super().__init__(address, Handler)
         self.access = Access.for_address(address[0], self.server_port)
         own = {name: (files(PACKAGE) / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
@@ -60,20 +69,31 @@ class Server(ThreadingHTTPServer):
         super(ThreadingHTTPServer, self).server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread. More connections than `MAX_CONNECTIONS` are closed; their viewers ask again."""
-        if not self._free.acquire(blocking=False):
-            return self.shutdown_request(request)
+        """Answer in a thread. At the limit, the oldest pending connection of the address with the most is closed."""
+        with self._lock:
+            if len(self._pending) >= MAX_PENDING:
+                busiest, _ = Counter(self._pending.values()).most_common(1)[0]
+                oldest = next(pending for pending, address in self._pending.items() if address == busiest)
+                del self._pending[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            self._pending[request] = client_address[0]
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._free.release()
+            self.end_pending(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self.end_pending(request)
+
+    def end_pending(self, request: socket.socket) -> None:
+        """A connection has sent its request, or has ended."""
+        with self._lock:
+            self._pending.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Viewers that go away are no error."""
@@ -87,6 +107,20 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = TIMEOUT_SECONDS
 
+    def setup(self) -> None:
+        """Read the whole head of the request. Raises TimeoutError if it does not arrive within HEAD_SECONDS."""
+        super().setup()
+        end, head, data = time.monotonic() + HEAD_SECONDS, b"", b""
+        while not re.search(rb"\n\r?\n", head[-len(data) - 2 :]) and len(head) < MAX_HEAD:
+            self.connection.settimeout(max(1e-3, end - time.monotonic()))
+            if time.monotonic() > end or not (data := self.connection.recv(PART)):
+                raise TimeoutError
+            head += data
+        self.connection.settimeout(self.timeout)
+        self.rfile.close()
+        self.rfile = io.BufferedReader(io.BytesIO(head))
+        self.server.end_pending(self.connection)
+
     def do_GET(self) -> None:
         try:
             url = urlsplit(self.path)
@@ -95,6 +129,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(HTTPStatus.BAD_REQUEST)
         if refusal is not None:
             return self.send_error(HTTPStatus.FORBIDDEN, explain=refusal)
+        if not self.server.viewers.acquire(blocking=False):
+            return self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain="too many viewers at a time")
+        try:
+            self._show(url)
+        finally:
+            self.server.viewers.release()
+
+    def _show(self, url: SplitResult) -> None:
+        """Answer a request that is allowed."""
         name, static, board = url.path.removeprefix("/"), self.server.static, self.server.board
         if name == "":
             cookie = {"Set-Cookie": self.server.access.set_cookie()} if self.server.access.has_token(url.query) else {}

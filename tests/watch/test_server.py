@@ -1,5 +1,6 @@
 """The HTTP interface of `jaxdp watch`, on directories without training."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -265,8 +266,9 @@ def test_page_on_all_interfaces_needs_the_token_of_its_address(no_drawing, tmp_p
 
 
 def test_many_viewers_and_silent_connections_leave_the_page_reachable(no_drawing, tmp_path, monkeypatch):
-    monkeypatch.setattr(server.Handler, "timeout", 1.0)
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(server, "MAX_PENDING", 8)
+    monkeypatch.setattr(server, "MAX_VIEWERS", 8)
     with serving(write_run(tmp_path / "run")) as client:
         silent = [socket.create_connection(("127.0.0.1", client.server.server_port)) for _ in range(20)]
         closed = wait_for(lambda: sum(_is_closed(connection) for connection in silent) >= 12)
@@ -281,6 +283,77 @@ def test_many_viewers_and_silent_connections_leave_the_page_reachable(no_drawing
         assert answers.count(200) >= 1
         for connection in silent:
             connection.close()
+
+
+@pytest.mark.parametrize("host", [None, "0.0.0.0"])
+def test_slow_requests_keep_nobody_out_and_end_at_the_deadline_of_the_whole_request(no_drawing, tmp_path, monkeypatch, host):
+    """A byte now and then, which a time-out of each read would allow for hours."""
+    monkeypatch.setattr(server, "HEAD_SECONDS", 2.0)
+    with serving(write_run(tmp_path / "run"), host=host) as client:
+        token = client.server.access.token
+        slow = [socket.create_connection(("127.0.0.1", client.server.server_port)) for _ in range(2 * server.MAX_PENDING)]
+        ended = threading.Event()
+
+        def send():
+            while not ended.wait(0.1):
+                for connection in slow:
+                    with contextlib.suppress(OSError):
+                        connection.send(b"G")
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            for _ in range(5):
+                assert client.get(f"/?token={token}" if token else "/")[0] == 200
+            wait_for(lambda: not client.server._pending)
+        finally:
+            ended.set()
+            sender.join()
+            for connection in slow:
+                connection.close()
+
+
+def test_requests_without_the_token_take_no_place_of_a_viewer(no_drawing, tmp_path):
+    with serving(write_run(tmp_path / "run"), host="0.0.0.0") as client:
+        for _ in range(server.MAX_VIEWERS):
+            client.server.viewers.acquire()
+        assert client.get(f"/?token={client.server.access.token}")[0] == 503
+        assert client.get("/")[0] == 403
+        client.server.viewers.release()
+        assert client.get(f"/?token={client.server.access.token}")[0] == 200
+        assert client.server.viewers.acquire(blocking=False)
+
+
+def test_a_new_connection_closes_the_oldest_of_the_address_with_the_most(no_drawing, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "MAX_PENDING", 3)
+    with serving(write_run(tmp_path / "run"), host="0.0.0.0") as client:
+        connections = []
+        for source in ("127.0.0.2", "127.0.0.1", "127.0.0.1", "127.0.0.1"):
+            address = ("127.0.0.1", client.server.server_port)
+            connections.append(socket.create_connection(address, source_address=(source, 0)))
+            number = min(3, len(connections))
+            wait_for(lambda number=number: len(client.server._pending) == number)
+        wait_for(lambda: _is_closed(connections[1]))
+        assert not any(_is_closed(connections[index]) for index in (0, 2, 3))
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "parts", [[b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n"], [b"GET / HTTP/1.0\nHost: lo", b"calhost\n", b"\n"]]
+)
+def test_request_in_any_parts_is_answered(no_drawing, tmp_path, parts):
+    with (
+        serving(write_run(tmp_path / "run")) as client,
+        socket.create_connection(("127.0.0.1", client.server.server_port)) as viewer,
+    ):
+        for part in parts:
+            viewer.sendall(part)
+            time.sleep(0.05)
+        answer = b""
+        while data := viewer.recv(2**16):
+            answer += data
+    assert answer.startswith(b"HTTP/1.0 200")
 
 
 def test_slow_viewer_receives_the_whole_page(no_drawing, tmp_path, monkeypatch):
