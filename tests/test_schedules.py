@@ -65,7 +65,7 @@ def exact(epoch):
     return Fraction(numerator, denominator)
 
 
-@pytest.mark.parametrize("batches", [(96, 4096, 1000), (4096, 1000, 96), (1000, 96, 8)])
+@pytest.mark.parametrize("batches", [(96, 4096, 1000), (4096, 1000, 96)])
 @pytest.mark.parametrize("examples", [1437, 1_281_167, 100])
 @pytest.mark.parametrize("borders", [(1.5, 4.0), (0.1, 0.2, 3.0), (0.3,)])
 def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batches):
@@ -73,8 +73,8 @@ def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batch
     phases = tuple(Phase(b, until_epoch=e) for b, e in zip(batches, borders, strict=False))
     seen, expected = 0, []
     for phase in phases:
-        first, steps = seen, 0
-        while Fraction(seen) < exact(phase.until_epoch) * examples:
+        first, steps, end = seen, 0, exact(phase.until_epoch) * examples
+        while seen < end:
             seen, steps = seen + phase.global_batch, steps + 1
         expected.append((first, steps))
     assert schedules.phase_steps(phases, borders[-1], examples) == expected
