@@ -146,7 +146,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
 
     Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
     JAX's platform does not start, if JAX runs in this process with fewer CPU devices, if the processes do not have the same
-    number of devices, or if an option of JAX is set that changes results.
+    number of devices, or if an option of JAX is set that changes or breaks a run.
     """
     group = group or current_group()
     if CPU_COLLECTIVE_TIMEOUT.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):

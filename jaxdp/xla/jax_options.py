@@ -37,6 +37,9 @@ OWN: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "jax_random_seed_offset": 0,
     "jax_disable_most_optimizations": False,
+    "jax_error_checking_behavior_nan": "ignore",
+    "jax_error_checking_behavior_divide": "ignore",
+    "jax_error_checking_behavior_oob": "ignore",
 }
 
 
@@ -67,10 +70,10 @@ def describe(without_effect: dict[str, Any]) -> str:
 
 
 def check() -> None:
-    """Raise ConfigError if an option is set that changes results and that `own_options` cannot set aside."""
+    """Raise ConfigError if an option of `REFUSED` is set."""
     for name, value in _others(REFUSED).items():
         hint = f"use {REFUSED[name]!r}, JAX's default"
-        raise ConfigError(name, value, reason="this option of JAX changes the results of a run", hint=hint)
+        raise ConfigError(name, value, reason="this option of JAX changes or breaks a run", hint=hint)
 
 
 def _others(options: dict[str, Any]) -> dict[str, Any]:

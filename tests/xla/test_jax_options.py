@@ -243,14 +243,11 @@ def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("jax_random_seed_offset", 3),
-        ("jax_disable_most_optimizations", True),
-    ],
+    [("jax_random_seed_offset", 3), ("jax_disable_most_optimizations", True), ("jax_error_checking_behavior_nan", "raise")],
 )
-def test_option_that_changes_results_and_cannot_be_set_aside_is_refused(tiny, tmp_path, name, value):
+def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path, name, value):
     assert name in REFUSED
-    with set_globally({name: value}), pytest.raises(ConfigError, match=f"^{name}={value!r}: .* changes the results"):
+    with set_globally({name: value}), pytest.raises(ConfigError, match=f"^{name}={value!r}: .* changes or breaks a run"):
         jaxdp.train(tiny, tmp_path / "run", screen=False)
     assert not (tmp_path / "run/checkpoints").exists()
 
