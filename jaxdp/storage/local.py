@@ -7,13 +7,13 @@ from pathlib import Path
 
 from jaxdp.config import Storage
 from jaxdp.errors import ConfigError
-from jaxdp.files import check_no_password, no_directory_reason, user_cache
+from jaxdp.files import check_no_password, expand_user, no_directory_reason, user_cache
 
 
 def local_directory(storage: Storage) -> Path:
     """The directory of local copies. Raises ConfigError if the home directory is needed and unknown."""
     if storage.directory != "auto":
-        return Path(storage.directory)
+        return Path(expand_user(storage.directory, "storage.directory"))
     if (cache := user_cache()) is None:
         reason, hint = "the home directory of this user is unknown", "set HOME, XDG_CACHE_HOME or --storage.directory"
         raise ConfigError("storage.directory", storage.directory, reason=reason, hint=hint)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
-from jaxdp.files import no_directory_reason, user_cache
+from jaxdp.files import expand_user, no_directory_reason, user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 # Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
@@ -41,7 +41,7 @@ def cache_directory(setting: str) -> Path | None:
     if setting == "off":
         return None
     if setting != "auto":
-        return Path(setting)
+        return Path(expand_user(setting, "compile.cache"))
     cache = user_cache()
     return None if cache is None else cache / "programs" / _processor_type()
 
