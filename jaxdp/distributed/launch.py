@@ -182,7 +182,7 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
             try:
                 target.write(line)
                 target.flush()
-            except OSError as error:  # `| head`, a full disk: the processes would wait for this reader of their output
+            except OSError as error:  # `| head`, a full disk: the processes need a reader of their output
                 lost = discard_output(target, error)
                 if target is sys.stdout:
                     _print(lost)
