@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-import socket
+import stat
 import threading
 import time
 from contextlib import nullcontext
@@ -103,14 +103,9 @@ def test_restore_removes_an_interrupted_save(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["10"]
 
 
-def listen(path):
-    with socket.socket(socket.AF_UNIX) as listener:  # the file stays when it is closed
-        listener.bind(os.path.relpath(path))  # a socket's name has at most 108 bytes
-
-
 IRREGULAR = {
     "pipe": os.mkfifo,
-    "socket": listen,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
     "file": lambda path: path.write_text("not a directory"),
     "dangling link": lambda path: path.symlink_to("nowhere"),
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
