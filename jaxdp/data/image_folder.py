@@ -143,9 +143,9 @@ def match_classes(
     """
     by_class: dict[str, str] = {}
     for name in names:
-        twin = by_class.setdefault(normalized(name), name)
-        if twin != name:
-            reason = f"{split!r} has two class folders {name!r} that differ only in their Unicode form, {twin!a} and {name!a}"
+        same = by_class.setdefault(normalized(name), name)
+        if same != name:
+            reason = f"{split!r} has two class folders {name!r} that differ only in their Unicode form, {same!a} and {name!a}"
             raise error(reason, "merge them into one")
     if classes is None:
         return names
