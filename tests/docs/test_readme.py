@@ -149,8 +149,11 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
         run_setup, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
     monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(run_setup.RunSetup.create(config)))
+    record = {"stopped": False}
     monkeypatch.setattr(
-        scaling, "run", lambda config, counts, **_: planned.append(scaling.check(config, counts, available=counts[-1]))
+        scaling,
+        "run",
+        lambda config, counts, **_: planned.append(scaling.check(config, counts, available=counts[-1])) or record,
     )
     monkeypatch.setattr(allreduce, "run", lambda config, mesh, *_, **__: planned.append(mesh) or {"wrong_sums": []})
     monkeypatch.setattr(step, "run", lambda config, mesh, *_, **__: planned.append(mesh))
