@@ -1,12 +1,14 @@
 """Decodes images and crops them to one size: random crops for training, center crops for evaluation.
 
-simplejpeg decodes JPEG; Pillow decodes other formats, and what simplejpeg does not know. EXIF orientation is ignored, as in the
-usual ImageNet pipelines.
+simplejpeg decodes JPEG and OpenCV PNG; Pillow decodes other formats, and what those two do not know. EXIF orientation is
+ignored, as in the usual ImageNet pipelines.
 """
 
 import io
 import math
+import re
 import threading
+import zlib
 from functools import lru_cache
 
 import cv2
@@ -63,7 +65,12 @@ def decode(data: bytes, scratch: Scratch | None = None) -> np.ndarray:
     scratch: buffer to decode into, which the next call with it overwrites; None: fresh memory. Raises ImageError for truncated
     or damaged data, and, from the header, for images with a side below MIN_SIDE or more than MAX_PIXELS pixels.
     """
-    pixels = _decode_jpeg(data, scratch) if data.startswith(JPEG) else None
+    pixels = None
+    if data.startswith(JPEG):
+        pixels = _decode_jpeg(data, scratch)
+    elif data.startswith(PNG_SIGNATURE):
+        data, regular = _pixel_chunks(data)
+        pixels = _decode_opencv(data) if regular else None
     return _decode_pillow(data) if pixels is None else pixels
 
 
@@ -95,20 +102,38 @@ def _decode_jpeg(data: bytes, scratch: Scratch | None) -> np.ndarray | None:
         raise ImageError(f"damaged or truncated JPEG: {first_line(error)}") from None
 
 
-def _pixel_chunks(png: bytes) -> bytes:
-    """A PNG without metadata: Pillow would refuse the image for a long text, and warn of a palette's transparency."""
-    parts, start = [PNG_SIGNATURE], len(PNG_SIGNATURE)
-    while start + 8 <= len(png):
+def _pixel_chunks(png: bytes) -> tuple[bytes, bool]:
+    """A PNG without metadata, and whether its chunks are those that every decoder knows, in their order.
+
+    libpng would print lines about damaged chunks and odd metadata; Pillow would refuse the image for a long text, and warn of a
+    palette's transparency. Raises ImageError for truncated files, wrong checksums and, as `decode`, by the size in the header.
+    """
+    if png[12:16] == b"IHDR" and len(png) >= 24:
+        _check_size(int.from_bytes(png[20:24], "big"), int.from_bytes(png[16:20], "big"))
+    parts, kinds, start, kind = [PNG_SIGNATURE], [], len(PNG_SIGNATURE), b""
+    while kind != b"IEND":
         end = start + 12 + int.from_bytes(png[start : start + 4], "big")
-        if not png[start + 4] & ANCILLARY:
+        if end > len(png):
+            raise ImageError("damaged or truncated PNG: it has no end")
+        kind = png[start + 4 : start + 8]
+        if not (kind[0] & ANCILLARY or (kind == b"PLTE" and png[25] != 3)):  # 3: colors are indices; else it is a suggestion
+            if zlib.crc32(memoryview(png)[start + 4 : end - 4]) != int.from_bytes(png[end - 4 : end], "big"):
+                raise ImageError("damaged or truncated PNG: wrong checksum of a chunk")
             parts.append(png[start:end])
+            kinds.append(kind)
         start = end
-    return b"".join(parts)
+    return b"".join(parts), re.fullmatch(rb"IHDR(PLTE)?(IDAT)+IEND", b"".join(kinds)) is not None
+
+
+def _decode_opencv(data: bytes) -> np.ndarray | None:
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # a side above its limits
+        return None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
 def _decode_pillow(data: bytes) -> np.ndarray:
-    if data.startswith(PNG_SIGNATURE):
-        data = _pixel_chunks(data)
     try:
         with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             return rgb(image)

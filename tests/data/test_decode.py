@@ -194,11 +194,32 @@ def test_decode_png_ignores_metadata(recwarn):
     assert not recwarn
 
 
-@pytest.mark.parametrize("damage", ["truncated", "data", "header", "profile"])
-def test_decode_png_prints_nothing(damage, capfd):
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_decode_png_of_any_mode_matches_pillow(mode):
+    image = Image.fromarray(noise(19, 31)).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    np.testing.assert_array_equal(decode.decode(buffer.getvalue()), np.asarray(image.convert("RGB")))
+
+
+@pytest.mark.parametrize("damage", ["length", "IDAT", "checksum", "no end"])
+def test_decode_refuses_damaged_or_truncated_png_on_one_line(damage, capfd):
     data = bytearray(encode(smooth_image(), "PNG"))
-    if damage == "profile":
-        data[33:33] = png_chunk(b"iCCP", b"name\0\0no profile")
+    if damage == "no end":
+        del data[-12:]
+    else:
+        data[{"length": 33, "IDAT": 60, "checksum": -13}[damage]] ^= 1
+    with pytest.raises(ImageError, match=r"^damaged or truncated PNG: .*$") as raised:
+        decode.decode(bytes(data))
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "data", "header", "profile", "palette"])
+def test_decode_png_prints_nothing(damage, capfd):
+    data = bytearray(encode(smooth_image(), "PNG", mode="L"))
+    if damage in ("profile", "palette"):  # libpng warns of both
+        data[33:33] = png_chunk(*{"profile": (b"iCCP", b"name\0\0no profile"), "palette": (b"PLTE", bytes(30))}[damage])
         decode.decode(bytes(data))
     else:
         data[{"truncated": 0, "data": len(data) // 2, "header": 30}[damage]] ^= 0xFF * (damage != "truncated")
