@@ -66,7 +66,7 @@ def expand_user(path: str | os.PathLike, field: str) -> str:
 def user_cache() -> Path | None:
     """The directory of jaxdp's caches: jaxdp in XDG_CACHE_HOME or ~/.cache; None if the home directory is unknown."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or expand_user("~/.cache", "HOME")) / "jaxdp"
+        return Path(expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME")) / "jaxdp"
     except ConfigError:
         return None
 

@@ -11,6 +11,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, no_directory_reason, user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
+CACHE_VARIABLE = CACHE_OPTION.upper()
 # Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
 # collectives, because `parallel.overlap` decides what is sent together, and a combined collective would have nothing left to
@@ -64,9 +65,8 @@ def enable_compilation_cache(config: Compile) -> None:
     from jax.experimental.compilation_cache import compilation_cache
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # a run has many small programs
-    if config.cache == "auto" and getattr(jax.config, CACHE_OPTION):
-        return
-    path = cache_directory(config.cache)
+    already = getattr(jax.config, CACHE_OPTION) if config.cache == "auto" else None
+    path = cache_directory(config.cache) if not already else None
     if path is not None:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def enable_compilation_cache(config: Compile) -> None:
                     "compile.cache", config.cache, reason=reason, hint="use another directory, auto or off"
                 ) from None
             path = None
-    directory = str(path) if path else None
+    directory = expand_user(already, CACHE_VARIABLE) if already else str(path) if path else None
     if directory != getattr(jax.config, CACHE_OPTION):
         jax.config.update(CACHE_OPTION, directory)
         compilation_cache.reset_cache()  # otherwise JAX keeps the directory of the first compilation

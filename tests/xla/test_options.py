@@ -52,8 +52,10 @@ def test_cache_directory_auto_depends_on_processor_type(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = options.cache_directory("auto")
     assert path.parent == tmp_path / "jaxdp/programs"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/caches")
+    assert options.cache_directory("auto") == tmp_path / "home/caches/jaxdp/programs" / path.name
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert options.cache_directory("auto") == tmp_path / "home/.cache/jaxdp/programs" / path.name
     assert options.cache_directory("~/kept") == tmp_path / "home/kept"
     assert options.cache_directory("off") is None
@@ -70,8 +72,12 @@ def test_enable_compilation_cache_uncreatable_directory_raises_config_error(jax_
     assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_enable_compilation_cache_auto_keeps_the_directory_set_in_jax(jax_cache, tmp_path):
+def test_enable_compilation_cache_auto_keeps_the_directory_set_in_jax(jax_cache, monkeypatch, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "set"))
+    options.enable_compilation_cache(Compile())
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "set")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", "~/set")
     options.enable_compilation_cache(Compile())
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "set")
     options.enable_compilation_cache(Compile(cache=str(tmp_path / "configured")))
