@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxdp.config import IN_MEMORY, Config
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import plural
+from jaxdp.files import expand_user, no_directory_reason
 from jaxdp.xla import options
 
 GIB, MB = 2**30, 10**6
@@ -120,7 +121,10 @@ def check_disk(result: ResultBuilder, config: Config, *, workdir: Path, state_by
     """The disk of `workdir` holds the recipe's checkpoints, and temporary files can be written."""
     free, writable, existing = _free_space(workdir)
     message = f"{format_bytes(free)} free for {workdir}"
-    if not writable:
+    reason = no_directory_reason(workdir, OSError(""))
+    if reason:
+        result.error(f"{workdir}: {reason}", "give another --workdir")
+    elif not writable:
         result.error(f"{existing} is not writable", "give another --workdir, or make it writable")
     elif state_bytes is None:
         result.ok(f"{message}; the size of a checkpoint is unknown")
@@ -148,15 +152,16 @@ def check_compilation_cache(result: ResultBuilder, config: Config) -> None:
     if setting == "off":
         result.ok("off: every run compiles its programs again")
         return
-    variable = os.environ.get("JAX_COMPILATION_CACHE_DIR") if setting == "auto" else None
-    path = Path(variable) if variable else options.cache_directory(setting)
+    variable = os.environ.get(options.CACHE_VARIABLE) if setting == "auto" else None
+    path = Path(expand_user(variable, options.CACHE_VARIABLE)) if variable else options.cache_directory(setting)
     if path is None:
         result.warning("no home directory", "set HOME, XDG_CACHE_HOME or --compile.cache")
         return
     free, writable, existing = _free_space(path)
-    if not writable:
+    reason = no_directory_reason(path, OSError(""))
+    if reason or not writable:
         report = result.warning if setting == "auto" else result.error
-        report(f"{path} is not writable ({existing}): every run compiles its programs again", "set --compile.cache")
+        report(f"{path} is not writable ({reason or existing}): every run compiles its programs again", "set --compile.cache")
         return
     sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
     result.ok(f"{path}: {plural(len(sizes), 'file', ',')}, {format_bytes(sum(sizes))}")

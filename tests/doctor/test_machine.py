@@ -18,10 +18,13 @@ from jaxdp.doctor import machine
         ("runs/a", 2**60, "error", "5 checkpoints: 5,368,709,120.0 GiB"),
         ("runs/a", None, "ok", "the size of a checkpoint is unknown"),
         ("file/a", 1000, "error", "file is not writable"),
+        ("link", 1000, "error", "link is a link to /none/x, which does not exist"),
+        ("link/a", None, "error", "link is a link to /none/x, which does not exist"),
     ],
 )
 def test_check_disk_compares_free_space_with_the_checkpoints(tmp_path, workdir, state_bytes, status, message):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("/none/x")
     config = Config(checkpoint=Checkpoint(keep=3))
     result = run_check(machine.check_disk, config, workdir=tmp_path / workdir, state_bytes=state_bytes)
     assert result.status == status
@@ -44,6 +47,16 @@ def test_check_compilation_cache_on_a_full_disk_advises_to_empty_the_cache_unles
     assert result.fix == "free space on its disk, or set --compile.cache to another directory"
     (tmp_path / "program").write_text("")
     assert run_check(machine.check_compilation_cache, config).fix.startswith("empty the cache")
+
+
+def test_check_compilation_cache_names_a_link_to_nothing_and_expands_the_home_directory(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to("/none/x")
+    result = run_check(machine.check_compilation_cache, Config(compile=Compile(cache=str(tmp_path / "link"))))
+    assert result.status == "error"
+    assert "link is a link to /none/x, which does not exist" in result.message
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "~/programs")
+    assert run_check(machine.check_compilation_cache, Config()).message.startswith(f"{tmp_path}/programs: 0 files")
 
 
 def test_check_disk_with_an_unwritable_tmpdir_warns(tmp_path, monkeypatch):
