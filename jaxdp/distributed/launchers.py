@@ -179,8 +179,6 @@ def detect(
         return None
     elif launcher == "auto":
         cluster = next((cluster for cluster in (read(environment) for read in LAUNCHERS.values()) if cluster), None)
-        if cluster and cluster.launcher == "slurm" and cluster.num_processes > 1 and "SLURM_PTY_PORT" in environment:
-            _check_no_shell(cluster.num_processes)
     elif launcher not in LAUNCHERS:
         raise one_of("--cluster", launcher, ["auto", "none", *LAUNCHERS])
     elif (cluster := LAUNCHERS[launcher](environment)) is None:
@@ -190,6 +188,8 @@ def detect(
     if cluster is None:
         return None
     _check(cluster)
+    if cluster.launcher == "slurm" and cluster.num_processes > 1 and "SLURM_PTY_PORT" in environment:
+        _check_no_shell(cluster.num_processes)
     return cluster if cluster.num_processes > 1 or launcher != "auto" else None
 
 

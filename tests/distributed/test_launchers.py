@@ -257,8 +257,9 @@ def test_visible_gpus_with_cuda_visible_devices_returns_those():
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == []
 
 
+@pytest.mark.parametrize("launcher", ["auto", "slurm"])
 @pytest.mark.parametrize("terminal", [True, False])
-def test_detect_in_a_shell_of_srun_pty_raises_but_not_in_a_step_started_there(monkeypatch, terminal):
+def test_detect_in_a_shell_of_srun_pty_raises_but_not_in_a_step_started_there(monkeypatch, terminal, launcher):
     """The step inherits the shell's variables, but has no controlling terminal."""
     controller, side = os.openpty()
 
@@ -274,11 +275,10 @@ def test_detect_in_a_shell_of_srun_pty_raises_but_not_in_a_step_started_there(mo
     try:
         if terminal:
             with pytest.raises(ConfigError, match=r"a shell of `srun --pty`.* all 2 tasks; use --cluster none"):
-                detect("auto", shell)
+                detect(launcher, shell)
         else:
-            assert detect("auto", shell).num_processes == 2
+            assert detect(launcher, shell).num_processes == 2
         assert detect("none", shell) is None
-        assert detect("slurm", shell).num_processes == 2
         assert detect("auto", shell | {"SLURM_STEP_NUM_TASKS": "1"}) is None
     finally:
         os.close(controller)
