@@ -361,5 +361,15 @@ def test_without_a_home_directory_there_is_no_cache_and_copies_need_a_directory(
         expand_user("~/x", "--workdir")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [("train --workdir=~/a", "--workdir"), ("train --workdir ~/a", "--workdir"), ("report ~/a", "path")],
+)
+def test_without_a_home_directory_commands_name_the_flag(homeless, capsys, arguments, field):
+    with pytest.raises(SystemExit):
+        main.main(arguments.split())
+    assert capsys.readouterr().err.startswith(f"jaxdp: {field}='~/a': the home directory of this user is unknown; ")
+
+
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
     assert jaxdp.train(tiny, tmp_path / "run", screen=False).steps > 0

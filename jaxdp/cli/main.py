@@ -73,7 +73,7 @@ def _main(arguments: list[str]) -> None:
 def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
-    arguments = [_expand_word(word) for word in arguments]
+    arguments = [_expand_word(word, before) for before, word in zip(["", *arguments], arguments, strict=False)]
     if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
@@ -89,10 +89,10 @@ def _run(command: str, arguments: list[str], program: str) -> None:
         sys.exit(EXIT_FAILURE)
 
 
-def _expand_word(word: str) -> str:
-    """A word with ~ replaced by the home directory, also after --FLAG=, where shells leave it."""
+def _expand_word(word: str, before: str) -> str:
+    """A word with ~ replaced by the home directory, also after --FLAG=, where shells leave it. before: the word before it."""
     flag, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    return flag + equals + expand_user(path, flag or "path")
+    return flag + equals + expand_user(path, flag or (before if before.startswith("--") else "path"))
 
 
 @contextmanager
