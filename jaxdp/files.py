@@ -15,8 +15,8 @@ URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*:/")  # fs
 PASSWORD = re.compile(r"(.*?:/{1,2})(?!/|arn:)([^/@:\[]*:(?!\d{1,5}/).*|(?<=http://)[^/@]*|(?<=https://)[^/@]*)@")
 PASSWORD_HINTS = {
     "logging.mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file with them",
+    **dict.fromkeys(("s3", "s3a"), "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
+    **dict.fromkeys(("gs", "gcs"), "set GOOGLE_APPLICATION_CREDENTIALS to a file with them"),
 }
 RUNS, CONFIG = "runs", "config.json"  # the folder of runs by default; the file that every run directory has
 LOG, RESULT, CHECKPOINTS = "metrics.jsonl", "result.json", "checkpoints"  # what it has later
@@ -36,7 +36,8 @@ def check_no_password(url: object, field: str) -> None:
     text = str(url).strip()
     if is_url(text) and (match := PASSWORD.match(text)):
         name = field.removeprefix("--")
-        hint = PASSWORD_HINTS.get(name if name in PASSWORD_HINTS else text.partition(":")[0], "give the URL without it")
+        *_, protocol = re.findall(r"(?:^|::)([^:]+):/", match[0].lower())  # the last: simplecache::s3://BUCKET
+        hint = PASSWORD_HINTS.get(name if name in PASSWORD_HINTS else protocol, "give the URL without it")
         shown = f"{match.group(1)}...{text[match.end() - 1 :]}"
         raise ConfigError(field, shown, reason="must not hold a password or key, which would be stored and shown", hint=hint)
 

@@ -21,7 +21,7 @@ from jaxdp.errors import (
     printable,
     printable_lines,
 )
-from jaxdp.files import expand_user
+from jaxdp.files import check_no_password, expand_user, is_url
 from jaxdp.flag_help import asks_for_help, rows
 
 COMMANDS = {
@@ -66,6 +66,7 @@ def _main(arguments: list[str]) -> None:
     if command == "--version":
         return _version()
     if command not in COMMANDS:
+        check_no_password(command, "command")
         raise one_of("command", command, COMMANDS)
     _run(command, rest, f"jaxdp {command}")
 
@@ -73,7 +74,7 @@ def _main(arguments: list[str]) -> None:
 def _run(command: str, arguments: list[str], program: str) -> None:
     if arguments == ["--version"]:
         return _version()
-    arguments = [_expand_word(word, before) for before, word in zip(["", *arguments], arguments, strict=False)]
+    arguments = _read_words(arguments)
     if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
@@ -89,10 +90,19 @@ def _run(command: str, arguments: list[str], program: str) -> None:
         sys.exit(EXIT_FAILURE)
 
 
-def _expand_word(word: str, before: str) -> str:
-    """A word with ~ replaced by the home directory, also after --FLAG=, where shells leave it. before: the word before it."""
-    flag, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    return flag + equals + expand_user(path, flag or (before if before.startswith("--") else "path"))
+def _read_words(arguments: list[str]) -> list[str]:
+    """The words with ~ replaced by the home directory, also after --FLAG=, where shells leave it.
+
+    Raises ConfigError for a URL with a password, also where none is expected, because other errors would show it.
+    """
+    words, before = [], ""
+    for word in arguments:
+        name, equals, value = ("", "", word) if is_url(word) or "=" not in word else word.partition("=")
+        field = name or (before if before.startswith("--") and "=" not in before else "path")
+        check_no_password(value, field)
+        words.append(name + equals + expand_user(value, field) if name.startswith("--") else expand_user(word, field))
+        before = word
+    return words
 
 
 @contextmanager
