@@ -1,7 +1,6 @@
 """A folder at a URL: reading, writing, listing and removing objects through fsspec (extra `cloud`)."""
 
 import errno
-import json
 import logging
 import os
 import sys
@@ -53,8 +52,11 @@ _OTHER = Protocol("", dict, {}, None)
 PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 READS = 3  # of an object whose content is not what its tag says
-DAMAGED = (json.JSONDecodeError, UnicodeError)  # the answer
-REFUSED = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError")  # by botocore
+REFUSED = {  # by botocore and aiohttp, before a request is sent
+    *("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "ParamValidationError", "InvalidRegionError"),
+    *("EndpointResolutionError", "UnknownEndpointError", "InvalidURL", "InvalidUrlClientError", "NonHttpUrlClientError"),
+}
+REFUSALS = ("Forbidden", "Invalid endpoint: ", "Invalid IPv6 URL")  # of gcsfs, botocore and urllib, by their words alone
 _file_systems: dict[tuple, Any] = {}
 _fast_readers: dict[tuple[int, str], FastReader] = {}
 _opening = threading.Lock()  # to add one
@@ -319,11 +321,12 @@ class Location:
 
 
 def _is_permanent(error: Exception) -> bool:
-    """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or the words of gcsfs."""
-    refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404")
-    unknown = type(error).__name__ in REFUSED
-    invalid = isinstance(error, ValueError) and not isinstance(error, DAMAGED)  # such as an address or the name of a bucket
-    return isinstance(error, PERMANENT) or refused or unknown or invalid or str(error).startswith("Forbidden")
+    """Whether repeating a request cannot help: the error says so by its type, its HTTP code, or its words.
+
+    Any other ValueError may come of an answer that was damaged in transit.
+    """
+    refused = str(getattr(error, "code", "")) in ("400", "401", "403", "404") or type(error).__name__ in REFUSED
+    return isinstance(error, PERMANENT) or refused or str(error).startswith(REFUSALS)
 
 
 def _reason(error: Exception) -> str:

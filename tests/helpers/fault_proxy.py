@@ -32,7 +32,7 @@ FAULTS = {
     "held_upload": "passes the request on after `seconds`, even if the client has gone by then",
     "lost_response": "passes the request on, then resets the connection instead of answering",
     "cut_download": "sends `bytes` bytes of the response body, then resets the connection",
-    "flipped_byte": "changes byte `bytes` of the response body, or its last one",
+    "flipped_byte": "changes byte `bytes` of the response body, counted from the end of the text `after`, or its last one",
 }
 S3_CODES = {401: "InvalidAccessKeyId", 403: "AccessDenied", 429: "SlowDown", 500: "InternalError", 503: "SlowDown"}
 
@@ -49,6 +49,7 @@ class Rule:
     seconds: float = 0.0
     status: int = 503
     bytes: int = 1000
+    after: str = ""
     empty: bool = False
 
     def __post_init__(self):
@@ -238,8 +239,9 @@ class FaultProxy:
         if self._outage[0] or "lost_response" in rules:
             raise Reset
         if "flipped_byte" in rules and answer[2]:
-            content = bytearray(answer[2])
-            content[min(rules["flipped_byte"].bytes, len(content) - 1)] ^= 1
+            content, rule = bytearray(answer[2]), rules["flipped_byte"]
+            start = content.index(rule.after.encode()) + len(rule.after)
+            content[min(start + rule.bytes, len(content) - 1)] ^= 0x40  # a digit becomes a letter
             return *answer[:2], bytes(content)
         return answer
 

@@ -264,6 +264,21 @@ def test_what_was_flipped_on_the_way_is_read_again(storage, fs):
     assert any(request["fault"] for request in storage.proxy.log())
 
 
+@pytest.mark.parametrize("field", ["<Size>", "<LastModified>"])
+def test_a_listing_that_was_damaged_on_the_way_is_requested_again(s3, monkeypatch, field):
+    client(s3, monkeypatch)
+    s3.direct.pipe_file("bucket/run/x", b"content")
+    for place in (open_location(f"{s3.url}/run", "--workdir"), open_patiently(f"{s3.url}/run", "--workdir")):
+        s3.proxy.add("flipped_byte", times=1, methods=["GET"], path="list-type", bytes=0, after=field)
+        if place.patience:
+            assert place.sizes() == {"x": 7}
+        else:
+            with pytest.raises(StorageError, match=r"invalid literal for int|Invalid timestamp") as error:
+                place.sizes()
+            assert not error.value.permanent
+    assert [request["fault"] for request in s3.proxy.log()].count("flipped_byte") == 2
+
+
 @pytest.mark.parametrize("fault", ["empty answers", "answers", "refused connections"])
 def test_requests_before_a_run_outlast_what_the_client_gives_up(s3, monkeypatch, fault):
     client(s3, monkeypatch)
