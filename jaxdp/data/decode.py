@@ -8,6 +8,7 @@ import io
 import math
 import re
 import threading
+import warnings
 import zlib
 from functools import lru_cache
 
@@ -31,6 +32,10 @@ PILLOW_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 OPENCV_FILTERS = {"unfiltered": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
 AUGMENTATION_STREAM = 2**63  # separates these Philox keys from those that shuffle the epochs
+
+# Pillow's warnings would be printed among the output of a run: of a size, which _check_size limits, and of odd metadata.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 class ImageError(ValueError):

@@ -1,8 +1,12 @@
 """Decoding and cropping of encoded images, compared with Pillow, OpenCV and torchvision's definitions."""
 
 import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -164,6 +168,27 @@ def claim(form, width, height, **options) -> bytes:
 def test_decode_refuses_a_huge_image_by_its_header(form, side):
     with pytest.raises(ImageError, match="more than 67,108,864"):  # decoded, the data would be truncated
         decode.decode(claim(form, side, side))
+
+
+def test_decode_shows_no_warnings_of_pillow(tmp_path):
+    """In a process of its own: pytest has filters for warnings."""
+    odd = bytearray(encode(smooth_image(), "TIFF", software="x" * 50))
+    struct.pack_into("<I", odd, odd.index(struct.pack("<HHI", 305, 2, 51)) + 8, 2**31)  # far behind the end of the file
+    (tmp_path / "odd").write_bytes(odd)
+    (tmp_path / "huge").write_bytes(claim("GIF", 9_500, 9_500))
+    code = (
+        "from pathlib import Path; from jaxdp.data.decode import ImageError, decode\n"
+        "print(decode(Path('odd').read_bytes()).shape)\n"
+        "try: decode(Path('huge').read_bytes())\n"
+        "except ImageError as error: print(error)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONWARNINGS"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "(60, 80, 3)\n9500x9500 pixels, more than 67,108,864 in total\n"
+    assert done.stderr == ""
 
 
 def test_rgb_refuses_a_huge_image_by_its_header():
