@@ -168,10 +168,10 @@ def rgb(image: Image.Image) -> np.ndarray:
 
 def has_12_bits(data: bytes, pixels: np.ndarray) -> bool:
     """Whether an encoded image uses only the lower 12 of 16 bits, as many cameras do. pixels: what it decodes to."""
-    if data.startswith(JPEG) or pixels.max() >= 2**4:
+    if data.startswith(JPEG) or (data.startswith(PNG_SIGNATURE) and data[24] != 16) or not 0 < pixels.max() < 2**4:
         return False
     if data.startswith(PNG_SIGNATURE):
-        return data[24] == 16
+        return True
     with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
         return image.mode.startswith("I;16")
 

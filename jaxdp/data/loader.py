@@ -19,6 +19,7 @@ from jaxdp.storage.location import StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = -1  # label of an image that cannot be used and does not count
+WARNING = threading.Lock()  # loaders of one run share what they have warned of
 
 Transform = Callable[[np.ndarray, np.ndarray, int], None]
 """transform(pixels [H, W, 3] uint8, out [S, S, 3] uint8, position) fills `out`."""
@@ -47,7 +48,8 @@ class Loader:
 
     classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"
     takes the next good image instead, "ignore" returns the label IGNORED. kind: names images of a source without `name`, such
-    as "training image". bad_images: name -> reason of those that could not be read.
+    as "training image". warned: set once a loader has warned of 12-bit values; loaders of one run share it.
+    bad_images: name -> reason of those that could not be read.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Loader:
         threads: int | None = None,
         on_bad_image: OnBadImage = "stop",
         kind: str = "image",
+        warned: threading.Event | None = None,
     ) -> None:
         self.source, self.transform, self.size, self.classes = source, transform, size, classes
         self.on_bad_image, self.kind = on_bad_image, kind
@@ -68,7 +71,7 @@ class Loader:
         self.scratch = Scratch()
         self.bad_images: dict[str, str] = {}
         self.loading_seconds = 0.0  # of all threads
-        self.lock, self.warned = threading.Lock(), False
+        self.lock, self.warned = threading.Lock(), warned or threading.Event()
 
     @property
     def storage_share(self) -> float:
@@ -144,10 +147,10 @@ class Loader:
         raise DataError(f"no image of the data set can be used; the first reasons: {reasons}")
 
     def _warn_of_12_bits(self, index: int) -> None:
-        with self.lock:
-            if self.warned or (jax.distributed.is_initialized() and jax.process_index() > 0):
+        with WARNING:
+            if self.warned.is_set() or (jax.distributed.is_initialized() and jax.process_index() > 0):
                 return
-            self.warned = True
+            self.warned.set()
         reason = "the upper 8 of 16 bits are used, and all values are below 4,096, as from a 12-bit camera"
         print(f"{self._name(index)} is nearly black: {reason}; multiply such images by 16", file=sys.stderr, flush=True)
 

@@ -1,6 +1,7 @@
 """Opens the data source that a config names as training and evaluation sets of decoded images."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -357,14 +358,16 @@ def _decoded(
     elif stated and name == "given":
         counted = f"the given data have {plural(stated, 'class')}"
     config = with_classes(config, _model_classes(config, stated, counted=counted))
-    on_bad_image = config.data.on_bad_image
+    on_bad_image, warned = config.data.on_bad_image, threading.Event()
 
     def open_training(config: Config) -> DecodedSource:
-        return _loaded(train, config, training_transform(config), on_bad_image=on_bad_image, kind="training image")
+        transform = training_transform(config)
+        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image", warned=warned)
 
     # An evaluation ignores bad images: a replacement would count twice.
     ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
-    held_out = _loaded(evaluation, config, evaluation_transform(config), on_bad_image=ignore, kind="evaluation image")
+    transform = evaluation_transform(config)
+    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image", warned=warned)
     missing = train.missing_classes if isinstance(train, ArrayItems) else []
     from_one = "; if your labels count from 1, subtract 1" if missing[:1] == [0] else ""
     warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
@@ -384,13 +387,26 @@ def _decoded(
 
 
 def _loaded(
-    source: ItemSource, config: Config, transform_and_size: tuple[Transform, int], *, on_bad_image: OnBadImage, kind: str
+    source: ItemSource,
+    config: Config,
+    transform_and_size: tuple[Transform, int],
+    *,
+    on_bad_image: OnBadImage,
+    kind: str,
+    warned: threading.Event,
 ) -> Loader | ArraySource:
     """A Loader, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
     classes, threads = config.model.class_count, config.data.threads
     loader = Loader(
-        source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image=on_bad_image, kind=kind
+        source,
+        transform=transform,
+        size=size,
+        classes=classes,
+        threads=threads,
+        on_bad_image=on_bad_image,
+        kind=kind,
+        warned=warned,
     )
     if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
         return loader

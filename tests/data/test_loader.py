@@ -121,6 +121,26 @@ def test_12_bit_values_in_16_bits_are_warned_about_once(form, largest, lines, ca
     assert ("is nearly black: the upper 8 of 16 bits are used, and all values are below 4,096" in shown) == bool(lines)
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_black_images_of_16_bits_are_not_warned_about(form, capsys):
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((9, 9), np.uint16)).save(buffer, form)
+    Loader([(buffer.getvalue(), 0)], transform=center, size=8, classes=3).batch(np.arange(1), np.arange(1))
+    assert capsys.readouterr().err == ""
+
+
+def test_12_bit_values_are_warned_about_once_for_both_splits_of_a_run(tmp_path, capsys):
+    for split in ("train", "val"):
+        for name in ("a", "b", "c"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / split / name / "x.png")
+    for run in (1, 2):
+        datasets = sources.open_datasets(folder_config(tmp_path))
+        for split in (datasets.train, datasets.evaluation):
+            split.batch(np.arange(3), np.arange(3))
+        assert capsys.readouterr().err.count("is nearly black") == 1, run
+
+
 class Raises:
     def __init__(self, error):
         self.error = error
