@@ -166,7 +166,10 @@ class Loader:
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
             raise DataError(f"{self._name(index)}: the source raised {raised}; it must return (image, label)") from error
-        number = np.asarray(label)
+        try:
+            number = np.asarray(label)
+        except Exception:  # a ragged list, or a tensor that is not in the memory of the host
+            number = np.array(None)
         if number.size != 1 or number.dtype.kind not in "iub" or not 0 <= number.item() < self.classes:
             raise DataError(
                 f"{self._name(index)}: the label {label!r} is not an integer from 0 to {self.classes - 1}; "

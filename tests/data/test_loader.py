@@ -86,7 +86,9 @@ def test_batch_with_deleted_file_raises_with_its_name(pictures):
         source.batch(np.array([0]), np.array([0]))
 
 
-@pytest.mark.parametrize("label", [-1, 3, 1.5, "1", None, [0, 1], np.nan, 2**70, np.uint64(2**63), np.array([True, False])])
+@pytest.mark.parametrize(
+    "label", [-1, 3, 1.5, "1", None, [0, 1], np.nan, 2**70, np.uint64(2**63), np.array([True, False]), [1, [2]]]
+)
 def test_batch_with_invalid_label_raises_with_image_name(label):
     source = Loader(
         [(np.zeros((9, 9, 3), np.uint8), label)],
