@@ -129,13 +129,18 @@ def test_decode_jpeg_of_any_sampling_factors_matches_opencv(factors):
 
 
 def test_decode_jpeg_with_harmless_warnings_matches_pillow():
-    """An unknown revision of JFIF and an unknown color transform of Adobe say nothing about the pixels."""
+    """An unknown revision of JFIF, color transform of Adobe and spectral selection say nothing about the pixels."""
     data = encode(smooth_image())
-    at = data.index(b"JFIF") + 5
+    at, scan = data.index(b"JFIF") + 5, data.index(b"\xff\xda") + 11
     adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe" + struct.pack(">HHHB", 100, 0, 0, 9)
-    for changed in (data[:at] + b"\x03" + data[at + 1 :], data[:2] + adobe + data[2:]):
+    revision = data[:at] + b"\x03" + data[at + 1 :]
+    selection = data[:scan] + bytes(3) + data[scan + 3 :]
+    both = revision[:scan] + bytes(3) + revision[scan + 3 :]
+    for changed in (revision, data[:2] + adobe + data[2:], data[:2] + adobe + data[20:], selection, both):
         pixels, pillow = decode.decode(changed), np.asarray(Image.open(io.BytesIO(changed)).convert("RGB"))
         assert np.abs(pixels.astype(int) - pillow).max() <= 2
+        with pytest.raises(ImageError, match=r"^damaged or truncated JPEG: "):  # Pillow would fill in the rest
+            decode.decode(changed[: len(changed) // 2 + 400] + b"\xff\xd9")
 
 
 def claim(form, width, height, **options) -> bytes:
