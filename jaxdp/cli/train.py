@@ -110,6 +110,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         try:
             print(to_json(dataclasses.asdict(result), indent=2), file=document, flush=True)
         except OSError as error:
+            group.close(exiting=True)  # the run has ended well: the other processes exit with 0
             raise OSError(error.errno, error.strerror, "stdout") from None
     runtime.exit_together(group)
 

@@ -585,3 +585,34 @@ def test_json_output_is_one_document_on_stdout_although_gloo_prints_there(tmp_pa
     lines = [line.partition("] ")[2] for line in out.splitlines() if line.startswith("[0] ")]
     assert json.loads("\n".join(lines))["processes"] == 2
     assert "[Gloo]" not in out + err  # `jaxdp launch` drops its lines
+
+
+@pytest.mark.parametrize(("output", "code"), [("pipe", -signal.SIGPIPE), ("/dev/full", 1)])
+def test_a_document_that_cannot_be_written_fails_rank_0_alone(tmp_path, free_port, output, code):
+    """As `srun train.py --json | head`: the others have finished the run."""
+    if output == "pipe":
+        reader, out = os.pipe()
+        os.close(reader)
+    else:
+        out = os.open(output, os.O_WRONLY)
+    command = [
+        sys.executable,
+        "train.py",
+        "--workdir",
+        str(tmp_path),
+        *TINY,
+        "--mesh.cpu-devices",
+        "4",
+        "--epochs",
+        "2.5",
+        "--json",
+    ]
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | place(rank, 2, free_port), stdout=out, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    os.close(out)
+    errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+    assert [process.returncode for process in processes] == [code, 0], errors
