@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
+from jaxdp.loggers.writers import read_log
 
 TINY = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),
@@ -24,10 +26,11 @@ TINY = [
 ]
 
 
-def start(workdir, *more, **environment):
-    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TINY, *more]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+def start(workdir, *more, before=(), start_new_session=False, **environment):
+    command = [*before, sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *TINY, *more]
+    output = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    environment = os.environ | environment
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, start_new_session=start_new_session, **output)
 
 
 def wait_for(condition, process):
@@ -202,6 +205,21 @@ def test_resume_after_sigterm_sigkill_and_a_second_signal_equals_an_uninterrupte
     process.communicate(timeout=TIMEOUT)
     assert process.returncode in (1, 75)  # 75 if the run was saved before the third signal arrived
     assert train_to_the_end(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="needs GNU timeout")
+def test_ctrl_c_under_timeout_saves_the_run(tmp_path):
+    """The terminal signals the whole process group, and timeout forwards the signal: once with --foreground, otherwise twice
+    within microseconds."""
+    process = start(tmp_path, "--epochs", "100", before=["timeout", "--foreground", "600"], start_new_session=True)
+    wait_for(lambda: log_lines(tmp_path) > 5, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 75, err
+    assert "jaxdp: stopped by SIGINT after step " in err
+    saved = latest_valid(tmp_path / "checkpoints")
+    assert saved.samples == read_log(tmp_path / "metrics.jsonl")[-1]["samples"]
 
 
 @pytest.mark.slow
