@@ -120,6 +120,8 @@ def test_read_half_precision_file_converts_exactly(tmp_path):
         ({"fc.bias": None}, [], "no classifier bias 'fc.bias'"),
         ({"layer2.0.bn1.weight": None}, [], "1 missing tensor 'layer2.0.bn1.weight', for a ResNet-18"),
         ({"aux.weight": np.zeros(2, np.float32)}, [], "1 unexpected tensor 'aux.weight', for a ResNet-18"),
+        ({"n_averaged": np.array(3)}, [], "'n_averaged', for a ResNet-18; .* alone: remove the tensors that it works without"),
+        ({"layer5.0.conv1.weight": np.zeros(2, np.float32)}, [], "basic blocks match no ResNet"),
         ({"layer3.0.conv1.weight": np.zeros(2, np.float32)}, [], r"stages of \(1, 1, 1\) basic blocks match no ResNet"),
         ({"bn1.bias": np.zeros(5, np.float32)}, [], r"bn1.bias has shape \(5,\), expected \(4,\)"),
         ({"conv1.weight": np.zeros((4, 3, 5, 5), np.float32)}, [], "unknown stem: .*; give a 7x7 or 3x3 stem"),
