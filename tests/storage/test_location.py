@@ -126,6 +126,24 @@ def test_invalid_names_are_no_outage(url, variables, message, monkeypatch):
     assert error.value.permanent
 
 
+@pytest.mark.parametrize(
+    ("kind", "permanent"),
+    [("InvalidUrlClientError", True), ("NonHttpUrlClientError", True), ("InvalidUrlRedirectClientError", False)],
+)
+def test_an_invalid_address_of_gcs_is_no_outage(kind, permanent, tmp_path, monkeypatch):
+    """A redirect is part of an answer, which may be damaged."""
+    error = getattr(pytest.importorskip("aiohttp", reason="needs the extra cloud"), kind)
+
+    def fail(path, **_):
+        raise error("http://host:port/")
+
+    location = open_location(f"memory://{tmp_path}", "--workdir")
+    monkeypatch.setattr(location.fs, "cat_file", fail)
+    with pytest.raises(StorageError, match="http://host:port/") as caught:
+        location.read("config.json")
+    assert caught.value.permanent == permanent
+
+
 @pytest.mark.parametrize("profile", [None, "unknown"])
 def test_missing_credentials_are_no_outage(profile, monkeypatch):
     pytest.importorskip("s3fs", reason="needs the extra cloud")
