@@ -267,8 +267,9 @@ def test_what_was_flipped_on_the_way_is_read_again(storage, fs):
 @pytest.mark.parametrize("field", ["<Size>", "<LastModified>"])
 def test_a_listing_that_was_damaged_on_the_way_is_requested_again(s3, monkeypatch, field):
     client(s3, monkeypatch)
-    s3.direct.pipe_file("bucket/run/x", b"content")
-    for place in (open_location(f"{s3.url}/run", "--workdir"), open_patiently(f"{s3.url}/run", "--workdir")):
+    s3.direct.pipe_file("bucket/listed/x", b"content")
+    s3.proxy.forget()
+    for place in (open_location(f"{s3.url}/listed", "--workdir"), open_patiently(f"{s3.url}/listed", "--workdir")):
         s3.proxy.add("flipped_byte", times=1, methods=["GET"], path="list-type", bytes=0, after=field)
         if place.patience:
             assert place.sizes() == {"x": 7}
