@@ -51,7 +51,9 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     file.write_bytes(file.read_bytes()[:-3])
     assert [row["error"] is None for row in list_checkpoints(tmp_path)] == [True, False, True, True]
 
-    main.main(["checkpoints", "--workdir", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main.main(["checkpoints", "--workdir", str(tmp_path)])
+    assert ended.value.code == 1
     shown = capsys.readouterr().out
     assert "manifest.json is corrupt" in shown
     assert shown.count("valid") == 3
