@@ -117,7 +117,9 @@ def test_others_name_every_option_and_differ():
     assert set_aside() == {}
 
 
-@pytest.mark.parametrize("change", [lambda config: config, mixed], ids=["plain", "mixed"])
+@pytest.mark.parametrize(
+    "change", [pytest.param(lambda config: config, id="plain"), pytest.param(mixed, id="mixed", marks=pytest.mark.slow)]
+)
 def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path, change):
     config = change(tiny)
     expected = outcome(config, tmp_path / "plain")
