@@ -156,10 +156,11 @@ class FaultProxy:
 
     async def _stop(self) -> None:
         self._server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # one that accepts a connection starts another
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)
 
     async def _begin_outage(self, mode: str, seconds: float) -> None:
         end = self._loop.time() + seconds
