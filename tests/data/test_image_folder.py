@@ -140,8 +140,9 @@ def test_links_from_a_class_are_followed_but_not_to_what_contains_it(tmp_path):
     assert source.warnings == []
 
 
-def test_a_folder_of_a_class_that_cannot_be_read_raises(tmp_path, monkeypatch):
-    fill(tmp_path / "train", ["a/1.png", "a/closed/2.png"])
+@pytest.fixture
+def closed_is_unreadable(monkeypatch):
+    """Folders named closed cannot be listed, even by root."""
     scandir = os.scandir
 
     def refusing(path):
@@ -150,6 +151,10 @@ def test_a_folder_of_a_class_that_cannot_be_read_raises(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(image_folder.os, "scandir", refusing)
+
+
+def test_a_folder_of_a_class_that_cannot_be_read_raises(tmp_path, closed_is_unreadable):
+    fill(tmp_path / "train", ["a/1.png", "a/closed/2.png"])
     with pytest.raises(ConfigError, match=r"^data.directory='.*/a/closed': Permission denied$"):
         image_folder.ImageFolder.open(tmp_path / "train")
 
@@ -318,17 +323,9 @@ def test_image_files_lists_folders_that_link_to_each_other_once(tmp_path):
     assert (left_out, bad) == ([], {})
 
 
-def test_image_files_reports_an_unreadable_folder(tmp_path, monkeypatch):
+def test_image_files_reports_an_unreadable_folder(tmp_path, closed_is_unreadable):
     (tmp_path / "closed").mkdir()
     (tmp_path / "open.png").touch()
-    scandir = os.scandir
-
-    def refusing(path):
-        if str(path).endswith("closed"):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(image_folder.os, "scandir", refusing)
     assert find_images([tmp_path]) == ([str(tmp_path / "open.png")], [], {str(tmp_path / "closed"): "Permission denied"})
     with pytest.raises(ConfigError, match=r"has no images .*; cannot read .*closed: Permission denied"):
         find_images([tmp_path / "closed"])
