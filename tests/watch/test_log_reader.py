@@ -6,6 +6,8 @@ import os
 import pytest
 from helpers.watch import append, training_record
 
+from jaxdp.loggers.writers import parse_record
+from jaxdp.watch import log_reader
 from jaxdp.watch.log_reader import LogReader
 
 
@@ -23,8 +25,7 @@ def test_refresh_reads_only_what_was_appended(reader, tmp_path, monkeypatch):
     append(tmp_path, *map(training_record, range(1, 2000)))
     assert steps(reader) == [*range(1, 2000)]
     lines = []
-    parse = json.loads
-    monkeypatch.setattr(json, "loads", lambda line: lines.append(line) or parse(line))
+    monkeypatch.setattr(log_reader, "parse_record", lambda line: lines.append(line) or parse_record(line))
     append(tmp_path, training_record(2000))
     assert steps(reader)[-1] == 2000
     assert len(lines) == 1
