@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Callback": "jaxdp.training.callback",
     "Config": "jaxdp.config",
     "ConfigError": "jaxdp.errors",
     "load_config": "jaxdp.recipes",

@@ -24,7 +24,7 @@ from helpers.linear import NormalizedLinear
 from jaxdp import registry
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
-from jaxdp.loggers import writers
+from jaxdp.loggers import callbacks
 from jaxdp.models import resnet
 from jaxdp.strategies import STRATEGIES
 
@@ -65,7 +65,7 @@ def tiny(normalized_linear, monkeypatch, request) -> Config:
     It draws no training.png, which would take as long as the rest; tests that need one request `plots`.
     """
     if "plots" not in request.fixturenames:
-        monkeypatch.setattr(writers.PlotWriter, "close", lambda self: None)
+        monkeypatch.setattr(callbacks.Plot, "on_end", lambda *_: None)
     return Config(
         name="tiny",
         epochs=3.0,

@@ -7,6 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from helpers.runs import train_shown
 
 import jaxdp
 from jaxdp.cli import main
@@ -18,6 +19,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import NotRegularError, check_no_password, expand_user, open_regular, read_regular, write_atomically
 from jaxdp.inference.load_run import list_checkpoints, weights_config
 from jaxdp.inference.predict import Images
+from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
 from jaxdp.report import report, write
 from jaxdp.storage.local import local_directory
@@ -387,4 +389,4 @@ def test_without_a_home_directory_commands_name_the_flag(homeless, capsys, argum
 
 
 def test_run_without_a_home_directory_trains(homeless, tiny, tmp_path):
-    assert jaxdp.train(tiny, tmp_path / "run", screen=False).steps > 0
+    assert train_shown(tiny, tmp_path / "run", screen=Quiet()).steps > 0

@@ -150,6 +150,11 @@ class CheckpointManager:
             self._pending.result()
             self._pending = None
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in progress."""
+        return self._pending is not None and not self._pending.done()
+
     def check(self) -> None:
         """Raise the TrainingError of a save that rejected the state."""
         if self._rejection:

@@ -82,7 +82,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.loggers.console import Screen
     from jaxdp.loggers.writers import to_json
     from jaxdp.training import run_dir
-    from jaxdp.training.session import train
+    from jaxdp.training.session import Command, run_session
 
     document = _stdout_for_the_document() if options.json else None
     launch = options.launch
@@ -96,15 +96,13 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         rank=launch.rank,
     )
     screen = Screen(sys.stderr if options.json else sys.stdout)
-    result = train(
+    notes = [recipe.note] if recipe.note else []
+    result = run_session(
         config,
         options.workdir,
         resume=options.resume,
-        screen=screen,
         accept_changes=options.accept_changes,
-        started=STARTED,
-        signals=signals,
-        notes=[recipe.note] if recipe.note else [],
+        command=Command(screen, STARTED, signals, notes),
     )
     if options.json and group.is_rank0:
         try:

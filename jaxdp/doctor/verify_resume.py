@@ -5,11 +5,11 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import jaxdp
 from jaxdp.checkpoint.manager import SAVING_THREAD
 from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.distributed.preemption import SignalHandler, Stopped
@@ -19,6 +19,9 @@ from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import LOG, TIMING, read_log
+from jaxdp.training.callback import Callback
+from jaxdp.training.run import Run
+from jaxdp.training.session import Command, run_session
 
 STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0
@@ -50,15 +53,12 @@ def short_run(
     )
 
 
-class StopAfterStep(Quiet):
-    """A screen that requests a stop after step `STOP_AFTER`, as SIGTERM does."""
+class StopAfterStep(Callback):
+    """Requests a stop after step `STOP_AFTER`, as SIGTERM does."""
 
-    def __init__(self, signals: SignalHandler) -> None:
-        self.signals = signals
-
-    def step(self, record: dict) -> None:
-        if record["step"] == STOP_AFTER:
-            self.signals.request_stop("SIGTERM")
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if metrics["step"] == STOP_AFTER and run.is_rank0:
+            run.signals.request_stop("SIGTERM")
 
 
 def _outcome(workdir: Path, config: Config) -> tuple[dict, list[dict]]:
@@ -89,19 +89,23 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _quiet() -> Command:
+    """Shows nothing, and leaves Ctrl-C to the doctor: its signal handler is not entered."""
+    return Command(screen=Quiet(), signals=SignalHandler(), cluster="none")
+
+
 def _difference(config: Config, shared_dir: Path | None, group: ProcessGroup) -> float:
     """Largest difference of the final states; infinity if logs or results differ."""
     with _temporary_directory(shared_dir, group) as folder:
         uninterrupted, resumed = folder / "uninterrupted", folder / "resumed"
-        jaxdp.train(config, uninterrupted, screen=False, signals=SignalHandler(), cluster="none")  # no handlers for Ctrl-C
-        signals = SignalHandler()
+        run_session(config, uninterrupted, command=_quiet())
         try:
-            jaxdp.train(config, resumed, screen=StopAfterStep(signals), signals=signals, cluster="none")
+            run_session(config, resumed, callbacks=[StopAfterStep()], command=_quiet())
         except Stopped:
             pass
         else:
             raise RuntimeError(f"the run did not stop after step {STOP_AFTER}")
-        result = jaxdp.train(config, resumed, screen=False, signals=SignalHandler(), cluster="none")
+        result = run_session(config, resumed, command=_quiet())
         if (result.sessions, result.steps) != (2, STEPS):
             raise RuntimeError(f"{result.steps} steps in {result.sessions} sessions instead of {STEPS} in 2")
         (expected_arrays, expected_records), (arrays, records) = _outcome(uninterrupted, config), _outcome(resumed, config)

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
@@ -26,7 +26,7 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
-def format_step(record: dict[str, Any]) -> str:
+def format_step(record: Mapping[str, Any]) -> str:
     """A step's record as one line, without the step number."""
     text = (
         f"epoch {record['epoch']:.1f}  training loss {record['loss']:.3f}  {record['images_per_second']:.0f} img/s  "
@@ -106,10 +106,10 @@ class Quiet:
     def status(self, text: str) -> None:
         """Show the current activity, such as "compiling"."""
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: Mapping[str, Any]) -> None:
         """Show a step's record."""
 
-    def evaluated(self, record: dict[str, Any]) -> None:
+    def evaluated(self, record: Mapping[str, Any]) -> None:
         """Print an evaluation's record."""
 
     def end(self) -> None:
@@ -190,7 +190,7 @@ class Screen(Quiet):
         elif self.first_step is None:
             self.info(f"{text} ...")
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])
@@ -209,7 +209,7 @@ class Screen(Quiet):
         seconds = (self.total_steps - step) * (now - started) / (step - first)
         return f"  eta {format_duration(seconds)}"
 
-    def evaluated(self, record: dict[str, Any]) -> None:
+    def evaluated(self, record: Mapping[str, Any]) -> None:
         top5 = f"top-5 {100 * record['eval_top5']:.2f} %  " if "eval_top5" in record else ""
         self.info(
             f"epoch {record['epoch']:.1f}: held-out accuracy {100 * record['eval_accuracy']:.2f} %  "

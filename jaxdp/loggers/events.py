@@ -7,7 +7,7 @@ started.
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,10 +95,10 @@ class RecordedScreen(Quiet):
     def status(self, text: str) -> None:
         self._pass_on(self.screen.status, text)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: Mapping[str, Any]) -> None:
         self._pass_on(self.screen.step, record)
 
-    def evaluated(self, record: dict[str, Any]) -> None:
+    def evaluated(self, record: Mapping[str, Any]) -> None:
         self._pass_on(self.screen.evaluated, record)
 
     def end(self) -> None:

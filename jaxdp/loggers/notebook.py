@@ -4,7 +4,7 @@ import base64
 import html
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Notebook(Screen):
     def status(self, text: str) -> None:
         self._update(f"{text} ...", force=self.bar is None)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])

@@ -1,11 +1,13 @@
-"""Warnings shown while a run trains: slow input, unusable images, stragglers."""
+"""Callbacks that warn while a run trains: slow input, unusable images, stragglers."""
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxdp.distributed import stragglers
+from jaxdp.training.callback import Callback
+from jaxdp.training.run import Run
 
 SETTLING_STEPS = 10  # first steps, whose input time is not representative
 MIN_INPUT_SHARE = 0.1
@@ -13,39 +15,42 @@ MAX_STORAGE_SHARE = 0.5  # above which the threads that decode need faster stora
 MIN_WAITING_SHARE, WAITING_INTERVAL_SECONDS = 0.1, 60.0
 
 
-class RunWarnings:
-    """Shows each warning once, that about stragglers at most once per minute.
+class InputAdvice(Callback):
+    """Says once that the devices wait for images, and what would help; names the first unusable image."""
 
-    info: called with each warning. training: the source of the training images.
-    """
+    def __init__(self) -> None:
+        self.input_shown = self.bad_images_shown = False
 
-    def __init__(self, info: Callable[[str], Any], training: Any) -> None:
-        self.info, self.training = info, training
-        self._input_shown = self._bad_images_shown = False
-        self._stragglers_shown = -math.inf
-
-    def check_input(self, step: int, *, images: int, seconds: float, input_seconds: float) -> None:
-        """Warn if the devices wait for images, see `input_warning`. step: number of steps taken."""
-        if self._input_shown or step <= SETTLING_STEPS:
-            return
-        warning = input_warning(images, seconds, input_seconds=input_seconds, source=self.training)
-        if warning:
-            self._input_shown = True
-            self.info(warning)
-
-    def check_bad_images(self, bad_images: Mapping[str, str]) -> None:
-        """Warn about the first unusable image; all of them are listed at the end of the run."""
-        if bad_images and not self._bad_images_shown:
-            self._bad_images_shown = True
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        progress, bad_images = run.progress, run.datasets.bad_images
+        if not self.input_shown and metrics["step"] > SETTLING_STEPS:
+            warning = input_warning(
+                progress.samples, progress.training_seconds, input_seconds=progress.input_seconds, source=run.datasets.train
+            )
+            if warning:
+                self.input_shown = True
+                run.info(warning)
+        if bad_images and not self.bad_images_shown:
+            self.bad_images_shown = True
             name, reason = next(iter(bad_images.items()))
-            self.info(f"skipped {name}: {reason}; all skipped images are listed at the end of the run")
+            run.info(f"skipped {name}: {reason}; all skipped images are listed at the end of the run")
 
-    def check_stragglers(self, report: Mapping[str, Any]) -> None:
-        """Warn if processes wait for others. report: see `ProcessGroup.straggler_report`."""
+
+class Stragglers(Callback):
+    """Logs which process the others wait for, and says so at most once a minute; attached with several processes."""
+
+    def __init__(self) -> None:
+        self.shown = -math.inf
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        run.processes.record_step(metrics["step"], *run.step_times)
+        if not run.is_logged or not (report := run.processes.straggler_report()):
+            return
+        run.log(waiting_share=report["waiting_share"], slowest_rank=report["slowest"][0]["rank"])
         now = time.monotonic()
-        if report["waiting_share"] > MIN_WAITING_SHARE and now - self._stragglers_shown > WAITING_INTERVAL_SECONDS:
-            self._stragglers_shown = now
-            self.info(stragglers.describe(dict(report)))
+        if report["waiting_share"] > MIN_WAITING_SHARE and now - self.shown > WAITING_INTERVAL_SECONDS:
+            self.shown = now
+            run.info(stragglers.describe(report))
 
 
 def input_warning(images: int, seconds: float, *, input_seconds: float, source: Any) -> str | None:

@@ -1,26 +1,17 @@
-"""Writers of a run's records. Every record is passed to each writer's `write(record)`; `close()` is called at the end.
-
-A record is a flat dict; RECORD_FIELDS describes its fields.
-"""
+"""The records of a run's log, flat dicts, and the file metrics.jsonl. RECORD_FIELDS describes their fields."""
 
 import errno
 import io
 import json
 import math
 import os
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from jaxdp.config import training_labels
-from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import LOG as LOG
 from jaxdp.files import open_regular
-from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
 
 RECORD_FIELDS = {  # also the table in docs/watching.md
     "step": "steps so far",
@@ -72,7 +63,7 @@ def to_json(record: dict[str, Any], indent: int | None = None) -> str:
     return json.dumps(without_nan(record), indent=indent, allow_nan=False)
 
 
-def without_nan(record: dict[str, Any]) -> dict[str, Any]:
+def without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record in which null replaces NaN and infinity, which standard JSON does not have."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
 
@@ -109,33 +100,6 @@ def is_plausible(record: dict[str, Any]) -> bool:
     values = (record[name] for name in RECORD_FIELDS.keys() & record.keys() if record[name] is not None)
     numbers = all(isinstance(value, int | float) and abs(value) < 2**63 and not math.isnan(value) for value in values)
     return numbers and record.get("epoch") is not None
-
-
-class Writer(Protocol):
-    """Receives a run's records.
-
-    An optional third method `write_examples(record, images, labels, predicted)` receives a few held-out images after every
-    evaluation: uint8 [E, H, W, 3], with their labels and predicted classes, int32 [E] each.
-    """
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Receive a record."""
-
-    def close(self) -> None:
-        """Called once, at the end of the session."""
-
-
-class NullWriter:
-    """Writes nothing."""
-
-    def write(self, record: dict[str, Any]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class JsonLines:
@@ -182,96 +146,3 @@ class JsonLines:
             self._flush()
         finally:
             self.file.close()
-
-
-class SafeWriter:
-    """Wraps a writer whose errors must not stop the run: the first error is reported, and the writer is no longer called.
-
-    The writer receives copies, so that it cannot modify what other writers receive. warn: called with the message.
-    """
-
-    def __init__(self, writer: Writer, warn: Callable[[str], Any]) -> None:
-        self.writer, self.warn = writer, warn
-        self._write_examples = getattr(writer, "write_examples", None)
-        self.wants_examples = self._write_examples is not None
-        self._failed = False
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._call(self.writer.write, lambda: (dict(record),))
-
-    def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
-        if self._write_examples:
-            self._call(self._write_examples, lambda: (dict(record), *(array.copy() for array in arrays)))
-
-    def close(self) -> None:
-        try:
-            self.writer.close()
-        except Exception as error:
-            if not self._failed:
-                self.warn(f"{type(self.writer).__name__} could not be closed: {first_line(error)}")
-
-    def _call(self, method: Callable[..., Any], arguments: Callable[[], tuple]) -> None:
-        if self._failed:
-            return
-        try:
-            method(*arguments())
-        except Exception as error:
-            self._failed = True
-            name, reason = type(self.writer).__name__, f"{type(error).__name__}: {first_line(error)}"
-            self.warn(f"{name} raised {reason}; training continues without it and still writes {LOG}")
-
-
-def wrap_writers(writers: Any) -> list[SafeWriter]:
-    """The caller's writers, or a single one, wrapped so that errors become warnings. Raises ConfigError for other objects."""
-    writers = list(writers) if isinstance(writers, (list, tuple)) else [writers]
-    for writer in writers:
-        if isinstance(writer, type) or not all(callable(getattr(writer, name, None)) for name in ("write", "close")):
-            raise ConfigError(
-                "writers", writer, reason="not a writer", hint="use a list of objects with write(record) and close()"
-            )
-    return [SafeWriter(writer, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2)) for writer in writers]
-
-
-class PlotWriter:
-    """Draws training.png from the log at the end of the session. labels: of the training loss, see `plot_training`."""
-
-    def __init__(self, path: Path, log: Path, labels: str = "") -> None:
-        self.path, self.log, self.labels = path, log, labels
-
-    def write(self, record: dict[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        from jaxdp.loggers.plot import plot_training
-
-        if records := scan_log(self.log, is_plausible)[0]:
-            plot_training(records, self.path, labels=self.labels)
-
-
-def create_writers(
-    workdir: Path,
-    *,
-    tensorboard: bool,
-    samples: int = 0,
-    buffer_when_full: bool = False,
-    info: Callable[[str], Any] = print,
-    run_info: RunInfo | None = None,
-) -> list[Any]:
-    """The writers of a run that has seen `samples` samples: first the log, then TensorBoard and the plot.
-
-    buffer_when_full, info: see `JsonLines`. run_info: shown by TensorBoard.
-    """
-    log, labels = workdir / LOG, training_labels(run_info.config) if run_info else ""
-    return [
-        JsonLines(log, buffer_when_full=buffer_when_full, info=info),
-        _open_tensorboard(workdir / "tensorboard", samples, run_info=run_info, info=info) if tensorboard else NullWriter(),
-        SafeWriter(PlotWriter(workdir / "training.png", log, labels), info),
-    ]
-
-
-def _open_tensorboard(directory: Path, samples: int, *, run_info: RunInfo | None, info: Callable[[str], Any]) -> Writer:
-    try:
-        return SafeWriter(TensorBoard(directory, samples, run_info), info)
-    except OSError as error:
-        info(f"{directory}: {error.strerror}; training continues without TensorBoard and still writes {LOG}")
-        return NullWriter()

@@ -38,11 +38,10 @@ def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[
         raise _refused(run, f"has {plural(run.result['processes'], 'process')}", hint)
     from jaxdp import models
     from jaxdp.bench.environment import provenance
-    from jaxdp.loggers.console import Quiet
     from jaxdp.training.autotune import chosen_reductions
 
     plan, devices = _plan_on_same_devices(run)
-    reductions = chosen_reductions(plan, models.create(run.config.model), run.path, screen=Quiet())
+    reductions = chosen_reductions(plan, models.create(run.config.model), run.path, info=lambda text: None)
     rows = []
     for phase in plan.phases:
         info(

@@ -23,7 +23,7 @@ from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
 from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import write_atomically
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.loggers.writers import LOG, SafeWriter, read_log
+from jaxdp.loggers.writers import LOG, read_log
 from jaxdp.trackers.client import NO_POINT, position
 from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path
 
@@ -148,10 +148,6 @@ class Trackers:
             self.targets.pop("wandb", None)
         self.processes: list[TrackerProcess] = []
         self._started = False
-
-    @property
-    def writers(self) -> list[SafeWriter]:
-        return [SafeWriter(self, self.info)] if self.targets else []
 
     def connect(self) -> None:
         """Start the processes and wait for a short time until each has opened its run. Raises ConfigError if one cannot."""

@@ -1,7 +1,7 @@
 """The compiled program of an audit: a step's gradients by its strategy and by a reference reduction; and its messages.
 
 The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
-change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.auditor` runs the program.
+change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.audit` runs the program.
 """
 
 import math

@@ -17,7 +17,6 @@ from jaxdp.config import Reduce
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
 from jaxdp.errors import ConfigError
 from jaxdp.files import read_text, write_atomically
-from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.models import Network
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.allreduce import wire_dtype_of
@@ -42,7 +41,7 @@ def _chosen_strategies(
     model: Network,
     workdir: Path,
     *,
-    screen: Screen | Quiet,
+    info: Callable[[str], Any],
     group: ProcessGroup,
     mesh_of: Callable[[PlannedPhase], Mesh],
     before_measuring: Callable[[], None],
@@ -77,9 +76,9 @@ def _chosen_strategies(
             if group.is_rank0:
                 write_atomically(path, json.dumps(measurements, indent=1) + "\n")
             times = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in sorted(seconds.items(), key=lambda s: s[1]))
-            screen.info(f"all-reduce on {shape[0]}x{shape[1]}: {strategy} ({times})")
+            info(f"all-reduce on {shape[0]}x{shape[1]}: {strategy} ({times})")
         else:
-            screen.info(f"all-reduce on {shape[0]}x{shape[1]}: {measured['strategy']}, as measured before ({path})")
+            info(f"all-reduce on {shape[0]}x{shape[1]}: {measured['strategy']}, as measured before ({path})")
         chosen[shape] = measured["strategy"]
     return chosen
 
@@ -89,7 +88,7 @@ def chosen_reductions(
     model: Network,
     workdir: Path,
     *,
-    screen: Screen | Quiet,
+    info: Callable[[str], Any],
     group: ProcessGroup | None = None,
     mesh_of: Callable[[PlannedPhase], Mesh] = _default_mesh,
     before_measuring: Callable[[], None] = lambda: None,
@@ -102,7 +101,7 @@ def chosen_reductions(
     reduce = plan.config.reduce
     if AUTO not in (reduce.strategy, reduce.update):
         return {}
-    options: dict[str, Any] = {"screen": screen, "group": group or SingleProcess(), "mesh_of": mesh_of}
+    options: dict[str, Any] = {"info": info, "group": group or SingleProcess(), "mesh_of": mesh_of}
     options["before_measuring"] = before_measuring
     strategies = _chosen_strategies(plan, model, workdir, **options)
     chosen = {}
@@ -121,7 +120,7 @@ def _chosen_update(
     *,
     phase: PlannedPhase,
     reduce: Reduce,
-    screen: Screen | Quiet,
+    info: Callable[[str], Any],
     group: ProcessGroup,
     mesh_of: Callable[[PlannedPhase], Mesh],
     before_measuring: Callable[[], None],
@@ -146,9 +145,9 @@ def _chosen_update(
         if group.is_rank0:
             write_atomically(path, json.dumps([*rows, measured], indent=1) + "\n")
         times = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in sorted(seconds.items(), key=lambda s: s[1]))
-        screen.info(f"reduction and update on {shape}: {measured['update']} ({times})")
+        info(f"reduction and update on {shape}: {measured['update']} ({times})")
     else:
-        screen.info(f"reduction and update on {shape}: {measured['update']}, as measured before ({path})")
+        info(f"reduction and update on {shape}: {measured['update']}, as measured before ({path})")
     return candidates[measured["update"]]
 
 

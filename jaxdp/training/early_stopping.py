@@ -1,68 +1,75 @@
 """Early stopping: which evaluation of a run is the best so far, and when the run ends."""
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
-from jaxdp.config import RESUME_SAFE_FIELDS, Config
-from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.config import RESUME_SAFE_FIELDS, Config, Stop
 from jaxdp.errors import plural
 from jaxdp.planning import Plan
+from jaxdp.training.callback import Callback
 from jaxdp.validation import changes
+
+if TYPE_CHECKING:
+    from jaxdp.training.run import Run
 
 MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
 
-class EarlyStopping:
-    """Follows `stop.metric` over the evaluations of a run, and does nothing without `stop.patience`.
+class EarlyStopping(Callback):
+    """Follows `stop.metric` over the evaluations of a run; attached with `stop.patience`.
 
-    What it knows is in `Progress`, so every checkpoint has it, and a resumed run ends at the same evaluation.
+    Saves every evaluation that is the best so far. What it knows is in `Progress`, so every checkpoint has it, and a resumed
+    run ends at the same evaluation.
     """
 
-    def __init__(self, config: Config, progress: Progress, group: ProcessGroup) -> None:
-        self.config, self.progress, self.group = config.stop, progress, group
+    def on_start(self, run: "Run") -> None:
+        evaluation = run.progress.last_evaluation
+        if evaluation is not None and evaluation["samples"] == run.progress.samples:
+            self._stop_if_due(run)
 
-    def update(self, record: dict[str, Any]) -> None:
-        """Follow an evaluation. All processes call this with the same record; rank 0's value counts."""
-        if self.config.patience is None:
-            return
-        metric, progress = self.config.metric, self.progress
-        value = self.group.all_gather_object("the metric of early stopping", record[metric], while_waiting=lambda: None)[0]
-        if not math.isfinite(value):
-            progress.not_improved += 1
-            return
-        sign = STOP_METRICS[metric].sign
-        if (
-            progress.best is None or sign * (value - progress.best[metric]) >= 0
-        ):  # of equal ones the newer, as among checkpoints
-            progress.best = record | {metric: value}
-        if progress.improved is None or (
-            sign * (_exact(metric, value) - _exact(metric, progress.improved)) > Fraction(str(self.config.min_delta))
-        ):
-            progress.improved, progress.not_improved = value, 0
-        else:
-            progress.not_improved += 1
+    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
+        """All processes call this with the same record; rank 0's value counts."""
+        metric = run.config.stop.metric
+        values = run.processes.all_gather_object("the metric of early stopping", evaluation[metric], while_waiting=lambda: None)
+        update(run.progress, run.config.stop, {**evaluation, metric: values[0]})
+        best = run.progress.best
+        if best is not None and best["samples"] == run.progress.samples:
+            run.save()
+        self._stop_if_due(run)
 
-    @property
-    def is_best(self) -> bool:
-        """Whether the present state has been evaluated and is the best so far."""
-        best = self.progress.best
-        return best is not None and best["samples"] == self.progress.samples
+    def _stop_if_due(self, run: "Run") -> None:
+        patience = run.config.stop.patience
+        if patience is not None and run.progress.not_improved >= patience:
+            run.stop(reason(run.progress, run.config.stop))
 
-    @property
-    def ends_run(self) -> bool:
-        """Whether the run ends with the present state, which has been evaluated."""
-        if self.config.patience is None or self.progress.not_improved < self.config.patience:
-            return False
-        evaluation = self.progress.last_evaluation
-        return evaluation is not None and evaluation["samples"] == self.progress.samples
 
-    def reason(self) -> str:
-        """Why the run ends, in a few words."""
-        delta = f" by more than {self.config.min_delta:g}" if self.config.min_delta else ""
-        return f"{self.config.metric} did not improve{delta} for {plural(self.progress.not_improved, 'evaluation')}"
+def update(progress: Progress, stop: Stop, record: Mapping[str, Any]) -> None:
+    """Follow an evaluation: whether it is the best one, and whether it has improved."""
+    value = record[stop.metric]
+    if not math.isfinite(value):
+        progress.not_improved += 1
+        return
+    sign = STOP_METRICS[stop.metric].sign
+    if (
+        progress.best is None or sign * (value - progress.best[stop.metric]) >= 0
+    ):  # of equal ones the newer, as among checkpoints
+        progress.best = {**record}
+    if progress.improved is None or (
+        sign * (_exact(stop.metric, value) - _exact(stop.metric, progress.improved)) > Fraction(str(stop.min_delta))
+    ):
+        progress.improved, progress.not_improved = value, 0
+    else:
+        progress.not_improved += 1
+
+
+def reason(progress: Progress, stop: Stop) -> str:
+    """Why the run ends, in a few words."""
+    delta = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+    return f"{stop.metric} did not improve{delta} for {plural(progress.not_improved, 'evaluation')}"
 
 
 def _exact(metric: str, value: float) -> Fraction:

@@ -3,18 +3,44 @@
 import math
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import Config, LossScale
+from jaxdp.config import Config, LossScale, chance_loss
 from jaxdp.errors import ConfigError, TrainingError, first_line, plural
 from jaxdp.planning import FEW_VALUES, Plan, PlannedPhase
+from jaxdp.training.callback import Callback
+
+if TYPE_CHECKING:
+    from jaxdp.training.run import Run
 
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
-def check_step(record: dict[str, Any], config: Config) -> None:
+class StepChecks(Callback):
+    """Ends the run at a step that makes it fail, or at a save that rejected the state; warns once if the loss has exploded.
+
+    The newest checkpoint from before the explosion is then never removed.
+    """
+
+    def on_start(self, run: "Run") -> None:
+        self.loss_watch = LossWatch(chance_loss(run.config), run.config.guard.exploding, reported=run.progress.loss_exploded)
+
+    def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
+        check_step(metrics, run.config)
+        run.checkpoints.check()
+        samples = self.loss_watch.last_good_samples(metrics)
+        if samples is None:
+            return
+        retained = run.checkpoints.retain_latest(samples)
+        run.progress.record_explosion(run.checkpoints.retention.retained)
+        path = retained and retained.path
+        kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
+        run.info(self.loss_watch.warning(metrics, kept))
+
+
+def check_step(record: Mapping[str, Any], config: Config) -> None:
     """Raise TrainingError if the loss or gradient of a step is not finite.
 
     With dynamic loss scaling or `guard.non_finite=skip` such steps are skipped; then raise if too many were skipped.
@@ -53,7 +79,7 @@ def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
 
 
-def check_evaluation(record: dict[str, Any]) -> None:
+def check_evaluation(record: Mapping[str, Any]) -> None:
     """Raise TrainingError if the held-out loss after the last step is not finite."""
     if not math.isfinite(record["eval_loss"]):
         raise TrainingError(
@@ -109,7 +135,7 @@ class LossWatch:
         self.limit, self.factor, self.reported = factor * chance, factor, reported
         self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
 
-    def last_good_samples(self, record: dict[str, Any]) -> int | None:
+    def last_good_samples(self, record: Mapping[str, Any]) -> int | None:
         """The samples seen before the window, when the explosion is first detected; else None. Call with every step."""
         if math.isfinite(record["loss"]):
             self.recent.append((record["samples"] - record["global_batch"], record["loss"]))
@@ -119,7 +145,7 @@ class LossWatch:
         self.reported = True
         return self.recent[0][0]
 
-    def warning(self, record: dict[str, Any], checkpoint: str) -> str:
+    def warning(self, record: Mapping[str, Any], checkpoint: str) -> str:
         """The text of the warning. checkpoint: a clause about the last checkpoint before the explosion."""
         return (
             f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "

@@ -1,22 +1,21 @@
 """The start of a session: state and progress from the newest checkpoint, from another run, from weights, or from the seed."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxdp import schedules
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.checkpoint.progress import Progress
-from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EVENTS, RESUMING, read_events
 from jaxdp.models.weights import Weights
+from jaxdp.optim import check_elementwise
 from jaxdp.planning import Plan
-from jaxdp.training import finetune, run_dir
-from jaxdp.training.run_checkpoints import RunCheckpoints
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.training import checkpoints, finetune, run_dir
+from jaxdp.training.autotune import check_registered_strategy, chosen_reductions
+from jaxdp.training.clock import Clock
+from jaxdp.training.run import Run
 from jaxdp.training.state import TrainState, abstract_state, create_state
-from jaxdp.training.step_compiler import StepCompiler
-from jaxdp.training.step_timer import StepTimer
+from jaxdp.training.step_compiler import StepCompiler, mesh_of
 from jaxdp.validation import changes, from_dict
 
 
@@ -31,58 +30,66 @@ class StartPoint(NamedTuple):
     accept_changes: bool = False
 
 
-def restore_or_initialize(
-    setup: RunSetup,
-    workdir: Path,
-    start: StartPoint,
-    *,
-    compiler: StepCompiler,
-    checkpoints: RunCheckpoints,
-    signals: SignalHandler,
-    screen: Screen | Quiet,
-    command_start: float,
-) -> tuple[TrainState, StepTimer, list[dict[str, Any]]]:
-    """The state before the next step, the timer with the progress of the run, and the records of the log at this position.
+def create_compiler(run: Run) -> None:
+    """Choose the all-reduce strategies of a run, and set its compiler."""
+    plan, reduce = run.plan, run.config.reduce
+    run.processes.set_activity("compile", detail="choosing the all-reduce strategy")
+    mesh_on_devices = partial(mesh_of, devices=run.devices)
+    before_measuring = run.signals.pass_sync_point
+    reductions = chosen_reductions(
+        plan,
+        run.model,
+        run.workdir,
+        info=run.info,
+        group=run.processes,
+        mesh_of=mesh_on_devices,
+        before_measuring=before_measuring,
+    )
+    check_registered_strategy(plan, mesh_on_devices, before_measuring)
+    if any(each.update == "sharded" for each in (reduce, *reductions.values())):
+        check_elementwise(run.config.optimizer)
+    run.compiler = StepCompiler.for_run(run.setup, run.model, reductions)
+    run.resources.callback(run.compiler.close)
+
+
+def restore_or_initialize(run: Run, start: StartPoint) -> None:
+    """Set the state of a run before its next step, and its progress, phase, clock and last records of the log.
 
     Marks the directory as that of a running run and removes records of the log after the restored position. Raises ConfigError
     if the run cannot start here.
     """
-    group, plan = signals.group, setup.plan
+    setup, group, plan = run.setup, run.processes, run.plan
 
     def abstract_state_of(samples: int) -> TrainState:
-        return abstract_state(setup.config, compiler.model, compiler.mesh(plan.phase_before(samples)))
+        return abstract_state(run.config, run.model, run.compiler.mesh(plan.phase_before(samples)))
 
     group.set_activity("load", detail="restoring the newest checkpoint, if there is one")
-    restored = checkpoints.restore(abstract_state_of, start.origin)
+    restored = checkpoints.restore(run, abstract_state_of, start.origin)
     if restored is None:
-        finetune.check_weights_exist(setup.config, start.weights)
+        finetune.check_weights_exist(run.config, start.weights)
     else:
         setup.check_fits(restored.manifest, start.accept_changes)
-    if group.is_rank0:
-        run_dir.mark_running(workdir, setup.config)
-        run_dir.write_class_names(workdir, setup.datasets.classes)
+        run.progress, run.state = restored.progress, restored.state
+    run.clock, run.phase = Clock(run.progress, run.started), plan.phase_before(run.progress.samples)
+    if run.is_rank0:
+        run_dir.mark_running(run.workdir, run.config)
+        run_dir.write_class_names(run.workdir, run.datasets.classes)
     if restored is None:
-        timer = StepTimer(Progress(), command_start)
-        state = _initial_state(setup, start.weights, compiler=compiler, timer=timer, signals=signals, screen=screen)
-        source = workdir
-        group.set_resume_hint(f"{screen.resume_action} starts over")
+        source, resume = run.workdir, "starts over"
+        run.state = _initial_state(run, start.weights)
     else:
-        timer, state = StepTimer(restored.progress, command_start), restored.state
-        source = restored.manifest.path.parent.parent
-        group.set_resume_hint(f"{screen.resume_action} continues from {restored.manifest.path}")
-        setup.datasets.add_bad_images(restored.progress.bad_images)
-    progress, logged = timer.progress, list[dict[str, Any]]()
-    progress.count_sessions(group.broadcast_object("sessions", _sessions(workdir) if group.is_rank0 else None))
-    if group.is_rank0:
-        logged, warning = run_dir.truncate_log(source, workdir, samples=progress.samples)
+        source, resume = restored.manifest.path.parent.parent, f"continues from {restored.manifest.path}"
+        run.datasets.add_bad_images(run.progress.bad_images)
+    group.set_resume_hint(f"{run.resume_action} {resume}")
+    run.progress.count_sessions(group.broadcast_object("sessions", _sessions(run.workdir) if run.is_rank0 else None))
+    if run.is_rank0:
+        run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=run.progress.samples)
         if warning:
-            screen.info(warning)
+            run.info(warning)
     if restored is not None:
-        epoch = progress.samples / plan.examples
-        screen.info(f"{RESUMING}{restored.manifest.location}: epoch {epoch:.2f}, step {progress.steps}")
+        run.info(f"{RESUMING}{restored.manifest.location}: epoch {run.epoch:.2f}, step {run.progress.steps}")
         if changed := _changed_plan(restored.manifest, plan):
-            screen.info(changed)
-    return state, timer, logged
+            run.info(changed)
 
 
 def _changed_plan(manifest: Manifest, plan: Plan) -> str | None:
@@ -110,24 +117,14 @@ def _sessions(workdir: Path) -> int:
     return max((count for count in counts if isinstance(count, int)), default=0)
 
 
-def _initial_state(
-    setup: RunSetup,
-    weights: Weights | None,
-    *,
-    compiler: StepCompiler,
-    timer: StepTimer,
-    signals: SignalHandler,
-    screen: Screen | Quiet,
-) -> TrainState:
+def _initial_state(run: Run, weights: Weights | None) -> TrainState:
     """The state before the first step, from the seed and, if given, weights."""
-    screen.status("compiling")
-    signals.group.set_activity("compile")
-    phase = setup.plan.phases[0]
-    compiler.prepare_train(phase)
-    mesh = compiler.mesh(phase)
-    with timer.waiting_for_compiler():
-        state = signals.run_in_thread(create_state, setup.config, compiler.model, mesh)
+    run.info("compiling ...")
+    run.processes.set_activity("compile")
+    run.compiler.prepare_train(run.phase)
+    with run.clock.waiting_for_compiler():
+        state = run.signals.run_in_thread(create_state, run.config, run.model, run.mesh)
     if weights is not None:
-        state = finetune.load_weights(setup.config, weights, state, mesh=mesh)
-        screen.info(finetune.describe(setup.config, weights))
+        state = finetune.load_weights(run.config, weights, state, mesh=run.mesh)
+        run.info(finetune.describe(run.config, weights))
     return state

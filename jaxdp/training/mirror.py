@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxdp.checkpoint.listing import checkpoint_paths, remove
 from jaxdp.checkpoint.manager import UNFINISHED
 from jaxdp.checkpoint.manifest import (
@@ -32,6 +34,8 @@ from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
 from jaxdp.storage.lease import Lease, LeaseLost
 from jaxdp.storage.location import StorageError
 from jaxdp.storage.patience import Patience
+from jaxdp.training.callback import Callback
+from jaxdp.training.run import Run
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads
@@ -400,6 +404,19 @@ def _error_of(function: Callable[[], None]) -> str | None:
     except OSError as error:
         return first_line(error)
     return None
+
+
+class Uploads(Callback):
+    """Starts the uploads of a run at a URL, and ends the run if another process has taken it over."""
+
+    def __init__(self, mirror: Mirror | MirrorFollower) -> None:
+        self.mirror = mirror
+
+    def on_start(self, run: Run) -> None:
+        self.mirror.begin(run.checkpoints.retention)
+
+    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
+        self.mirror.check()
 
 
 def location_of(workdir: Path, mirror: Mirror | MirrorFollower | None) -> str:

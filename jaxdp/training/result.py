@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,14 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.stragglers import describe
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.console import Quiet, Screen, format_duration
 from jaxdp.training.run_dir import RESULT
 
 if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
-    from jaxdp.training.run_setup import RunSetup
+    from jaxdp.training.run import Run
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,56 +83,49 @@ class TrainResult:
         )
 
     @classmethod
-    def collect(
-        cls,
-        progress: Progress,
-        setup: "RunSetup",
-        *,
-        workdir: str,
-        evaluation: dict[str, Any],
-        stop_reason: str | None,
-        strategies: Sequence[str],
-        group: ProcessGroup,
-        save_error: str | None,
-    ) -> "TrainResult":
-        """The result of a run that has ended. All processes call this.
-
-        evaluation: of the checkpoint that is the result. stop_reason: why the run ended early; None if it did not. strategies:
-        of every phase.
-        """
+    def collect(cls, run: "Run", evaluation: dict[str, Any]) -> "TrainResult":
+        """The result of a run that has ended. All processes call this. evaluation: of the checkpoint that is the result."""
+        group, plan, progress = run.processes, run.plan, progress_now(run)
         by_process = group.all_gather_object("bad images", progress.bad_images, while_waiting=lambda: None)
         bad_images = {name: reason for images in by_process for name, reason in images.items()}
         progress = dataclasses.replace(progress, bad_images=bad_images)
         assert progress.first_step_seconds is not None
-        report, phase = group.straggler_report(whole_run=True), setup.plan.phase_before(progress.samples)
-        has_best = setup.config.stop.patience is not None
+        report, phase = group.straggler_report(whole_run=True), plan.phase_before(progress.samples)
+        has_best = run.config.stop.patience is not None
         shared = {field.name for field in dataclasses.fields(cls)} & {field.name for field in dataclasses.fields(progress)}
+        stop_reason = run.stop_reason if progress.samples < plan.total_samples else None
+        strategies = [run.compiler.shown_strategy(each) for each in plan.phases[: phase.index + 1]]
         return cls(
             accuracy=evaluation["eval_accuracy"],
             top5=evaluation.get("eval_top5"),
             loss=evaluation["eval_loss"],
             eval_examples=evaluation["eval_examples"],
-            epochs=progress.samples / setup.plan.examples,
+            epochs=run.epoch,
             seconds_to_first_step=progress.first_step_seconds,
             images_per_second=progress.samples / progress.training_seconds,
             devices=phase.devices,
-            device_kind=setup.devices[0].device_kind,
+            device_kind=run.devices[0].device_kind,
             mesh=phase.shape,
             versions=versions(),
-            workdir=workdir,
+            workdir=run.location,
             strategy=", ".join(dict.fromkeys(strategies)),
             processes=group.num_processes,
             hosts=len(set(group.host_numbers)),
             waiting_share=report.get("waiting_share", 0.0),
             slowest=report.get("slowest", []),
             refused_connections=group.refused_connections,
-            save_error=save_error,
+            save_error=run.checkpoints.last_error,
             best_samples=evaluation["samples"] if has_best else None,
             best_epoch=evaluation["epoch"] if has_best else None,
             stopped_early=stop_reason is not None,
             stop_reason=stop_reason,
             **{name: getattr(progress, name) for name in shared},
         )
+
+
+def progress_now(run: "Run") -> Progress:
+    """The progress of a run with its times and bad images up to now."""
+    return dataclasses.replace(run.progress, wall_seconds=run.clock.wall_seconds, bad_images=run.datasets.bad_images)
 
 
 def versions() -> dict[str, str]:

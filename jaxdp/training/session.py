@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import jax
 
+from jaxdp.attached import callbacks_of
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
 from jaxdp.checkpoint.remote_reader import download_checkpoint
@@ -22,22 +23,24 @@ from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, Sto
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
 from jaxdp.files import expand_user, is_url
+from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
-from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
+from jaxdp.training.callback import Callback, CallbackError
 from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
-from jaxdp.training.mirror import Mirror, MirrorFollower, location_of
+from jaxdp.training.loop import fit
+from jaxdp.training.mirror import Mirror, MirrorFollower, Uploads, location_of
 from jaxdp.training.remote_workdir import open_remote_workdir
 from jaxdp.training.result import TrainResult, read_result, show_result
+from jaxdp.training.run import Run
 from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.trainer import Trainer
 from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate
 from jaxdp.xla import jax_options
 
@@ -49,12 +52,7 @@ def train(
     resume: str | Path = "auto",
     accept_changes: bool = False,
     datasets: tuple[Any, Any] | None = None,
-    writers: Writer | Sequence[Writer] = (),
-    screen: Screen | Quiet | Literal[False] | None = None,
-    cluster: str = "auto",
-    started: float | None = None,
-    signals: SignalHandler | None = None,
-    notes: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train `config` in `workdir` and return the result; resume from the newest valid checkpoint if the directory has one.
 
@@ -66,30 +64,57 @@ def train(
     checkpoint. datasets: (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W]
     or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and,
     unless `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are
-    reset.
-    writers: objects with `write(record)` and `close()` that receive every record on rank 0 (see docs/watching.md); one that
-    raises is disabled with a warning. screen: where progress is shown (default: inline in a notebook, else on stdout); False:
-    nowhere. cluster: launcher whose environment variables describe the processes: auto, none, or a name from
-    `jaxdp.distributed.launchers`. started: `time.monotonic()` at the start of the command, for the reported times. signals: a
-    `SignalHandler` that the caller enters; one that is not entered receives no signals. notes: lines to show after the table at
-    the start.
+    reset. callbacks: objects of subclasses of `jaxdp.Callback`.
 
-    Error messages name flags of the command line; here they are arguments: `--resume never` is resume="never".
+    Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line; here they are
+    arguments: `--resume never` is resume="never".
 
     Raises ConfigError if the run cannot start or does not fit into memory, OSError if object storage does not answer before
     that, TrainingError if it cannot continue, and Stopped after a stop signal (SIGTERM, SIGINT, SIGUSR1), when the run is
     saved; a program that does not catch it exits with code 75.
     If another process of the run fails, this process prints which one and exits.
     """
-    started = time.monotonic() if started is None else started
-    screen = default_screen() if screen is None else screen or Quiet()
+    return run_session(
+        config, workdir, resume=resume, accept_changes=accept_changes, datasets=datasets, callbacks=callbacks, command=Command()
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What a program that runs a command adds to `train`.
+
+    screen: where progress is shown (None: inline in a notebook, else on stdout). started: `time.monotonic()` at the start of
+    the command, for the reported times. signals: a `SignalHandler` that the caller enters; one that is not entered receives no
+    signals. notes: lines to show after the table at the start. cluster: launcher whose environment variables describe the
+    processes: auto, none, or a name from `jaxdp.distributed.launchers`.
+    """
+
+    screen: Screen | Quiet | None = None
+    started: float = dataclasses.field(default_factory=time.monotonic)
+    signals: SignalHandler | None = None
+    notes: Sequence[str] = ()
+    cluster: str = "auto"
+
+
+def run_session(
+    config: Config,
+    workdir: str | Path | None,
+    *,
+    resume: str | Path = "auto",
+    accept_changes: bool = False,
+    datasets: tuple[Any, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    command: Command,
+) -> TrainResult:
+    """`train`, for a command or a program."""
+    screen, signals = command.screen or default_screen(), command.signals
     screen.outlast_reader()
     resume = expand_user(resume, "--resume")
     if datasets is not None:
         check_type(config)
         config = reset_ignored_fields(config, ["--data.source", "given"])
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
-    config, guarded_writers = validate(config), wrap_writers(writers)
+    config, callbacks = validate(config), _checked(callbacks)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
     path = run_dir.resolve_workdir(workdir, config) if url is None else run_copy(config.storage, url)
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
@@ -100,7 +125,7 @@ def train(
         handler as signals,
         _stops_before_training(signals, screen.resume_action),
     ):
-        group = runtime.join(cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
+        group = runtime.join(command.cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
@@ -113,11 +138,11 @@ def train(
             resume=resume,
             accept_changes=accept_changes,
             datasets=datasets,
-            writers=guarded_writers,
+            callbacks=callbacks,
             screen=screen if group.is_rank0 else Quiet(),
-            started=started,
+            started=command.started,
             signals=signals,
-            notes=[*notes, jax_options.describe(set_aside)] if set_aside else notes,
+            notes=[*command.notes, jax_options.describe(set_aside)] if set_aside else command.notes,
         )
         try:
             result = session.run() if url is None else session.run_at_url(url)
@@ -129,10 +154,20 @@ def train(
             raise
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
-            group.fail(first_line(error), code, collective_failed=isinstance(error, jax.errors.JaxRuntimeError))
+            cause = error.__cause__ if isinstance(error, CallbackError) else error
+            group.fail(first_line(error), code, collective_failed=isinstance(cause, jax.errors.JaxRuntimeError))
             raise
         finally:
             screen.end()
+
+
+def _checked(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The user's callbacks. Raises ConfigError for other objects."""
+    found: list[Any] = [*callbacks] if isinstance(callbacks, (list, tuple)) else [callbacks]
+    for each in found:
+        if not isinstance(each, Callback):
+            raise ConfigError("callbacks", each, reason="not a callback", hint="derive it from jaxdp.Callback")
+    return found
 
 
 @contextmanager
@@ -158,7 +193,7 @@ class _Session:
     resume: str | Path
     accept_changes: bool
     datasets: tuple[Any, Any] | None
-    writers: Sequence[Writer]
+    callbacks: Sequence[Callback]
     screen: Screen | Quiet
     started: float
     signals: SignalHandler
@@ -262,18 +297,9 @@ class _Session:
                     recorded.info(remark)
                 group.set_activity("start", detail="connecting to trackers")
                 trackers.connect()
-                trainer = Trainer(
-                    setup,
-                    path,
-                    StartPoint(origin, weights, accept_changes),
-                    signals=signals,
-                    screen=recorded,
-                    started=self.started,
-                    writers=[*self.writers, *trackers.writers],
-                    mirror=self.mirror,
-                )
-                events.position = trainer.position
-                result = trainer.fit()
+                run = self._make_run(setup, path, screen=recorded, trackers=trackers)
+                events.position = run.position
+                result = fit(run, StartPoint(origin, weights, accept_changes))
             group.set_activity("finish")
             group.all_gather_object(
                 "the end of the run", None, while_waiting=lambda: None
@@ -281,6 +307,29 @@ class _Session:
             result = _show_and_check(screen, result, path)
             trackers.finish("finished")
             return result
+
+    def _make_run(self, setup: RunSetup, path: Path, *, screen: Quiet, trackers: Trackers) -> Run:
+        group = self.signals.group
+        callbacks = callbacks_of(
+            setup.config,
+            self.callbacks,
+            processes=group.num_processes,
+            is_rank0=group.is_rank0,
+            screen=screen,
+            trackers=RecordWriter("Trackers", lambda run: trackers) if trackers.targets else None,
+            uploads=Uploads(self.mirror) if self.mirror is not None else None,
+        )
+        return Run(
+            setup,
+            path,
+            location=location_of(path, self.mirror),
+            signals=self.signals,
+            callbacks=callbacks,
+            info=screen.info,
+            resume_action=screen.resume_action,
+            started=self.started,
+            uploader=self.mirror,
+        )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
         """The digest of the weights file that the run to be resumed stored; None for a new run."""

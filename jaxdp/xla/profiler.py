@@ -2,15 +2,16 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxdp.config import Config
-from jaxdp.validation import profiled_steps
+from jaxdp.training.callback import Callback
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run import Run
 from jaxdp.xla import hlo, kernels
 
 # Parts of a step by their `jax.named_scope`, in order; "rest": instructions without one, such as copies.
@@ -18,85 +19,86 @@ PARTS = ("augmentation", "forward", "backward", "all-reduce", "gradient_norm", "
 CONTAINERS = ("while", "call", "conditional")  # their time is that of the instructions in them
 
 
-class NoProfiler:
-    """A profiler that traces nothing."""
-
-    overhead_seconds = 0.0
-
-    def step(self, number: int, state: Any, program: Any) -> AbstractContextManager:
-        """See `Profiler.step`."""
-        return nullcontext()
-
-    def after_step(self, number: int, state: Any) -> None:
-        """See `Profiler.after_step`."""
-
-    def close(self) -> None:
-        """See `Profiler.close`."""
-
-
-class Profiler:
-    """Traces the given steps into a folder, annotated with their numbers, and prints how to open the trace.
+class Profile(Callback):
+    """Traces the steps of `logging.profile` into the folder `profile`, annotated with their numbers, and says how to open the
+    trace; attached on rank 0 with this field.
 
     The devices finish earlier work before the first traced step, and the last one before the trace ends, so logged speeds near
-    them are not representative. overhead_seconds: time spent on starting, ending and reading the trace.
+    them are not representative.
     """
 
-    def __init__(self, folder: Path, steps: range, info: Callable[[str], None]) -> None:
-        self.folder, self.steps, self.info, self.overhead_seconds = folder, steps, info, 0.0
+    def __init__(self, steps: range) -> None:
+        self.steps = steps
         self.first: int | None = None  # traced step
         self.last = 0
-        self.program: Any = None
+        self.annotation: AbstractContextManager = nullcontext()
         self.earlier_traces: set[Path] = set()
 
-    @contextmanager
-    def _count_overhead(self) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.overhead_seconds += time.perf_counter() - began
+    def on_start(self, run: Run) -> None:
+        if self.steps[-1] <= run.progress.steps:
+            first, last = self.steps[0], self.steps[-1]
+            run.info(f"logging.profile: steps {first} to {last} were run in an earlier session; not traced")
 
-    def step(self, number: int, state: Any, program: Any) -> AbstractContextManager:
-        """A context for the call of a step. program: the compiled step. state: its argument."""
+    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
+        number = run.progress.steps + 1
+        self.annotation.__exit__(None, None, None)
+        self.annotation = nullcontext()
+        if self.first is not None and number > self.steps[-1]:
+            self._end(run)
         if number not in self.steps:
-            return nullcontext()
-        if self.first is None:
-            jax.block_until_ready(state)
-            options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # Python calls would dominate the trace
-            self.earlier_traces = set(self._traces())
-            with self._count_overhead():
-                jax.profiler.start_trace(self.folder, profiler_options=options)
-            self.first = number
-        self.last, self.program = number, program
-        return jax.profiler.StepTraceAnnotation("train", step_num=number)
-
-    def after_step(self, number: int, state: Any) -> None:
-        """End the trace if the dispatched step was the last one to trace."""
-        if self.first is not None and number == self.steps[-1]:
-            jax.block_until_ready(state)
-            self.close()
-
-    def close(self) -> None:
-        """End the trace, if it has started, and print where it is."""
-        if self.first is None:
             return
-        with self._count_overhead():
-            self._end()
+        if self.first is None:
+            self._begin(run, number)
+        self.last, self.phase = number, run.phase
+        self.annotation = jax.profiler.StepTraceAnnotation("train", step_num=number)
+        self.annotation.__enter__()
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if self.first is not None and metrics["step"] == self.steps[-1]:  # no step has followed
+            self._end(run)
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        if self.first is not None:
+            self._end(run)
+
+    def _begin(self, run: Run, number: int) -> None:
+        jax.block_until_ready(run.state)
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # Python calls would dominate the trace
+        self.folder, self.first = run.workdir / "profile", number
+        self.earlier_traces = set(self._traces())
+        with _excluded(run):
+            jax.profiler.start_trace(self.folder, profiler_options=options)
+
+    def _end(self, run: Run) -> None:
+        """End the trace, and show where it is and where the time went."""
+        self.annotation.__exit__(None, None, None)
+        self.annotation = nullcontext()
+        jax.block_until_ready(run.state)
+        with _excluded(run):
+            jax.profiler.stop_trace()
+            traces = sorted(set(self._traces()) - self.earlier_traces)  # not by time: the clock may have been set back
+            location = f"{traces[-1]} at https://ui.perfetto.dev, or " if traces else ""
+            run.info(
+                f"steps {self.first} to {self.last} are traced in {self.folder}; open {location}the directory in TensorBoard "
+                f"with its profile plugin (pip install tensorboard-plugin-profile, tensorboard --logdir {self.folder})"
+            )
+            program: Any = run.compiler.prepare_train(self.phase).result()
+            if traces and (shares := time_shares(program.as_text(), kernels.read_trace(traces[-1].parent))):
+                text = ", ".join(f"{part} {100 * share:.1f} %" for part, share in shares.items())
+                run.info(f"device time of these steps: {text}")
+        self.first, self.steps = None, range(0)
 
     def _traces(self) -> Iterator[Path]:
         return self.folder.rglob("*.trace.json.gz")
 
-    def _end(self) -> None:
-        jax.profiler.stop_trace()
-        traces = sorted(set(self._traces()) - self.earlier_traces)  # not by time: the clock may have been set back
-        location = f"{traces[-1]} at https://ui.perfetto.dev, or " if traces else ""
-        self.info(
-            f"steps {self.first} to {self.last} are traced in {self.folder}; open {location}the directory in TensorBoard with "
-            f"its profile plugin (pip install tensorboard-plugin-profile, tensorboard --logdir {self.folder})"
-        )
-        if traces and (shares := time_shares(self.program.as_text(), kernels.read_trace(traces[-1].parent))):
-            text = ", ".join(f"{part} {100 * share:.1f} %" for part, share in shares.items())
-            self.info(f"device time of these steps: {text}")
-        self.first, self.steps, self.program = None, range(0), None
+
+@contextmanager
+def _excluded(run: Run) -> Iterator[None]:
+    """Do not count the time of the block as training."""
+    began = time.perf_counter()
+    yield
+    run.clock.exclude(time.perf_counter() - began)
 
 
 def time_shares(text: str, seconds: dict[str, float]) -> dict[str, float]:
@@ -114,14 +116,3 @@ def part_of(attributes: str) -> str:
     match = re.search(r'op_name="([^"]*)"', attributes)
     path = match[1].split("/") if match else []
     return "all-reduce" if "all-reduce" in path else next((name for name in path if name in PARTS), "rest")
-
-
-def create_profiler(config: Config, workdir: Path, *, steps_done: int, info: Callable[[str], None]) -> Profiler | NoProfiler:
-    """The profiler of a run that has done `steps_done` steps, by `logging.profile`."""
-    steps = profiled_steps(config.logging.profile)
-    if steps is None:
-        return NoProfiler()
-    if steps[-1] <= steps_done:
-        info(f"logging.profile: steps {steps[0]} to {steps[-1]} were run in an earlier session; not traced")
-        return NoProfiler()
-    return Profiler(workdir / "profile", steps, info)

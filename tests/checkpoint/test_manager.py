@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from helpers.checkpoints import diverged_array, metadata, replicate
+from helpers.runs import train_shown
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
@@ -269,7 +270,7 @@ def test_train_with_failed_last_save_reports_the_newest_checkpoint(tiny, tmp_pat
     messages = []
     screen = Quiet()
     monkeypatch.setattr(screen, "info", messages.append)
-    result = jaxdp.train(tiny, tmp_path, screen=screen)
+    result = train_shown(tiny, tmp_path, screen=screen)
     assert result.save_error == "No space left on device"
     newest = tmp_path / "checkpoints/112"
     assert messages[-1] == f"the last checkpoint could not be saved (No space left on device); the newest is {newest}"
@@ -296,7 +297,7 @@ def test_stop_with_failed_save_raises_training_error(tiny, tmp_path, monkeypatch
 
     fill_disk_from(monkeypatch, 0)
     with pytest.raises(TrainingError, match=r"could not be saved \(No space left on device\); there is no checkpoint yet"):
-        jaxdp.train(tiny, tmp_path, screen=StopAt())
+        train_shown(tiny, tmp_path, screen=StopAt())
 
 
 def test_manager_waits_for_the_last_save_of_an_earlier_run_in_the_same_folder(tmp_path, monkeypatch):

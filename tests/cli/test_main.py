@@ -165,7 +165,7 @@ def test_plan_prints_a_table_of_model_gradient_and_phases(capsys):
 
 def test_train_prints_nothing_about_a_scaled_schedule_before_the_run_starts(capsys, monkeypatch):
     given = []
-    monkeypatch.setattr(session, "train", lambda config, workdir, **options: given.extend(options["notes"]))
+    monkeypatch.setattr(session, "run_session", lambda *_, **options: given.extend(options["command"].notes))
     main.main(["train", *SMALL, "--epochs", "1"])
     assert given == ["the recipe's schedule is scaled from 7 epochs to 1: phases, warm-up (--no-scale-schedule keeps it)"]
     assert capsys.readouterr().out == ""

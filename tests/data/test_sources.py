@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.images import GraySquares, folder_config, smooth_image
-from helpers.runs import read_records
+from helpers.runs import read_records, train_shown
 
 import jaxdp
 from jaxdp.config import Config, Data
@@ -18,6 +18,7 @@ from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import Loader
 from jaxdp.data.sources import with_classes
 from jaxdp.errors import ConfigError
+from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
 
 
@@ -123,14 +124,14 @@ def test_train_on_a_folder_without_a_number_of_classes_records_it_and_resumes(ti
     data = Data(source="folder", directory=str(pictures), image_size=16, augmentation="pad_and_crop")
     config = small(tiny, data=data, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
     config = with_classes(config, None)
-    jaxdp.train(config, tmp_path / "run", screen=False)
+    train_shown(config, tmp_path / "run", screen=Quiet())
     assert json.loads((tmp_path / "run/config.json").read_text())["model"]["classes"] == 3
     longer = dataclasses.replace(config, epochs=2.0)
-    assert jaxdp.train(longer, tmp_path / "run", screen=False, accept_changes=True).sessions == 2
+    assert train_shown(longer, tmp_path / "run", screen=Quiet(), accept_changes=True).sessions == 2
     shutil.copytree(pictures / "train/eel", pictures / "train/fox")
     shutil.copytree(pictures / "val/eel", pictures / "val/fox")
     with pytest.raises(ConfigError, match=r"model\.classes: 3 -> 4"):
-        jaxdp.train(dataclasses.replace(config, epochs=3.0), tmp_path / "run", screen=False)
+        train_shown(dataclasses.replace(config, epochs=3.0), tmp_path / "run", screen=Quiet())
 
 
 def test_load_config_given_source_allows_other_class_count():
@@ -173,7 +174,7 @@ def test_train_with_arrays_equals_train_with_a_list_of_their_items(tiny, tmp_pat
     random = np.random.default_rng(0)
     arrays = [(random.integers(0, 256, (n, 16, 16, *channels), np.uint8), random.integers(0, 6, n)) for n in (50, 20)]
     results = [
-        jaxdp.train(tiny, tmp_path / name, datasets=pair, screen=False)
+        train_shown(tiny, tmp_path / name, datasets=pair, screen=Quiet())
         for name, pair in {"arrays": arrays, "items": [list(zip(*pair, strict=True)) for pair in arrays]}.items()
     ]
     assert results[0].loss == results[1].loss

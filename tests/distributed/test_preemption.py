@@ -230,7 +230,7 @@ def test_resume_after_a_crash_in_native_code_equals_an_uninterrupted_run(tmp_pat
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == -signal.SIGSEGV
     assert err.startswith("Fatal Python error: Segmentation fault\n")
-    assert "jaxdp/training/trainer.py" in err
+    assert "jaxdp/training/loop.py" in err
     assert train_to_the_end(tmp_path) == uninterrupted
 
 
@@ -325,7 +325,7 @@ class Stop(Quiet):
         if record["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-jaxdp.train(jaxdp.load_config("digits", {flags}), {workdir!r}, screen=Stop())
+train_shown(jaxdp.load_config("digits", {flags}), {workdir!r}, screen=Stop())
 """
 
 

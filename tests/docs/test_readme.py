@@ -148,7 +148,7 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     monkeypatch.setattr(
         run_setup, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
-    monkeypatch.setattr(session, "train", lambda config, *_, **__: planned.append(run_setup.RunSetup.create(config)))
+    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(run_setup.RunSetup.create(config)))
     record = {"stopped": False}
     monkeypatch.setattr(
         scaling,

@@ -7,21 +7,20 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Compile, Optimizer
 from jaxdp.doctor import verify_resume
 from jaxdp.planning import make_plan
-from jaxdp.training import trainer
+from jaxdp.training import loop
 from jaxdp.validation import validate
 
 
 @pytest.mark.slow
 def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
-    restore_or_initialize = trainer.restore_or_initialize
+    restore_or_initialize = loop.restore_or_initialize
 
-    def restore_other_parameters(*args, **kwargs):
-        state, timer = restore_or_initialize(*args, **kwargs)
-        if timer.progress.sessions > 1:
-            state = state._replace(params=jax.tree.map(lambda p: p * (1 + 1e-6), state.params))
-        return state, timer
+    def restore_other_parameters(run, start):
+        restore_or_initialize(run, start)
+        if run.progress.sessions > 1:
+            run.state = run.state._replace(params=jax.tree.map(lambda p: p * (1 + 1e-6), run.state.params))
 
-    monkeypatch.setattr(trainer, "restore_or_initialize", restore_other_parameters)
+    monkeypatch.setattr(loop, "restore_or_initialize", restore_other_parameters)
     proof = verify_resume.proof(4, 4, optimizer=Optimizer(), compile=Compile())
     assert proof.passed is False
     assert proof.difference > 0

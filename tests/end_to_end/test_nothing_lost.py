@@ -11,7 +11,7 @@ import time
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from helpers.runs import Interrupted, Recorder, train_until
+from helpers.runs import Interrupted, Recorder, train_shown, train_until
 
 from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths, is_valid, latest_valid
@@ -108,7 +108,7 @@ def test_a_kill_before_the_final_rename_loses_no_checkpoint(tiny, tmp_path):
     (folder / f"saving-{samples}-replaced").mkdir()  # the previous one of the same samples
     (folder / "saving-9999").mkdir()  # incomplete
     screen = Recorder()
-    train(tiny, tmp_path, screen=screen)
+    train_shown(tiny, tmp_path, screen=screen)
     assert any(f"resuming from {folder / str(samples)}" in line for line in screen.lines)
     assert not list(folder.glob("saving-*"))
 
@@ -189,7 +189,7 @@ def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
     lines[1], lines[3] = lines[1].replace(b'"samples"', b'"sbmples"'), lines[3].replace(b'"samples"', b'"samples')
     log.write_bytes(b"".join(lines))
     screen = Recorder()
-    result = train(tiny, tmp_path, screen=screen)
+    result = train_shown(tiny, tmp_path, screen=screen)
     assert any("dropped 2 damaged lines of" in line for line in screen.lines)
     steps = [line["step"] for line in read_log(log) if "loss" in line]
     assert steps == [1, 3, *range(5, result.steps + 1)] or len(steps) == result.steps - 2
@@ -203,10 +203,10 @@ def test_exploded_loss_retains_a_checkpoint_and_warns_once_over_all_sessions(tin
     )
     first, second = Recorder(step=13), Recorder()
     with pytest.raises(Interrupted):
-        train(config, tmp_path, screen=first)
+        train_shown(config, tmp_path, screen=first)
     warnings = [line for line in first.lines if "exploded" in line]
     assert len(warnings) == 1
-    train(config, tmp_path, screen=second)
+    train_shown(config, tmp_path, screen=second)
     manifest = latest_valid(tmp_path / "checkpoints")
     if "loss_exploded" in manifest.metadata["progress"] and manifest.metadata["progress"]["retained"]:
         assert str(manifest.metadata["progress"]["retained"][0]) in names(tmp_path)
@@ -227,7 +227,7 @@ def test_evaluate_with_corrupt_newest_checkpoint_uses_the_previous_one_and_repor
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"jaxdp: using {before} instead of the newest checkpoint: {newest}")
     screen = Recorder()
-    train(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
+    train_shown(tiny, tmp_path / "second", resume=str(tmp_path / "first"), screen=screen)
     assert any(f"resuming from {before}" in line for line in screen.lines)
     assert [row["error"] is None for row in list_checkpoints(tmp_path / "first")][-2:] == [True, False]
     main(["checkpoints", "--workdir", str(tmp_path / "second")])

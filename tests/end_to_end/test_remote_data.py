@@ -13,7 +13,7 @@ import pytest
 from helpers.images import encode, smooth_image
 from helpers.object_storage import REASON, object_storage
 from helpers.remote_data import at_url, upload
-from helpers.runs import Recorder, outcome, train_until
+from helpers.runs import Recorder, outcome, train_shown, train_until
 
 import jaxdp
 from jaxdp.config import Data, Model
@@ -61,14 +61,14 @@ def config(tiny, folder):
 
 
 def test_a_run_with_faults_is_interrupted_and_resumed_bitwise(storage, url, config, tmp_path):
-    jaxdp.train(config, tmp_path / "local", screen=Recorder())
+    train_shown(config, tmp_path / "local", screen=Recorder())
     far = at_url(config, url, tmp_path / "cache")
     storage.proxy.add("latency", seconds=0.02)
     storage.proxy.add("status", status=503, rate=0.1, path="jpg")
     storage.proxy.add("cut_download", rate=0.1, bytes=500, path="jpg")
     train_until(far, tmp_path / "far", step=7)
     shutil.rmtree(tmp_path / "cache")
-    jaxdp.train(far, tmp_path / "far", screen=Recorder())
+    train_shown(far, tmp_path / "far", screen=Recorder())
     assert outcome(tmp_path / "far") == outcome(tmp_path / "local")
     storage.proxy.forget()
     assert jaxdp.evaluate(far, tmp_path / "far")["eval_accuracy"] == jaxdp.evaluate(config, tmp_path / "local")["eval_accuracy"]
@@ -77,7 +77,7 @@ def test_a_run_with_faults_is_interrupted_and_resumed_bitwise(storage, url, conf
 
 def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(read_ahead, "ITEMS", 16)
-    jaxdp.train(config, tmp_path / "local", screen=Recorder())
+    train_shown(config, tmp_path / "local", screen=Recorder())
     far = at_url(config, url, tmp_path / "cache", gigabytes=1e-6)
 
     class Outage(Recorder):
@@ -85,7 +85,7 @@ def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path
             if record["step"] == 4:
                 storage.proxy.outage(6)
 
-    jaxdp.train(far, tmp_path / "far", screen=Outage())
+    train_shown(far, tmp_path / "far", screen=Outage())
     assert outcome(tmp_path / "far") == outcome(tmp_path / "local")
     if storage.kind == "gcs":  # gcsfs repeats requests itself for half a minute before it reports a failure
         return
@@ -98,18 +98,18 @@ def test_training_waits_for_an_outage_and_says_so(storage, url, config, tmp_path
 def test_missing_buckets_and_objects_raise_one_line(storage, url, config, tmp_path):
     for name in (f"{storage.url}-other/pictures", f"{storage.url}/picture"):
         with pytest.raises(ConfigError, match=f"^data.directory='{name}': {name} not found: there is no such bucket"):
-            jaxdp.train(at_url(config, name, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
+            train_shown(at_url(config, name, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     wrong = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="fit"))
     with pytest.raises(ConfigError, match="it has no folder 'fit'"):
-        jaxdp.train(at_url(wrong, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
+        train_shown(at_url(wrong, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     storage.proxy.add("status", status=403)
     with pytest.raises(ConfigError, match=r"^data.directory=.*; check the credentials and permissions$") as error:
-        jaxdp.train(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
+        train_shown(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     assert "\n" not in str(error.value)
     storage.proxy.clear()
     storage.proxy.add("status", status=403, path="jpg")
     with pytest.raises(ConfigError, match=r"^data.directory=.*jpg cannot be read: .*; check the credentials and permissions$"):
-        jaxdp.train(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
+        train_shown(at_url(config, url, tmp_path / "cache"), tmp_path / "run", screen=Recorder())
     assert not (tmp_path / "run").exists()
 
 

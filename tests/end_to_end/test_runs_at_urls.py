@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from helpers.object_storage import REASON, object_storage
 from helpers.processes import CACHE_EVERYTHING, ROOT
-from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars
+from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
 from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
@@ -26,6 +26,7 @@ from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import list_checkpoints
+from jaxdp.loggers.console import Quiet
 from jaxdp.storage.local import run_copy
 from jaxdp.training import mirror
 from jaxdp.training.session import train
@@ -123,7 +124,7 @@ def test_what_the_url_holds_at_any_moment_continues_to_the_uninterrupted_result(
     def copy(number):
         copies[number] = below(storage, url)
 
-    train(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 8, 14)}))
+    train_shown(config, url, screen=Acting({step: (lambda step=step: copy(step)) for step in (1, 8, 14)}))
     assert fetched(url, tmp_path / "whole") == expected
     assert any(name.endswith("manifest.json") for name in copies[14])
     for number, objects in copies.items():
@@ -150,7 +151,7 @@ def test_a_torn_upload_is_never_read_as_a_checkpoint(config, storage, url, monke
         assert samples_at(url) == []
     storage.proxy.clear()
     screen = Recorder()
-    train(config, url, screen=screen)
+    train_shown(config, url, screen=screen)
     assert any("continues from its local copy" in line for line in screen.lines)
     assert samples_at(url)[-3:] == on_disk(run_copy(config.storage, url))[-3:]
     assert newest_lease(below(storage, url))["released"]
@@ -284,7 +285,7 @@ def test_a_full_local_disk_loses_nothing(config, storage, url, tmp_path):
         block = mount / "block"
         screen = Acting({step: lambda: fill(block) for step in range(8, 99)})  # what a save removes leaves space again
         with pytest.raises((TrainingError, OSError), match=r"No space left|could be saved|could not be saved"):
-            train(small, url, screen=screen)
+            train_shown(small, url, screen=screen)
         assert any("could not be saved" in line and "training continues" in line for line in screen.lines)
         saved = samples_at(url)
         assert saved
@@ -318,8 +319,8 @@ def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path
 @pytest.mark.parametrize("storage", ["s3", "gcs"], indirect=True)
 def test_commands_read_a_run_at_a_url(config, url, tmp_path, capsys):
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=None))
-    result = train(config, url, screen=False)
-    train(config, tmp_path / "disk", screen=False)
+    result = train_shown(config, url, screen=Quiet())
+    train_shown(config, tmp_path / "disk", screen=Quiet())
     image = tmp_path / "image.png"
     Image.fromarray(np.arange(256 * 3, dtype=np.uint16).reshape(16, 16, 3).astype(np.uint8)).save(image)
     printed = {}
@@ -346,7 +347,7 @@ def test_resume_from_the_url_of_a_run_and_of_a_checkpoint(config, url, tmp_path)
     assert whole.accuracy == result.accuracy
     first = list_checkpoints(url)[0]
     screen = Recorder()
-    again = train(config, tmp_path / "from-checkpoint", resume=first["path"], screen=screen)
+    again = train_shown(config, tmp_path / "from-checkpoint", resume=first["path"], screen=screen)
     assert any(f"resuming from {first['path']}" in line for line in screen.lines)
     assert (again.accuracy, again.loss) == (result.accuracy, result.loss)
 
@@ -368,12 +369,12 @@ def test_extending_a_finished_run_at_a_url_keeps_its_log_and_events(config, url,
 
 def test_a_stop_signal_saves_uploads_and_releases_the_lease(config, storage, url, tmp_path):
     with pytest.raises(Stopped) as stopped:
-        train(config, url, screen=Acting({7: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+        train_shown(config, url, screen=Acting({7: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert stopped.value.exit_code == 75
     assert newest_lease(below(storage, url))["released"]
     newest = samples_at(url)[-1]
     screen = Recorder()
-    train(on_machine(config, tmp_path / "other"), url, screen=screen)
+    train_shown(on_machine(config, tmp_path / "other"), url, screen=screen)
     assert any(f"resuming from {url}/checkpoints/{newest}." in line or f"/{newest}" in line for line in screen.lines)
     assert not any("was in use by" in line for line in screen.lines)
     train(config, tmp_path / "uninterrupted")
@@ -397,7 +398,7 @@ def test_never_resume_takes_the_next_free_url_and_leaves_no_threads(config, stor
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
 def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url, tmp_path, damage):
     with pytest.raises(Interrupted):
-        train(config, url, screen=Recorder(step=13))
+        train_shown(config, url, screen=Recorder(step=13))
     newest = list_checkpoints(url)[-1]
     prefix = newest["path"].removeprefix(f"{url}/") + "/state/"
     objects = {name: data for name, data in below(storage, url).items() if name.startswith(prefix)}
@@ -414,7 +415,7 @@ def test_a_corrupt_newest_checkpoint_at_the_url_is_skipped(config, storage, url,
             main(["checkpoints", "--workdir", url, *arguments])
         assert exit.value.code == 1
     screen = Recorder()
-    train(on_machine(config, tmp_path / "other"), url, screen=screen)
+    train_shown(on_machine(config, tmp_path / "other"), url, screen=screen)
     skipped = [line for line in screen.lines if line.startswith("skipped")]
     assert len(skipped) == 1
     assert f"skipped the checkpoint of samples {newest['samples']}: {newest['path']}" in skipped[0]

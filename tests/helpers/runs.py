@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jaxdp import train
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.writers import RECORD_FIELDS, TIMING, read_log
+from jaxdp.training.session import Command, run_session
 
 
 class Interrupted(Exception):
@@ -32,11 +32,16 @@ class Recorder(Quiet):
             raise Interrupted
 
 
+def train_shown(config, workdir, *, screen=None, signals=None, **options):
+    """`jaxdp.train` with the screen and the signals of a command."""
+    return run_session(config, workdir, command=Command(screen=screen, signals=signals), **options)
+
+
 def train_until(config, workdir, step=None, evaluated=None, **options):
     """Train and interrupt the run after a step or an evaluation. Returns the `Recorder`."""
     recorder = Recorder(step, evaluated)
     with pytest.raises(Interrupted):
-        train(config, workdir, screen=recorder, **options)
+        train_shown(config, workdir, screen=recorder, **options)
     return recorder
 
 

@@ -16,6 +16,7 @@ import jax.export
 import numpy as np
 import pytest
 from helpers import flax_nets, torch_layout
+from helpers.runs import train_shown
 from helpers.served import BATCHES, PREPARATIONS, assert_close, random_images, save_random_run, softmax
 from safetensors.numpy import load_file
 
@@ -28,6 +29,7 @@ from jaxdp.config import Data, Model
 from jaxdp.errors import ConfigError
 from jaxdp.inference import export_onnx, serving
 from jaxdp.inference.export import export
+from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
 
 HARMLESS_CALLS = {"shape_assertion"}  # of jax.export, which removes it when it knows the number of images
@@ -94,7 +96,7 @@ def test_program_is_for_both_platforms_and_has_no_foreign_calls_or_paths(tiny_re
 def test_registered_model_with_averaged_weights_predicts_as_its_run(tiny, tmp_path, monkeypatch, capsys):
     """Its apply needs the number of images when it is traced."""
     optimizer = dataclasses.replace(tiny.optimizer, average_decay=0.5)
-    result = jaxdp.train(dataclasses.replace(tiny, optimizer=optimizer), tmp_path / "run", screen=False)
+    result = train_shown(dataclasses.replace(tiny, optimizer=optimizer), tmp_path / "run", screen=Quiet())
     file = tmp_path / "m.jaxexport"
     run = ["--workdir", str(tmp_path / "run"), "--output", str(file)]
     main.main(["export", *run, "--format", "stablehlo"])

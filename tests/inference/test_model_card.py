@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 import yaml
+from helpers.runs import train_shown
 from helpers.saved_run import save_run
 from markdown_it import MarkdownIt
 from safetensors.numpy import load_file
@@ -25,6 +26,7 @@ from jaxdp.config import Checkpoint, Config, Data, Mesh, Model, Stop
 from jaxdp.errors import ConfigError, printable
 from jaxdp.inference.export import export
 from jaxdp.inference.model_card import recipe_source, write_card
+from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import create_state
 
@@ -55,7 +57,7 @@ def trained(tiny, folder, tmp_path):
             stop=Stop("eval_loss", patience=9),
             data=dataclasses.replace(tiny.data, mean=(0.1, 0.2, 0.3)),
         )
-        jaxdp.train(config, folder / "run", screen=False)
+        train_shown(config, folder / "run", screen=Quiet())
     shutil.copytree(folder / "run", tmp_path / "run")
     return tmp_path / "run"
 
@@ -82,7 +84,7 @@ def rows(card):
 
 
 def test_card_has_the_facts_of_the_run(trained):
-    result = jaxdp.train(jaxdp.load_config(trained / "config.json"), trained, screen=False)
+    result = train_shown(jaxdp.load_config(trained / "config.json"), trained, screen=Quiet())
     manifest = read_manifest(trained / f"checkpoints/{result.best_samples}")
     card = card_of(trained)
     correct, images = round(result.accuracy * result.eval_examples), result.eval_examples

@@ -9,12 +9,12 @@ import signal
 from contextlib import closing
 
 import pytest
-from helpers.runs import Recorder, train_until
+from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import Stopped, train
+from jaxdp import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.loggers import events
-from jaxdp.loggers.console import Screen
+from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, read_events
 
 
@@ -42,7 +42,7 @@ def test_run_that_resumes_records_its_sessions_messages_and_end(tiny, tmp_path):
     assert [event["event"] for event in first][-2:] == ["start", "failed"]
     assert first[-2]["samples"] == 0
     screen = Recorder()
-    train(tiny, tmp_path, screen=screen)
+    train_shown(tiny, tmp_path, screen=screen)
     second = read_events(tmp_path / "events.jsonl")[len(first) :]
     (start,) = (event for event in second if event["event"] == "start")
     assert start["samples"] > 0
@@ -61,14 +61,14 @@ def test_failed_run_records_why(tiny, tmp_path):
         schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
     )
     with pytest.raises(TrainingError) as failure:
-        train(config, tmp_path, screen=False)
+        train_shown(config, tmp_path, screen=Quiet())
     last = read_events(tmp_path / "events.jsonl")[-1]
     assert (last["event"], last["text"]) == ("failed", str(failure.value))
 
 
 def test_run_that_a_signal_stops_records_it(tiny, tmp_path):
     with pytest.raises(Stopped) as stop:
-        train(tiny, tmp_path, screen=StoppingScreen(5))
+        train_shown(tiny, tmp_path, screen=StoppingScreen(5))
     last = read_events(tmp_path / "events.jsonl")[-1]
     assert (last["event"], last["text"]) == ("stopped", str(stop.value))
     assert last["samples"] >= 5 * 8
@@ -136,7 +136,7 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
 
 def test_run_without_a_reader_of_its_output_trains_on_and_records_it_once(tiny, tmp_path, capfd):
     stream = open("/dev/full", "w")
-    result = train(tiny, tmp_path, screen=Screen(stream))
+    result = train_shown(tiny, tmp_path, screen=Screen(stream))
     with contextlib.suppress(OSError):
         stream.close()
     assert result.steps > 0

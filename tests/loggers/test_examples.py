@@ -1,8 +1,8 @@
-"""Tests of jaxdp.loggers.examples."""
+"""Tests of the collection of examples."""
 
 import numpy as np
 
-from jaxdp.loggers.examples import ExampleCollector
+from jaxdp.training.evaluation import ExampleCollector
 
 
 def test_example_collector_leaves_out_padding_and_bad_images():

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.runs import read_records, tensorboard_scalars
+from helpers.runs import Recorder, read_records, tensorboard_scalars, train_shown
 from helpers.writers import RecordingWriter
 from PIL import Image
 from tensorboardX.proto import event_pb2
@@ -15,8 +15,8 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from jaxdp import train
 from jaxdp.config import Config
 from jaxdp.data.sources import open_datasets
+from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard
-from jaxdp.loggers.writers import create_writers
 from jaxdp.validation import flatten, to_json
 
 
@@ -34,7 +34,7 @@ def summaries(folder):
 
 def test_train_writes_the_same_records_to_tensorboard_and_own_writers(with_tensorboard, tmp_path):
     recorder = RecordingWriter()
-    result = train(with_tensorboard, tmp_path, writers=[recorder])
+    result = train(with_tensorboard, tmp_path, callbacks=[RecordWriter("recorder", lambda run: recorder)])
     lines = read_records(tmp_path)
     assert recorder.records == lines
     assert recorder.closed == 1
@@ -90,15 +90,15 @@ def test_sessions_that_start_in_the_same_second_write_different_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(tmp_path):
+def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(with_tensorboard, tmp_path):
     (tmp_path / "tensorboard").write_text("a file")
-    messages = []
-    log, tensorboard, _ = create_writers(tmp_path, tensorboard=True, info=messages.append)
-    tensorboard.write({"samples": 1})
-    log.close()
-    assert messages == [
-        f"{tmp_path}/tensorboard: File exists; training continues without TensorBoard and still writes metrics.jsonl"
+    screen = Recorder()
+    result = train_shown(with_tensorboard, tmp_path, screen=screen)
+    assert [line for line in screen.lines if "TensorBoard" in line] == [
+        f"TensorBoard.on_start raised FileExistsError: [Errno 17] File exists: '{tmp_path}/tensorboard'; "
+        "the run continues without it"
     ]
+    assert result.steps == read_records(tmp_path)[-1]["step"]
 
 
 def test_write_examples_draws_class_names(tmp_path, monkeypatch):

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.images import GraySquares
-from helpers.runs import read_records
+from helpers.runs import read_records, train_shown
 
-import jaxdp
 from jaxdp.config import Data
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.warnings import RunWarnings, input_warning
+from jaxdp.loggers.warnings import InputAdvice, input_warning
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,11 @@ def test_input_warning_below_a_tenth_of_the_time_is_none():
     assert input_warning(1000, 10.0, input_seconds=0.9, source=object()) is None
 
 
-def test_check_bad_images_warns_once():
-    messages = []
-    warnings = RunWarnings(messages.append, object())
+def test_first_bad_image_is_named_once():
+    messages, advice = [], InputAdvice()
     for bad_images in ({}, {"a.png": "truncated"}, {"a.png": "truncated", "b.png": "empty"}):
-        warnings.check_bad_images(bad_images)
+        datasets = SimpleNamespace(bad_images=bad_images)
+        advice.after_step(SimpleNamespace(progress=None, datasets=datasets, info=messages.append), {"step": 1})
     assert messages == ["skipped a.png: truncated; all skipped images are listed at the end of the run"]
 
 
@@ -66,7 +65,7 @@ def test_train_input_bound_warns_once_and_logs_wait_time(tiny, tmp_path):
             messages.append(text)
 
     config = dataclasses.replace(tiny, epochs=3.0, data=Data(image_size=80, augmentation="none"))
-    result = jaxdp.train(config, tmp_path, screen=Listener(), datasets=(SlowSquares(48), GraySquares(9)))
+    result = train_shown(config, tmp_path, screen=Listener(), datasets=(SlowSquares(48), GraySquares(9)))
     assert len([text for text in messages if text.startswith("input-bound")]) == 1
     lines = read_records(tmp_path)
     assert sum(line.get("input_seconds", 0) for line in lines) == pytest.approx(result.input_seconds, rel=1e-6)

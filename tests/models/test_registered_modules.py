@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.flax_nets import LinenHead, LinenNet, NnxHead, NnxNet, StagedLinenNet, StagedNnxNet
-from helpers.runs import outcome, train_until
+from helpers.runs import outcome, train_shown, train_until
 
 import jaxdp
 from jaxdp import models
@@ -19,6 +19,7 @@ from jaxdp.config import Checkpoint, Model
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
+from jaxdp.loggers.console import Quiet
 from jaxdp.plan_summary import model_summary
 
 NETS = {
@@ -46,9 +47,9 @@ def flax_logits(kind, path, images):
 def test_run_with_dropout_resumes_bit_for_bit_and_its_export_loads_in_flax(tiny, tmp_path, kind):
     jaxdp.register_model(kind, NETS[kind])
     config = dataclasses.replace(tiny, model=Model(name=kind, classes=6), checkpoint=Checkpoint(every_samples=32), epochs=2.0)
-    jaxdp.train(config, tmp_path / "whole", screen=False)
+    train_shown(config, tmp_path / "whole", screen=Quiet())
     train_until(config, tmp_path / "resumed", step=5)
-    jaxdp.train(config, tmp_path / "resumed", screen=False)
+    train_shown(config, tmp_path / "resumed", screen=Quiet())
     assert outcome(tmp_path / "resumed") == outcome(tmp_path / "whole")
 
     assert jaxdp.evaluate(None, tmp_path / "whole")["eval_examples"] == 23

@@ -12,10 +12,9 @@ import time
 
 import pytest
 from helpers.processes import CACHE_EVERYTHING, RESNET, ROOT, TIMEOUT, TINY
-from helpers.runs import Recorder, train_until
+from helpers.runs import Recorder, train_shown, train_until
 from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wandb_records
 
-from jaxdp import train
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.writers import read_log
 from jaxdp.trackers import supervisor
@@ -61,7 +60,7 @@ def values_of(entries) -> dict:
 def test_wandb_offline_holds_an_interrupted_run_once(tiny, tmp_path, plots):
     config = tracked(tiny, wandb="digits")
     train_until(config, tmp_path, step=10)
-    result = train(config, tmp_path, screen=Recorder())
+    result = train_shown(config, tmp_path, screen=Recorder())
     assert untimed(wandb_points(tmp_path)) == untimed(log_points(tmp_path))
     assert json.loads((tmp_path / "trackers/wandb.json").read_text())["complete"]
 
@@ -95,7 +94,7 @@ def test_mlflow_holds_a_run_during_which_its_server_was_killed_and_restarted(tin
                 server.start()
 
     config, recorder = tracked(tiny, mlflow=server.uri), Restarting()
-    result = train(config, tmp_path, screen=recorder)
+    result = train_shown(config, tmp_path, screen=recorder)
     assert untimed(server.points(tmp_path)) == untimed(log_points(tmp_path))
     (run,) = server.runs(tmp_path)
     assert run["info"]["status"] == "FINISHED"
@@ -145,8 +144,8 @@ def test_mlflow_server_that_never_answers_changes_nothing(tiny, tmp_path, monkey
         listener.listen()
         recorder = Recorder()
         uri = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        train(tracked(tiny, mlflow=uri), tmp_path / "with", screen=recorder)
-    train(tracked(tiny), tmp_path / "without", screen=Recorder())
+        train_shown(tracked(tiny, mlflow=uri), tmp_path / "with", screen=recorder)
+    train_shown(tracked(tiny), tmp_path / "without", screen=Recorder())
     arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
     assert arrays[0] == arrays[1]
     assert "mlflow: no answer within 1 s; training continues" in recorder.lines

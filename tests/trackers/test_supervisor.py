@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from helpers.fake_tracker import CLIENT, received, stored
-from helpers.runs import Recorder, train_until
+from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import ConfigError, train
+from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.config import Storage
@@ -47,7 +47,7 @@ def about_tracker(recorder):
 
 def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tracker, tmp_path):
     config, recorder = with_tracker("works"), Recorder()
-    result = train(config, tmp_path, screen=recorder)
+    result = train_shown(config, tmp_path, screen=recorder)
     there, log = tmp_path / "tracker.jsonl", read_log(tmp_path / "metrics.jsonl")
     assert received(there) == log
     (fields,) = stored(there, "config")
@@ -59,7 +59,7 @@ def test_tracker_receives_the_log_config_pictures_checkpoint_and_result(with_tra
     assert stored(there, "result")[0]["accuracy"] == result.accuracy
     assert about_tracker(recorder) == ["mlflow: a file"]
 
-    train(config, tmp_path, screen=recorder)  # the finished run again: nothing is left to send
+    train_shown(config, tmp_path, screen=recorder)  # the finished run again: nothing is left to send
     assert (stored(there, "outcome"), len(received(there))) == (["finished"], len(log))
 
 
@@ -68,7 +68,7 @@ def test_interrupted_run_continues_the_same_run_of_the_tracker(with_tracker, tmp
     config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_epochs=1))
     train_until(config, tmp_path, step=10)
     lost = len(received(there))
-    train(config, tmp_path, screen=Recorder())
+    train_shown(config, tmp_path, screen=Recorder())
     log = read_log(tmp_path / "metrics.jsonl")
     assert lost > 7
     assert untimed(received(there)) == untimed(log)
@@ -81,8 +81,8 @@ def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everythin
     monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 0.5)
     monkeypatch.setattr(supervisor, "END_SECONDS", 0.6)
     recorder, workdir = Recorder(), tmp_path / "with"
-    train(with_tracker("hangs"), workdir, screen=recorder)
-    train(tiny, tmp_path / "without", screen=Recorder())
+    train_shown(with_tracker("hangs"), workdir, screen=recorder)
+    train_shown(tiny, tmp_path / "without", screen=Recorder())
     log = read_log(workdir / "metrics.jsonl")
     assert untimed(log) == untimed(read_log(tmp_path / "without/metrics.jsonl"))
     arrays = [latest_valid(tmp_path / name / "checkpoints").arrays for name in ("with", "without")]
@@ -95,14 +95,14 @@ def test_tracker_that_hangs_changes_nothing_and_the_same_command_sends_everythin
     monkeypatch.setattr(supervisor, "CONNECT_SECONDS", 20.0)
     monkeypatch.setattr(supervisor, "END_SECONDS", 20.0)
     recorder = Recorder()
-    train(with_tracker("works"), workdir, screen=recorder)
+    train_shown(with_tracker("works"), workdir, screen=recorder)
     assert received(workdir / "tracker.jsonl") == log
     assert about_tracker(recorder)[-1] == "mlflow: everything has arrived"
 
 
 def test_tracker_that_rejects_a_new_run_is_one_error_before_training(with_tracker, tmp_path):
     with pytest.raises(ConfigError) as error:
-        train(with_tracker("rejects"), tmp_path, screen=Recorder())
+        train_shown(with_tracker("rejects"), tmp_path, screen=Recorder())
     assert str(error.value) == "logging.mlflow='http://rejects': it is not known; use another"
     assert not (tmp_path / "checkpoints").exists()
 
@@ -130,7 +130,7 @@ def test_tracker_that_fails_a_resumed_run_is_one_line(with_tracker, tmp_path, mo
 def test_tracker_of_a_run_at_a_url_has_the_url_of_the_run_and_of_its_newest_checkpoint(with_tracker, tmp_path):
     storage = dataclasses.replace(Storage(), directory=str(tmp_path / "machine"))
     config, url = dataclasses.replace(with_tracker("works"), storage=storage), (tmp_path / "bucket/run").as_uri()
-    result = train(config, url, screen=Recorder())
+    result = train_shown(config, url, screen=Recorder())
     there, events = run_copy(storage, url) / "tracker.jsonl", read_events(tmp_path / "bucket/run/events.jsonl")
     (checkpoint,) = stored(there, "checkpoint")
     assert checkpoint == f"{url}/checkpoints/{result.samples}"
@@ -185,7 +185,7 @@ def test_missing_package_is_one_error_that_names_the_extra(tiny, tmp_path, monke
     target = {"wandb": "digits", "mlflow": "http://localhost:5000"}[name]
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, **{name: target}))
     with pytest.raises(ConfigError, match=f"the package {name} is not installed; pip install -e '.\\[{name}\\]', or omit it"):
-        train(config, tmp_path, screen=Recorder())
+        train_shown(config, tmp_path, screen=Recorder())
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.runs import Recorder
+from helpers.runs import Recorder, train_shown
 from helpers.strategies import set_stages
 from helpers.torch_layout import write_tiny_weights
 from jax import lax
@@ -348,6 +348,6 @@ def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it
     breaking.clear()
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compile_audit)
     screen = Recorder()
-    result = train(config, tmp_path / "run", screen=screen)
+    result = train_shown(config, tmp_path / "run", screen=screen)
     assert any(f"resuming from {path}" in text for text in screen.lines)
     assert (result.steps, result.audits) == (15, 3)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from helpers.runs import train_shown
 from jax import lax
 
 from jaxdp import register_strategy, train
@@ -47,7 +48,7 @@ def test_choice_applies_to_the_same_messages_only(tiny, tmp_path, monkeypatch, c
         monkeypatch.setattr(timing, "fastest_strategy", lambda *_, fastest=fastest, **__: (fastest, {fastest: 1.0}))
         plan = make_plan(one, examples=50, devices=4)
         model = step_compiler.models.create(one.model)
-        chosen.append(autotune.chosen_reductions(plan, model, tmp_path, screen=Quiet())[2, 2].strategy)
+        chosen.append(autotune.chosen_reductions(plan, model, tmp_path, info=print)[2, 2].strategy)
     assert chosen == ["ring", "torus", "ring"]
 
 
@@ -69,7 +70,7 @@ def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("torus", {"torus": 1.0}))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), examples=50, devices=4)
     model = step_compiler.models.create(tiny.model)
-    chosen = autotune.chosen_reductions(plan, model, tmp_path, screen=Quiet())
+    chosen = autotune.chosen_reductions(plan, model, tmp_path, info=print)
     assert chosen == {(2, 2): Reduce(strategy="torus")}
 
 
@@ -100,7 +101,7 @@ def test_auto_update_uses_the_fastest_form_and_keeps_it_on_resume(tiny, tmp_path
 def test_auto_update_of_an_optimizer_that_cannot_be_sharded_is_replicated_without_measuring(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "time_alternately", lambda *_: pytest.fail("measured"))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="ring", update="auto")), examples=50, devices=4)
-    chosen = autotune.chosen_reductions(plan, step_compiler.models.create(tiny.model), tmp_path, screen=Quiet())
+    chosen = autotune.chosen_reductions(plan, step_compiler.models.create(tiny.model), tmp_path, info=print)
     assert chosen == {(2, 2): Reduce(strategy="ring", update="replicated")}
 
 
@@ -112,5 +113,5 @@ def test_registered_strategy_that_does_not_sum_over_all_devices_is_refused_befor
     register_strategy("rows_only", lambda vector: lax.psum(vector, "horizontal"))
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="rows_only"))
     with pytest.raises(ConfigError, match=r"reduce.strategy='rows_only': its stages do not return the sum over all devices"):
-        train(config, tmp_path / "run", screen=False)
+        train_shown(config, tmp_path / "run", screen=Quiet())
     assert not list((tmp_path / "run").glob("checkpoints/*"))

@@ -6,7 +6,7 @@ import math
 import shutil
 
 import pytest
-from helpers.runs import Recorder, outcome, read_records, train_until, without_timing
+from helpers.runs import Recorder, outcome, read_records, train_shown, train_until, without_timing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,13 +17,11 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
-from jaxdp.config import Checkpoint, Config, Evaluation, Model, Phase, Stop
-from jaxdp.distributed.process_group import SingleProcess
+from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.loggers.writers import RECORD_FIELDS
-from jaxdp.training import evaluator
-from jaxdp.training.early_stopping import EarlyStopping, too_few_evaluations
-from jaxdp.training.run_checkpoints import RunCheckpoints
+from jaxdp.training import checkpoints, loop
+from jaxdp.training.early_stopping import too_few_evaluations, update
 
 SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
 
@@ -50,27 +48,23 @@ def expected(values, sign, *, patience, min_delta=0.0):
 )
 def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values, patience, min_delta):
     progress = Progress()
-    config = Config(stop=Stop(metric=metric, patience=patience, min_delta=min_delta))
-    stopping = EarlyStopping(config, progress, SingleProcess())
+    stop = Stop(metric=metric, patience=patience, min_delta=min_delta)
     last = None
     for index, value in enumerate(values):
-        progress.samples = index
-        record = {"samples": index, metric: value}
-        stopping.update(record)
-        progress.finish_evaluation(record)
-        assert stopping.is_best == (expected(values[: index + 1], SIGNS[metric], patience=99)[1] == index)
-        if stopping.ends_run:
+        update(progress, stop, {"samples": index, metric: value})
+        best = None if progress.best is None else progress.best["samples"]
+        assert best == expected(values[: index + 1], SIGNS[metric], patience=99)[1]
+        if progress.not_improved >= patience:
             last = index
             break
-    best = None if progress.best is None else progress.best["samples"]
     assert (last, best) == expected(values, SIGNS[metric], patience=patience, min_delta=min_delta)
 
 
 def improves(metric, before, after, min_delta):
-    stopping = EarlyStopping(Config(stop=Stop(metric=metric, patience=9, min_delta=min_delta)), Progress(), SingleProcess())
+    progress, stop = Progress(), Stop(metric=metric, patience=9, min_delta=min_delta)
     for samples, value in enumerate((before, after)):
-        stopping.update({"samples": samples, metric: value})
-    return stopping.progress.not_improved == 0
+        update(progress, stop, {"samples": samples, metric: value})
+    return progress.not_improved == 0
 
 
 def test_a_gain_of_exactly_min_delta_is_no_improvement_and_one_more_image_is():
@@ -171,7 +165,7 @@ def test_resume_after_kills_ends_at_the_same_sample_with_the_same_parameters(noi
     train(config, tmp_path / "cut")
     (tmp_path / "cut/result.json").unlink()  # a kill before it is written
     screen = Recorder()
-    train(config, tmp_path / "cut", screen=screen)
+    train_shown(config, tmp_path / "cut", screen=screen)
     assert any("checkpoints/384" in line for line in screen.lines)
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
     assert arrays(tmp_path / "cut", 272) == arrays(tmp_path / "whole", 272)
@@ -222,14 +216,14 @@ def nan_from(monkeypatch):
     """nan_from(n): from the evaluation number n of this process on, from 0, the loss is NaN."""
 
     def install(first):
-        calls, evaluate = [], evaluator.evaluate
+        calls, evaluate = [], loop.evaluate
 
         def patched(*arguments, **options):
             calls.append(1)
             metrics = evaluate(*arguments, **options)
             return metrics | {"eval_loss": math.nan} if len(calls) > first else metrics
 
-        monkeypatch.setattr(evaluator, "evaluate", patched)
+        monkeypatch.setattr(loop, "evaluate", patched)
 
     return install
 
@@ -250,15 +244,15 @@ def test_run_without_a_finite_metric_ends_with_an_error(noisy, tmp_path, nan_fro
 
 
 def test_best_checkpoint_that_was_lost_leaves_the_last_one_as_the_result(noisy, tmp_path, capsys, monkeypatch):
-    wait = RunCheckpoints.wait
+    wait = checkpoints.wait
 
-    def wait_and_lose(checkpoints):
-        wait(checkpoints)
+    def wait_and_lose(run):
+        wait(run)
         shutil.rmtree(tmp_path / "checkpoints/40")
 
-    monkeypatch.setattr(RunCheckpoints, "wait", wait_and_lose)
+    monkeypatch.setattr(checkpoints, "wait", wait_and_lose)
     screen = Recorder()
-    result = train(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
+    result = train_shown(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
     assert (result.best_samples, result.loss) == (80, evaluations(tmp_path)[-1]["eval_loss"])
     assert any("checkpoints/40, does not exist; the result is the last one" in line for line in screen.lines)
     assert choose_checkpoint(tmp_path).samples == 80
@@ -317,7 +311,7 @@ def test_run_saves_the_best_evaluations_and_its_summary_states_the_best(noisy, t
 
     monkeypatch.setattr(CheckpointManager, "save", record)
     screen = Recorder()
-    train(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
+    train_shown(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
     assert saved == [24, 40, 80]  # not 64; 80 is the end of a phase and of the run
     summary = next(line for line in screen.lines if line.startswith("accuracy "))
     assert summary.endswith("held-out images)  at epoch 0.8, of the best checkpoint")

@@ -4,11 +4,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder
+from helpers.runs import Recorder, train_shown
 from helpers.saved_run import save_run
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
-from jaxdp import models, train
+from jaxdp import models
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
@@ -216,7 +216,7 @@ def test_evaluate_with_another_model_than_the_runs_names_the_fields(tmp_path):
 def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):
     config = dataclasses.replace(tiny, model=dataclasses.replace(tiny.model, classes=5))
     screen = Recorder()
-    result = train(config, tmp_path, screen=screen)
+    result = train_shown(config, tmp_path, screen=screen)
     assert result.top5 is None
     assert not any("top-5" in line for line in screen.lines)
     assert not any("eval_top5" in record for record in read_log(tmp_path / "metrics.jsonl"))

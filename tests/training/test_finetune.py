@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.runs import Interrupted, Recorder, outcome, train_until
+from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
 from helpers.step import BATCH, PIXELS, assert_close, distributed_gradients, initial_params, make_batch, step_config
 from helpers.torch_layout import write_tiny_weights
 from jax import lax
@@ -25,11 +25,11 @@ from jaxdp.models.weights import named_tensors
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.plan_summary import model_summary, summary_table
 from jaxdp.planning import make_plan
-from jaxdp.training import trainer
+from jaxdp.training import loop
 from jaxdp.training.finetune import read_weights
 from jaxdp.training.run_dir import run_config
 from jaxdp.training.state import make_optimizer
-from jaxdp.training.step_compiler import step_traffic, trace_train_step
+from jaxdp.training.step_compiler import StepCompiler, step_traffic, trace_train_step
 from jaxdp.validation import validate
 
 
@@ -55,12 +55,12 @@ def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, m
         states.append(run.state)
         raise Interrupted
 
-    monkeypatch.setattr(trainer.Trainer, "_train_phase", cut)
-    monkeypatch.setattr(trainer.StepCompiler, "prepare_train", lambda *_: None)
+    monkeypatch.setattr(loop, "_train_phase", cut)
+    monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
     screen = Recorder()
     for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file, new_head=new_head), "finetuned")):
         with pytest.raises(Interrupted):
-            train(config, tmp_path / name, screen=screen)
+            train_shown(config, tmp_path / name, screen=screen)
     random, initial = (
         {torch_name(n): to_torch_layout(np.asarray(x)) for n, x in named_tensors(s.params, s.batch_stats).items()}
         for s in states
@@ -126,7 +126,7 @@ def test_resume_without_the_weights_file_succeeds(tiny_resnet, tmp_path):
 
     for resume, workdir in (("auto", run), ("auto", run), (str(run), tmp_path / "elsewhere")):
         screen = Recorder()
-        assert train(config, workdir, resume=resume, screen=screen).steps == 7
+        assert train_shown(config, workdir, resume=resume, screen=screen).steps == 7
         (line,) = [text for text in screen.lines if "no longer exists" in text]
         assert line == f"{file} no longer exists; the run does not need it to resume, and keeps its digest {digest}"
         assert run_config(workdir).finetune.digest == digest

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.linear import PooledLinear
-from helpers.runs import Recorder, outcome, train_until
+from helpers.runs import Recorder, outcome, train_shown, train_until
 
 import jaxdp
 from jaxdp import ConfigError, registry, train
@@ -84,7 +84,7 @@ def test_programs_of_a_later_image_size_are_requested_before_the_first_step(grow
     )
     screen = Recorder()
     screen.step = lambda record: events.append("step")
-    train(growing, tmp_path, screen=screen)
+    train_shown(growing, tmp_path, screen=screen)
     assert 16 in events[: events.index("step")]
 
 

@@ -222,13 +222,13 @@ def test_evaluated_without_average_or_before_the_first_step_is_the_current_state
 
 
 def test_evaluation_with_average_decay_uses_the_average(tiny, tmp_path, monkeypatch):
-    from jaxdp.training import evaluator, trainer
+    from jaxdp.training import loop
 
     seen = []
-    monkeypatch.setattr(evaluator, "evaluate", spy(evaluator.evaluate, seen))
+    monkeypatch.setattr(loop, "evaluate", spy(loop.evaluate, seen))
     config = with_parts(tiny, optimizer={"average_decay": 0.9}, evaluation={"every_epochs": None})
     states = []
-    monkeypatch.setattr(trainer.Trainer, "_finish", spy_on_state(trainer.Trainer._finish, states))
+    monkeypatch.setattr(loop, "_finish", spy_on_state(loop._finish, states))
     train(config, tmp_path)
     (arguments,), (state,) = seen, states
     jax.tree.map(np.testing.assert_array_equal, arguments[1:3], state.evaluated)

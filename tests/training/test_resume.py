@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, train_until
+from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, train_shown, train_until
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
@@ -56,7 +56,7 @@ def test_resume_after_a_kill_equals_an_uninterrupted_run(tiny, tmp_path, uninter
 def test_resume_starts_at_the_newest_checkpoint_and_reports_it(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     screen = Recorder()
-    assert train(tiny, tmp_path, screen=screen).sessions == 2
+    assert train_shown(tiny, tmp_path, screen=screen).sessions == 2
     assert [text for text in screen.lines if "resuming" in text] == [
         f"resuming from {tmp_path / 'checkpoints/80'}: epoch 1.60, step 10"
     ]
@@ -68,7 +68,7 @@ def test_sessions_that_were_killed_before_they_saved_count(tiny, tmp_path):
     train_until(tiny, tmp_path, step=8)
     train_until(tiny, tmp_path, step=8)
     screen = Recorder()
-    result = train(tiny, tmp_path, screen=screen)
+    result = train_shown(tiny, tmp_path, screen=screen)
     assert result.sessions == json.loads((tmp_path / "result.json").read_text())["sessions"] == 4
     assert any(f" in 4 sessions, first step of the last after {result.seconds_to_first_step:.0f} s" in x for x in screen.lines)
 
@@ -76,13 +76,13 @@ def test_sessions_that_were_killed_before_they_saved_count(tiny, tmp_path):
 def test_time_to_the_first_step_is_that_of_the_last_session(tiny, tmp_path):
     train_until(tiny, tmp_path, step=9, started=time.monotonic() - 1000)
     assert latest_valid(tmp_path / "checkpoints").metadata["progress"]["first_step_seconds"] > 1000
-    assert train(tiny, tmp_path, screen=False).seconds_to_first_step < 1000
+    assert train_shown(tiny, tmp_path, screen=Quiet()).seconds_to_first_step < 1000
 
 
 def test_more_epochs_say_what_they_change(tiny, tmp_path):
-    train(tiny, tmp_path, screen=False)
+    train_shown(tiny, tmp_path, screen=Quiet())
     screen, longer = Recorder(), dataclasses.replace(tiny, epochs=4.0)
-    train(longer, tmp_path, screen=screen, accept_changes=True)
+    train_shown(longer, tmp_path, screen=screen, accept_changes=True)
     rate = 2.0 * (1 + np.cos(np.pi * (3.2 - 1) / (4 - 1))) / 2  # the cosine of 4 epochs at epoch 3.2, that of 3 has ended
     (line,) = (text for text in screen.lines if "the plan above" in text)
     assert line == (
@@ -105,7 +105,7 @@ def train_until_stopped(config, workdir, when):
 
     signals = SignalHandler()
     with pytest.raises(Stopped) as stopped:
-        train(config, workdir, screen=StopWhen(), signals=signals)
+        train_shown(config, workdir, screen=StopWhen(), signals=signals)
     return stopped.value
 
 
@@ -130,7 +130,7 @@ def test_stop_after_the_last_evaluation_lets_the_run_finish(tiny, tmp_path):
                 signals.request_stop("SIGTERM")
 
     signals = SignalHandler()
-    train(tiny, tmp_path, screen=StopAtEnd(), signals=signals)
+    train_shown(tiny, tmp_path, screen=StopAtEnd(), signals=signals)
     assert signals.stop_reason == "SIGTERM"
     assert (tmp_path / "result.json").exists()
 
@@ -149,7 +149,7 @@ def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(
     monkeypatch.setattr(health, "check_step", check)
     advice = "to resume from it with changes, use --resume"
     with pytest.raises(TrainingError, match=rf"^the loss is not finite; the last valid checkpoint is .*; {advice}"):
-        train(tiny, tmp_path, signals=signals)
+        train_shown(tiny, tmp_path, signals=signals)
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"different run \(schedule.learning_rate: 2 -> 1\).*--accept-changes"):
         train(changed, tmp_path)
     screen = Recorder()
-    train(changed, tmp_path, screen=screen, accept_changes=True)
+    train_shown(changed, tmp_path, screen=screen, accept_changes=True)
     assert "resuming with changes: schedule.learning_rate: 2 -> 1" in screen.lines
     rates = [record["learning_rate"] for record in read_log(tmp_path / "metrics.jsonl") if "loss" in record]
     whole = jaxdp.plan(tiny), jaxdp.plan(changed)
@@ -321,7 +321,7 @@ def test_resume_from_another_run_equals_an_uninterrupted_run(tiny, tmp_path, uni
     assert outcome(tmp_path / "third") == uninterrupted
     train_until(tiny, tmp_path / "fourth", resume=str(tmp_path / "first/checkpoints/56"), step=12)
     screen = Recorder()
-    train(tiny, tmp_path / "fourth", resume=str(tmp_path / "first/checkpoints/56"), screen=screen)
+    train_shown(tiny, tmp_path / "fourth", resume=str(tmp_path / "first/checkpoints/56"), screen=screen)
     assert outcome(tmp_path / "fourth") == uninterrupted
     assert any("fourth/checkpoints/80" in text for text in screen.lines)  # its own newest, not the origin again
 
@@ -404,7 +404,7 @@ def test_resume_with_a_damaged_checkpoint_equals_an_uninterrupted_run(tiny, tmp_
     newest = checkpoint_paths(tmp_path / "run/checkpoints")[0]
     flip(max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size))
     screen = Recorder()
-    train(tiny, tmp_path / "run", screen=screen)
+    train_shown(tiny, tmp_path / "run", screen=screen)
     assert any("skipped the checkpoint" in text for text in screen.lines)
     assert outcome(tmp_path / "run") == uninterrupted
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.doctor import run_check
+from helpers.runs import train_shown
 from safetensors.numpy import load_file
 
 import jaxdp
@@ -83,7 +84,7 @@ def set_for_this_thread(options):
 
 def outcome(config, path):
     """Digest of the trained state, predictions, first gradient and exported files; losses of all steps; the evaluation."""
-    jaxdp.train(config, path, screen=False)
+    train_shown(config, path, screen=Quiet())
     pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3)).astype(np.uint8)
     predicted = jaxdp.predict(path, pixels)
     gradient = jaxdp.first_gradient(config)
@@ -144,13 +145,13 @@ def test_run_under_x64_continues_without_it_to_the_same_bits(tiny, tmp_path):
     expected = outcome(tiny, tmp_path / "plain")
     signals = SignalHandler()
     with jax.enable_x64(True), pytest.raises(Stopped):
-        jaxdp.train(tiny, tmp_path / "resumed", screen=StopAfterStep(signals), signals=signals)
+        train_shown(tiny, tmp_path / "resumed", screen=StopAfterStep(signals), signals=signals)
     assert outcome(tiny, tmp_path / "resumed") == expected
 
 
 @pytest.mark.slow
 def test_fine_tuning_is_the_same_to_the_bit_with_every_option_set(tiny_resnet, tmp_path):
-    jaxdp.train(tiny_resnet, tmp_path / "origin", screen=False)
+    train_shown(tiny_resnet, tmp_path / "origin", screen=Quiet())
     weights = tmp_path / "weights.safetensors"
     export(tmp_path / "origin", weights)
     config = dataclasses.replace(tiny_resnet, finetune=Finetune(weights=str(weights), frozen_stages=1))
@@ -250,7 +251,7 @@ def test_own_options_hold_in_a_decorated_function_and_are_undone_after_an_error(
 def test_option_that_changes_or_breaks_a_run_and_cannot_be_set_aside_is_refused(tiny, tmp_path, name, value):
     assert name in REFUSED
     with set_globally({name: value}), pytest.raises(ConfigError, match=f"^{name}={value!r}: .* changes or breaks a run"):
-        jaxdp.train(tiny, tmp_path / "run", screen=False)
+        train_shown(tiny, tmp_path / "run", screen=Quiet())
     assert not (tmp_path / "run/checkpoints").exists()
 
 
@@ -262,7 +263,7 @@ def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
             lines.append(text)
 
     with jax.enable_x64(True), jax.debug_nans(True):
-        jaxdp.train(tiny, tmp_path, screen=Lines())
+        train_shown(tiny, tmp_path, screen=Lines())
         message = run_check(cuda.check_variables).message
     line = "these options of JAX have no effect on a run: jax_enable_x64=True, jax_debug_nans=True"
     assert lines.count(line) == 1

@@ -9,16 +9,16 @@ from contextlib import nullcontext
 
 import jax
 import pytest
+from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp import ConfigError, models, train
 from jaxdp.cli import main
 from jaxdp.config import Phase
-from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.step_compiler import trace_train_step
 from jaxdp.validation import validate
-from jaxdp.xla.profiler import NoProfiler, create_profiler, time_shares
+from jaxdp.xla.profiler import time_shares
 
 PARTS = ("augmentation", "forward", "backward", "all-reduce", "optimizer")
 STEP_HLO = """HloModule step
@@ -37,14 +37,6 @@ ENTRY %main (y: f32[4]) -> f32[4] {
   ROOT %add.2 = f32[4]{0} add(%copy.1, %y), metadata={op_name="jit(step)/shard_map/optimizer/add"}
 }
 """
-
-
-class Recorder(Quiet):
-    def __init__(self):
-        self.lines = []
-
-    def info(self, text):
-        self.lines.append(text)
 
 
 def profiling(config, steps: str | None):
@@ -79,7 +71,7 @@ def test_train_with_profile_traces_the_steps_with_numbers_and_parts(tiny_resnet,
     for name in ("host.trace.json.gz", "host.xplane.pb"):
         (earlier / name).write_bytes(b"")
         os.utime(earlier / name, (32e9, 32e9))
-    train(profiling(config, "3,2"), tmp_path, screen=screen)
+    train_shown(profiling(config, "3,2"), tmp_path, screen=screen)
     (file,) = set((tmp_path / "profile").rglob("*.trace.json.gz")) - {earlier / "host.trace.json.gz"}
     (line,) = [line for line in screen.lines if "traced" in line]
     assert line.startswith(f"steps 3 to 4 are traced in {tmp_path / 'profile'}; open {file} at https://ui.perfetto.dev")
@@ -102,16 +94,20 @@ def test_time_shares_sum_the_instructions_of_each_part():
     assert time_shares(STEP_HLO, {}) == {}
 
 
-def test_create_profiler_without_profile_returns_no_profiler(tiny_resnet, tmp_path):
-    assert isinstance(create_profiler(tiny_resnet, tmp_path, steps_done=0, info=print), NoProfiler)
-
-
-def test_create_profiler_steps_of_an_earlier_session_are_not_traced(tiny_resnet, tmp_path):
+def test_steps_of_an_earlier_session_are_not_traced(tiny, tmp_path):
+    train_until(tiny, tmp_path, step=9)
     screen = Recorder()
-    config = profiling(tiny_resnet, "3,2")
-    assert isinstance(create_profiler(config, tmp_path, steps_done=4, info=screen.info), NoProfiler)
-    assert screen.lines == ["logging.profile: steps 3 to 4 were run in an earlier session; not traced"]
-    assert list(create_profiler(config, tmp_path, steps_done=3, info=screen.info).steps) == [3, 4]
+    train_shown(profiling(tiny, "3,2"), tmp_path, screen=screen)
+    assert "logging.profile: steps 3 to 4 were run in an earlier session; not traced" in screen.lines
+    assert not (tmp_path / "profile").exists()
+
+
+@pytest.mark.parametrize(("steps", "traced"), [("7,2", (7, 8)), ("14,2", (14, 15))])
+def test_trace_ends_with_an_evaluation_or_the_run_after_its_last_step(tiny, tmp_path, steps, traced):
+    """Step 8 is followed by a step of another phase, step 15 by the end of the run."""
+    screen = Recorder()
+    train_shown(profiling(tiny, steps), tmp_path, screen=screen)
+    assert sum(f"steps {traced[0]} to {traced[1]} are traced" in line for line in screen.lines) == 1
 
 
 @pytest.mark.parametrize("steps", ["", "5", "0,3", "3,0", "3,-1", "3, 2", "a,b", "1,2,3", "1.5,2"])
@@ -133,7 +129,7 @@ def test_train_profile_flag_sets_logging_profile(monkeypatch, capsys):
     from jaxdp.training import session
 
     given = []
-    monkeypatch.setattr(session, "train", lambda config, *_, **__: given.append(config.logging.profile))
+    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: given.append(config.logging.profile))
     for words in (["--profile", "3,2"], ["--logging.profile", "3,2"], ["--profile=3,2", "--logging.profile=3,2"], []):
         main.main(["train", *words])
     assert given == ["3,2", "3,2", "3,2", None]

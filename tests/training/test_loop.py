@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from helpers.runs import Recorder, read_records, tensorboard_scalars
+from helpers.runs import Recorder, read_records, tensorboard_scalars, train_shown
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -98,7 +98,7 @@ def test_next_phase_compiles_in_the_background_while_the_current_one_runs(tiny, 
                 stepped.set()
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", wait_and_compile)
-    train(tiny, tmp_path, screen=Watch())
+    train_shown(tiny, tmp_path, screen=Watch())
     assert len(threads) == 2
     assert all(name.startswith("compile") for name in threads)
 
@@ -173,7 +173,7 @@ def test_train_in_a_locked_directory_raises(tiny, tmp_path):
                     train(tiny, tmp_path)
                 refused.append(error)
 
-    train(tiny, tmp_path, screen=Intrude())
+    train_shown(tiny, tmp_path, screen=Intrude())
     assert refused
 
 
@@ -250,9 +250,9 @@ def test_train_with_a_failing_plot_still_writes_the_result(tiny, plots, tmp_path
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(plot, "plot_training", full)
-    result = train(tiny, tmp_path, screen=Listen())
+    result = train_shown(tiny, tmp_path, screen=Listen())
     assert json.loads((tmp_path / "result.json").read_text())["accuracy"] == result.accuracy
-    assert any("PlotWriter could not be closed" in line and "No space left" in line for line in messages)
+    assert any("Plot.on_end raised OSError" in line and "No space left" in line for line in messages)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"accuracy": 1}', "\xff"])
@@ -294,7 +294,7 @@ def test_train_with_a_finished_run_reports_changes_without_effect(tiny, tmp_path
             messages.append(text)
 
     train(tiny, tmp_path)
-    train(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
+    train_shown(dataclasses.replace(tiny, reduce=dataclasses.replace(tiny.reduce, strategy="psum")), tmp_path, screen=Listen())
     assert "these changes have no effect on the finished run: reduce.strategy: 'torus' -> 'psum'" in messages
 
 
@@ -363,7 +363,7 @@ def test_train_in_a_script_prints_progress_lines_unless_screen_is_false(tiny, tm
     assert any(line.startswith("step 1/15  epoch 0.2  training loss ") for line in out), out
     assert sum(line.startswith("epoch ") and "held-out accuracy" in line for line in out) == 3
     assert f"results in {result.workdir}" in out[-1]
-    train(tiny, tmp_path / "quiet", screen=False)
+    train_shown(tiny, tmp_path / "quiet", screen=Quiet())
     assert capsys.readouterr().out == ""
 
 
@@ -374,8 +374,8 @@ def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match=f"stopped by SIGTERM, after the end of the run in {tmp_path}; the same command"):
-        train(tiny, tmp_path, screen=StopAtTheEnd())
-    assert train(tiny, tmp_path, screen=False).steps == 15
+        train_shown(tiny, tmp_path, screen=StopAtTheEnd())
+    assert train_shown(tiny, tmp_path, screen=Quiet()).steps == 15
 
 
 def test_train_stopped_while_the_processes_connect_raises_stopped(tiny, tmp_path, monkeypatch):

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from jaxdp.checkpoint.progress import Progress
 
 
-class StepTimer:
-    """Adds the seconds of steps and of other activities to the progress of a run.
+class Clock:
+    """Adds the seconds of steps and of other activities to the progress of a run, and measures its throughput.
 
     Training seconds are those between two steps, without evaluation, saving, audits and profiling.
     command_start: `time.monotonic()` at the start of the command.
@@ -16,22 +17,42 @@ class StepTimer:
 
     def __init__(self, progress: Progress, command_start: float) -> None:
         self.progress, self.command_start = progress, command_start
+        self.earlier_seconds = progress.wall_seconds  # of earlier sessions
         self.last_step_end = time.perf_counter()
         self.is_first_step = True
+        self.restart_throughput()
+
+    @property
+    def wall_seconds(self) -> float:
+        """Time since the start of the run's first session, without the time between sessions."""
+        return self.earlier_seconds + time.monotonic() - self.command_start
 
     def restart(self) -> None:
         """Start the time of the next step now."""
         self.last_step_end = time.perf_counter()
 
-    def end_step(self) -> float:
-        """Seconds since the previous step ended or the timer was restarted."""
+    def end_step(self, images: int) -> None:
+        """Count a step of so many images, from the end of the previous one or from `restart`."""
         now = time.perf_counter()
         seconds, self.last_step_end = now - self.last_step_end, now
         self.progress.add_seconds("training", seconds)
+        self._images += images
+        self._seconds += seconds
         if self.is_first_step:
             self.progress.record_first_step(time.monotonic() - self.command_start)
             self.is_first_step = False
-        return seconds
+
+    def add_input_seconds(self, seconds: float) -> None:
+        """Count time for which the devices waited for images."""
+        self.progress.add_seconds("input", seconds)
+        self._input_seconds += seconds
+
+    def throughput(self) -> dict[str, Any]:
+        """Fields of the record of a step, since the last call of `restart_throughput`."""
+        return {"images_per_second": self._images / self._seconds, "input_seconds": self._input_seconds}
+
+    def restart_throughput(self) -> None:
+        self._images, self._seconds, self._input_seconds = 0, 0.0, 0.0
 
     def exclude(self, seconds: float) -> None:
         """Remove seconds that were not spent on training from the time of the current step."""

@@ -1,0 +1,118 @@
+"""Callbacks that show and record a run: the console, metrics.jsonl, TensorBoard, training.png, and other writers of records."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdp.config import training_labels
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.tensorboard import RunInfo, TensorBoard, mesh_table
+from jaxdp.loggers.writers import LOG, TIMING, JsonLines, is_plausible, scan_log, without_nan
+from jaxdp.training.callback import Callback
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run import Run
+
+
+class Console(Callback):
+    """Shows the run on a screen."""
+
+    def __init__(self, screen: Quiet) -> None:
+        self.screen = screen
+
+    def on_start(self, run: Run) -> None:
+        steps = run.progress.steps
+        total = steps + run.plan.steps_after(run.progress.samples)
+        self.screen.begin(total, steps, run.config.logging.print_seconds)
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        self.screen.step(metrics)
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        self.screen.evaluated(evaluation)
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        self.screen.end()
+
+
+class MetricsFile(Callback):
+    """Writes the records of the log to metrics.jsonl.
+
+    A single process keeps lines in memory while the disk is full; several processes end. An evaluation that repeats the last
+    record, because the session that wrote it did not save afterwards, is not written again.
+    """
+
+    def on_start(self, run: Run) -> None:
+        self.file = JsonLines(run.workdir / LOG, buffer_when_full=run.processes.num_processes == 1, info=run.info)
+        self.logged = [_without_timing(record) for record in run.logged]
+        run.before_manifest = self.file.sync
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if run.is_logged:
+            self._write(run, metrics)
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        if _without_timing(without_nan(evaluation)) not in self.logged:
+            self._write(run, evaluation)
+
+    def _write(self, run: Run, record: Mapping[str, Any]) -> None:
+        with run.processes.status.performing("writing the log"):
+            self.file.write(with_wall_time(run, record))
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        self.file.close()
+
+
+class RecordWriter(Callback):
+    """Passes copies of the log's records to a writer, an object with write(record) and close().
+
+    If the writer has `write_examples(record, images, labels, predicted)`, it receives a few held-out images before the record
+    of each evaluation. open: returns the writer at the start of the session. name: in messages.
+    """
+
+    detach_on_error = True
+
+    def __init__(self, name: str, open: Callable[[Run], Any]) -> None:
+        self.name, self.open = name, open
+
+    def on_start(self, run: Run) -> None:
+        self.writer = self.open(run)
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if run.is_logged:
+            self.writer.write(with_wall_time(run, metrics))
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        if run.examples and hasattr(self.writer, "write_examples"):  # first, so that a reader of the log finds the pictures
+            self.writer.write_examples(evaluation, *run.examples)
+        self.writer.write(with_wall_time(run, evaluation))
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        self.writer.close()
+
+
+class Plot(Callback):
+    """Draws training.png from metrics.jsonl at the end of the session."""
+
+    detach_on_error = True
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        from jaxdp.loggers.plot import plot_training
+
+        if records := scan_log(run.workdir / LOG, is_plausible)[0]:
+            plot_training(records, run.workdir / "training.png", labels=training_labels(run.config))
+
+
+def open_tensorboard(run: Run) -> TensorBoard:
+    """The TensorBoard writer of a run."""
+    table = mesh_table(run.plan.phases, run.devices[0].device_kind, run.compiler.shown_strategy)
+    folder: Path = run.workdir / "tensorboard"
+    return TensorBoard(folder, run.progress.samples, RunInfo(run.config, table, run.datasets.classes))
+
+
+def with_wall_time(run: Run, record: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a record, with the time since the start of the run."""
+    return {**record, "wall_seconds": run.clock.wall_seconds}
+
+
+def _without_timing(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in TIMING}

@@ -1,0 +1,146 @@
+"""Callbacks: what is attached to the training loop without being needed to compute its result."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxdp.distributed.preemption import StopTraining
+from jaxdp.errors import OneLine, TrainingError, first_line
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxdp.checkpoint.manifest import Manifest
+    from jaxdp.training.result import TrainResult
+    from jaxdp.training.run import Run
+
+
+class Callback:
+    """Base class of callbacks, whose methods do nothing. `jaxdp.train(config, workdir, callbacks=[...])` attaches them.
+
+    Processes: every process of the run calls the same methods in the same order, except `after_save`. Collective operations
+    (`run.params`, `run.predict`) must be called by all of them; write files and print on one, `if run.is_rank0`.
+    Order: the callbacks of the run itself (checks, audits, early stopping, checkpoints), then the user's in the order of the
+    list, then the loggers, which see what the others logged; `on_end` in the reverse order.
+    Blocking: the devices compute the next step meanwhile. A method that takes longer than a step, or reads arrays of
+    `run.state`, delays the run, and every other process with it.
+    Errors: an exception ends the run, with the class and the method of the callback in its message. A run of one process saves
+    its last step before; one of several processes continues from its last checkpoint. A callback with `detach_on_error` is
+    detached instead, with a message, and the run continues. An exception in `on_end` of a run that has failed is shown.
+    """
+
+    detach_on_error = False
+
+    def on_start(self, run: "Run") -> None:
+        """Called once, when the state has been restored or initialized and before the first step of the session."""
+
+    def before_step(self, run: "Run", batch: dict[str, "jax.Array"]) -> None:
+        """Called before a step is started. batch: its arrays on the devices. `run.state` is its input; the metrics of the step
+        before may not be known yet."""
+
+    def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
+        """Called with the metrics of a completed step; the next step is already running, and `run.state` is its result.
+
+        metrics: the step's record, numbers on the host; see `jaxdp.loggers.writers.RECORD_FIELDS`. `run.is_logged`
+        says whether it is one of those that the log receives.
+        """
+
+    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
+        """Called with the record of an evaluation, of `run.state`; no step is running."""
+
+    def after_save(self, run: "Run", checkpoint: "Manifest") -> None:
+        """Called with a complete checkpoint, between two steps; not at the same step on every process."""
+
+    def on_end(self, run: "Run", result: "TrainResult | None") -> None:
+        """Called once, at the end of the session. result: None after a stop or an error, which is `run.error`."""
+
+
+class CallbackError(TrainingError):
+    """A callback of the user raised an exception, which is the cause of this one."""
+
+
+class Callbacks(Callback):
+    """The callbacks of a run, called in order. own: of the run. users: whose errors are reported as theirs. loggers: last."""
+
+    HOOKS = ("before_step", "after_step", "after_evaluation", "after_save")
+
+    def __init__(self, own: Iterable[Callback], users: Iterable[Callback] = (), loggers: Iterable[Callback] = ()) -> None:
+        self.users = [*users]
+        self.attached = [*own, *self.users, *loggers]
+        self.started: list[Callback] = []  # those whose on_start was called and whose on_end was not
+        self._find_callbacks()
+
+    def _find_callbacks(self) -> None:
+        """Find the callbacks of each hook: those whose method does something."""
+        self.of_hook = {
+            hook: [callback for callback in self.attached if getattr(type(callback), hook) is not getattr(Callback, hook)]
+            for hook in self.HOOKS
+        }
+
+    def on_start(self, run: "Run") -> None:
+        for callback in [*self.attached]:
+            self.started.append(callback)
+            self._call(callback, "on_start", run)
+
+    def before_step(self, run: "Run", batch: dict[str, "jax.Array"]) -> None:
+        self._call_all("before_step", run, batch)
+
+    def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
+        self._call_all("after_step", run, metrics)
+
+    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
+        self._call_all("after_evaluation", run, evaluation)
+
+    def after_save(self, run: "Run", checkpoint: "Manifest") -> None:
+        self._call_all("after_save", run, checkpoint)
+
+    def on_end(self, run: "Run", result: "TrainResult | None") -> None:
+        """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
+        run has failed already."""
+        errors = []
+        while self.started:
+            callback = self.started.pop()
+            try:
+                self._call(callback, "on_end", run, result)
+            except Exception as error:
+                errors.append(error)
+        if errors and run.error is None:
+            raise errors[0]
+        for failure in errors:
+            run.info(first_line(failure))
+
+    def _call_all(self, hook: str, run: "Run", *arguments: Any) -> None:
+        """Call the method of all callbacks. After an error of the user's the others are still called: they write the log."""
+        failure: CallbackError | None = None
+        for callback in self.of_hook[hook]:
+            try:
+                self._call(callback, hook, run, *arguments)
+            except CallbackError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
+        try:
+            getattr(callback, hook)(run, *arguments)
+        except StopTraining:
+            raise
+        except Exception as error:
+            what = f"{name_of(callback)}.{hook} raised {type(error).__name__}: {first_line(error)}"
+            if callback.detach_on_error:
+                self._detach(callback)
+                run.info(f"{what}; the run continues without it")
+            elif callback in self.users and not isinstance(error, OneLine):
+                raise CallbackError(f"the callback {what}") from error
+            else:
+                raise
+
+    def _detach(self, callback: Callback) -> None:
+        for callbacks in (self.attached, self.started):
+            if callback in callbacks:
+                callbacks.remove(callback)
+        self._find_callbacks()
+
+
+def name_of(callback: Callback) -> str:
+    """The name of a callback in messages."""
+    return getattr(callback, "name", type(callback).__name__)

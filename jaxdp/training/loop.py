@@ -1,0 +1,309 @@
+"""The training loop: restore or initialize, then step, evaluate and save until the plan is done.
+
+`fit` is the story of a run. What is not needed to compute the result, such as logs, is a `jaxdp.training.callback.Callback`.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from jaxdp.checkpoint.manifest import read_manifest
+from jaxdp.config import chance_loss
+from jaxdp.data.loader import DataError
+from jaxdp.data.prefetch import DeviceIterator
+from jaxdp.distributed.preemption import ForcedStop, StopTraining
+from jaxdp.distributed.process_group import barrier
+from jaxdp.errors import TrainingError
+from jaxdp.files import RESULT, write_atomically
+from jaxdp.loggers.writers import to_json
+from jaxdp.planning import PlannedPhase
+from jaxdp.schedules import interval_elapsed
+from jaxdp.training import checkpoints, health
+from jaxdp.training.audit_program import AuditFailed
+from jaxdp.training.callback import CallbackError
+from jaxdp.training.evaluation import ExampleCollector, evaluate
+from jaxdp.training.initialize import StartPoint, create_compiler, restore_or_initialize
+from jaxdp.training.result import TrainResult
+from jaxdp.training.run import Run, StartedStep
+
+ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
+
+
+def fit(run: Run, start: StartPoint) -> TrainResult:
+    """Train to the end of the plan or until a callback stops the run, from its newest checkpoint if there is one.
+
+    Writes result.json. Raises Stopped after a stop signal, TrainingError if the run cannot continue, ConfigError if it cannot
+    start.
+    """
+    with _ending(run):
+        run.signals.pass_sync_point()
+        create_compiler(run)
+        restore_or_initialize(run, start)
+        run.has_started = True
+        run.callbacks.on_start(run)
+        with health.out_of_memory_as_config_error(run.phase):
+            if run.progress.evaluation_due:  # the previous session stopped before or during it
+                evaluate_now(run)
+                save_now(run)
+        for phase in run.plan.phases:
+            with health.out_of_memory_as_config_error(phase):
+                if run.progress.samples < phase.end and run.stop_reason is None:
+                    _train_phase(run, phase)
+        with health.out_of_memory_as_config_error(run.phase):
+            evaluation = _finish(run)
+        result = TrainResult.collect(run, evaluation)
+        run.callbacks.on_end(run, result)
+    run.processes.set_activity("finish", detail="writing the result")
+    if run.is_rank0:
+        write_atomically(run.workdir / RESULT, to_json(dataclasses.asdict(result), indent=2) + "\n")
+    return result
+
+
+def _train_phase(run: Run, phase: PlannedPhase) -> None:
+    """Take the remaining steps of a phase, and save at its end."""
+    step = _enter_phase(run, phase)
+    with closing(
+        run.setup.open_batches(phase, run.mesh, run.progress.samples, resident=run.compiler.images is not None)
+    ) as batches:
+        run.clock.restart()
+        batch = _next_batch(run, batches)
+        barrier(run.processes, f"the first step of phase {phase.index}")
+        while batch is not None and run.stop_reason is None:
+            _begin_step(run, batch)
+            _start_step(run, step, batch)
+            batch = _next_batch(run, batches)
+            complete_steps(run, keep=1)
+            if run.progress.evaluation_due:
+                evaluate_now(run)
+        complete_steps(run)
+    if phase is not run.plan.phases[-1] and run.stop_reason is None:
+        save_now(run)
+
+
+def _enter_phase(run: Run, phase: PlannedPhase) -> Callable:
+    """Place the state for a phase and return its compiled step; the later phases are compiled in the background."""
+    compiler, run.phase = run.compiler, phase
+    run.processes.set_activity("compile")
+    compiled_step = compiler.prepare_train(phase)
+    compiler.prepare_evaluation(phase)
+    if (placement := compiler.placement(phase)) is not run.placement:
+        run.signals.pass_sync_point()  # before the collectives that gather the state
+        run.state, run.placement = placement.place(run.whole_state()), placement
+    with run.clock.waiting_for_compiler():
+        step = run.signals.wait_for(compiled_step)
+    barrier(run.processes, f"phase {phase.index}")
+    for later in run.plan.phases[phase.index + 1 :]:
+        compiler.prepare_train(later)
+        compiler.prepare_evaluation(later)
+    return step
+
+
+def _next_batch(run: Run, batches: DeviceIterator) -> dict[str, jax.Array] | None:
+    """The next batch on the devices; None after the last one of the phase."""
+    waited, step = batches.wait_seconds, run.progress.steps
+    run.processes.set_activity("load", step + 1, "waiting for images")
+    batch = batches.next(run.signals.wait_for)
+    run.clock.add_input_seconds(batches.wait_seconds - waited)
+    run.processes.set_activity("step", step, "waiting for the results of the previous step")
+    return batch
+
+
+def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
+    """Do what is due between two steps.
+
+    From the sync point to the start of the step no process may stop alone: the others would wait in a collective forever.
+    """
+    run.signals.pass_sync_point()
+    run.processes.status.begin_iteration("step")
+    run.next_record = {}
+    with run.recording(run.next_record):
+        run.callbacks.before_step(run, batch)
+    if run.save_requested:
+        save_now(run)
+
+
+def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
+    """Start a step on the devices; returns before it is complete."""
+    progress, phase, plan, before = run.progress, run.phase, run.plan, run.progress.samples
+    run.processes.set_activity("step", progress.steps + 1, "starting the step")
+    started = time.monotonic()
+    run.state, metrics = step(run.state, batch, run.compiler.hyperparameters(phase, before))
+    progress.finish_step(phase.global_batch)
+    if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
+        progress.request_evaluation()
+    record = progress.position(plan.examples) | {
+        "phase": phase.index,
+        "learning_rate": plan.learning_rate(before),
+        "momentum": phase.momentum,
+        "global_batch": phase.global_batch,
+    }
+    is_first, is_last = before == phase.first_sample, progress.samples >= plan.total_samples
+    is_logged = is_first or is_last or progress.steps % run.log_every == 0 or bool(run.next_record)
+    run.pending.append(StartedStep(record | run.next_record, metrics, started, is_logged))
+
+
+def complete_steps(run: Run, keep: int = 0) -> None:
+    """Read the metrics of all started steps but the last `keep`, and pass them to the callbacks.
+
+    Metrics are read one step late to keep the devices busy: they compute a step while the host handles the previous one.
+    """
+    while len(run.pending) > keep:
+        step = run.pending.popleft()
+        record = step.record | {name: value.item() for name, value in jax.device_get(step.metrics).items()}
+        run.step_times = step.started, time.monotonic()
+        run.processes.status.record_progress()
+        run.clock.end_step(record["global_batch"])
+        record |= run.clock.throughput()
+        run.progress.record_skipped_steps(record.get("skipped_steps", 0))
+        with run.recording(record, is_logged=step.is_logged):
+            run.callbacks.after_step(run, MappingProxyType(record))
+            if run.record_is_logged:
+                run.clock.restart_throughput()
+        _report_save(run)
+
+
+def evaluate_now(run: Run) -> dict[str, Any]:
+    """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
+    complete_steps(run)
+    progress, source, signals, processes = run.progress, run.datasets.evaluation, run.signals, run.processes
+    progress.request_evaluation()
+    processes.set_activity("compile", progress.steps, "waiting for the evaluation program")
+    with run.clock.waiting_for_compiler():
+        program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))
+
+    def before_batch() -> None:
+        signals.pass_sync_point()
+        processes.status.begin_iteration("evaluate")
+        processes.set_activity("evaluate", detail="a batch")
+
+    processes.set_activity("evaluate")
+    with run.clock.paused("evaluation"):
+        barrier(processes, "evaluation")
+        signals.pass_sync_point()  # before the collectives that gather the parameters
+        examples = ExampleCollector(len(source))
+        found = evaluate(
+            program,
+            *run.evaluated,
+            source=source,
+            batch=run.compiler.evaluation_rows(run.phase),
+            mesh=run.mesh,
+            before_batch=before_batch,
+            wait_for=signals.wait_for,
+            observer=examples,
+        )
+        record, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
+        processes.set_activity("evaluate", detail="writing the log")
+        with run.recording(record, is_logged=True):
+            run.callbacks.after_evaluation(run, MappingProxyType(record))
+        progress.finish_evaluation(record)
+    return record
+
+
+def save_now(run: Run) -> None:
+    """Start saving the state; all metrics up to it have been logged. Waits for the previous save."""
+    complete_steps(run)
+    run.processes.set_activity("save", run.progress.steps, "waiting for the previous save")
+    with run.clock.paused("saving"):
+        run.checkpoints.wait()
+        _report_save(run)
+        run.save_requested, run.saved_at, run.saved_samples = False, time.monotonic(), run.progress.samples
+        run.checkpoints.save(
+            run.whole_state(),
+            run.progress.samples,
+            checkpoints.metadata(run),
+            placed=run.state,
+            before_manifest=run.before_manifest,
+        )
+        run.saving = run.progress.samples
+
+
+def _report_save(run: Run) -> None:
+    """Pass a checkpoint to the callbacks once it is complete."""
+    if run.saving is None or run.checkpoints.is_saving:
+        return
+    path, run.saving = run.checkpoints.folder / str(run.saving), None
+    if run.checkpoints.last_error is None and path.exists():
+        run.callbacks.after_save(run, read_manifest(path))
+
+
+def _finish(run: Run) -> dict[str, Any]:
+    """Evaluate and save after the last step, unless that was done; returns the evaluation of the checkpoint that is the result.
+
+    Raises TrainingError if the run has not succeeded.
+    """
+    progress = run.progress
+    health.check_skipped(progress.skipped_steps, progress.steps, run.config.loss_scale)
+    evaluation = progress.last_evaluation
+    if is_new := evaluation is None or evaluation["samples"] != progress.samples:
+        evaluation = evaluate_now(run)
+    health.check_evaluation(progress.best or evaluation)
+    if warning := health.chance_level_warning(progress.best or evaluation, chance_loss(run.config)):
+        run.info(warning)
+    if is_new or run.saved_samples != progress.samples or run.save_requested:
+        save_now(run)
+    run.processes.set_activity("finish", progress.steps, "waiting for the last save")
+    checkpoints.wait(run)
+    _report_save(run)
+    return checkpoints.result_evaluation(run)
+
+
+@contextmanager
+def _ending(run: Run) -> Iterator[None]:
+    """Before a stop signal, unusable data or a callback end the run, save its last step; add how to resume to errors."""
+    try:
+        with _adding_advice(run):
+            yield
+    except BaseException as error:
+        run.error = error
+        if run.processes.num_processes == 1 and not isinstance(error, ForcedStop):
+            run.checkpoints.wait()  # with several processes, the save may wait for one that has failed
+        if run.has_started:
+            run.callbacks.on_end(run, None)
+        raise
+    finally:
+        run.resources.close()
+
+
+@contextmanager
+def _adding_advice(run: Run) -> Iterator[None]:
+    try:
+        with _naming_checkpoint(run):
+            yield
+    except StopTraining:
+        saved = _save_last_step(run)
+        raise checkpoints.stop_exception(run, saved=saved) from None
+    except (DataError, CallbackError) as error:
+        if run.processes.num_processes == 1:  # other processes are already in a step that this one cannot take
+            _save_last_step(run)
+        raise type(error)(f"{error}; {checkpoints.describe_latest(run)}") from error.__cause__
+
+
+@contextmanager
+def _naming_checkpoint(run: Run) -> Iterator[None]:
+    """Add the checkpoint to resume from to a TrainingError, except to AuditFailed, which names it already."""
+    try:
+        yield
+    except (AuditFailed, CallbackError):
+        raise
+    except TrainingError as error:
+        if not run.has_started:
+            raise
+        raise TrainingError(f"{error}; {checkpoints.describe_latest(run, ADVICE_AFTER_ERROR)}") from None
+
+
+def _save_last_step(run: Run) -> bool:
+    """Save the state after the last step, unless no step has run or it is saved. Returns whether a step has run."""
+    if not run.has_started or run.progress.steps == 0:
+        return False
+    run.processes.set_activity("save", run.progress.steps, "waiting for the steps in progress")
+    with _naming_checkpoint(run):
+        complete_steps(run)
+        if run.saved_samples != run.progress.samples:
+            save_now(run)
+        checkpoints.wait(run)
+    return True

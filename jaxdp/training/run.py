@@ -1,0 +1,208 @@
+"""The run: what it is, where it stands, and what the loop and its callbacks do with it."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxdp import models
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.data.prefetch import batch_sharding
+from jaxdp.distributed.preemption import SignalHandler
+from jaxdp.files import CHECKPOINTS
+from jaxdp.training import conv_layout
+from jaxdp.training.callback import Callbacks
+from jaxdp.training.clock import Clock
+from jaxdp.training.evaluation import evaluation_logits
+from jaxdp.training.placement import Replicated
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import TrainState, from_host, replicated
+from jaxdp.training.step_compiler import StepCompiler
+
+LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps of a run of at least as many steps
+
+
+class StartedStep(NamedTuple):
+    """A step whose metrics may still be computed on the devices.
+
+    record: what is known without them. started: `time.monotonic()` when it was started. is_logged: see `Run.is_logged`.
+    """
+
+    record: dict[str, Any]
+    metrics: dict[str, jax.Array]
+    started: float
+    is_logged: bool
+
+
+class Run:
+    """A run in training: what it is, where it stands, and what callbacks may ask for.
+
+    config, plan: what is trained. workdir: the run directory. location: the same, or its URL. processes: rank and number of the
+    processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
+    optimizer state after the last step that was started, on the devices, in the placement of the step. progress: position and
+    times. info(text): shows a line. examples: a few held-out images of the last evaluation with their classes, see
+    `ExampleCollector.arrays`. stop_reason: why the run ends early. error: the exception that ended it.
+
+    Attributes that are not described here belong to the loop.
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        workdir: Path,
+        *,
+        location: str,
+        signals: SignalHandler,
+        callbacks: Callbacks,
+        info: Callable[[str], Any],
+        resume_action: str,
+        started: float,
+        uploader: Any = None,
+    ) -> None:
+        """resume_action: what resumes the run, as the subject of a sentence. started: `time.monotonic()` at the start of the
+        command. uploader: uploads its files, for a run at a URL."""
+        self.setup, self.config, self.plan, self.devices = setup, setup.config, setup.plan, setup.devices
+        self.datasets, self.workdir, self.location, self.uploader = setup.datasets, workdir, location, uploader
+        self.signals, self.processes, self.callbacks, self.info = signals, signals.group, callbacks, info
+        self.resume_action, self.started, self.progress = resume_action, started, Progress()
+        self.model = models.create(self.config.model)
+        self.compiler: StepCompiler
+        self.resources = ExitStack()  # closed at the end of the session
+        self.checkpoints = CheckpointManager(
+            workdir / CHECKPOINTS,
+            self.config.checkpoint,
+            info,
+            group=self.processes,
+            uploader=uploader,
+            metric=self.config.stop.metric,
+        )
+        self.resources.callback(self.checkpoints.close)
+        self.clock = Clock(self.progress, started)
+        self.has_started = False  # whether its callbacks have
+        self.state: TrainState
+        self.placement: Replicated | None = None  # of the state; None while it is as it was restored or initialized
+        self.phase = self.plan.phases[0]
+        self.logged: list[dict[str, Any]] = []  # records of the log at the position where this session started
+        self.log_every = self.config.logging.every_steps or min(LOG_EVERY, max(1, self.plan.total_steps // FEWEST_LOG_LINES))
+        self.examples: list[np.ndarray] = []
+        self.stop_reason: str | None = None
+        self.error: BaseException | None = None
+        self.saved_samples: int | None = None
+        self.step_times = (0.0, 0.0)  # when the completed step was started and when it was completed, of `time.monotonic()`
+        self.pending: deque[StartedStep] = deque()
+        self.record: dict[str, Any] | None = None  # the record to which `log` adds
+        self.record_is_logged = False
+        self.saving: int | None = None  # samples of the checkpoint that is being saved
+        self.saved_at = time.monotonic()
+        self.save_requested = False
+        self.next_record: dict[str, Any] = {}  # values of `log` for the step that is started next
+        self.before_manifest: Callable[[], None] = lambda: None  # called on rank 0 before a checkpoint is complete
+        self._predictor: tuple[Mesh, Callable] | None = None
+
+    @property
+    def is_rank0(self) -> bool:
+        """Whether this process is the one that writes files and shows the run."""
+        return self.processes.is_rank0
+
+    @property
+    def epoch(self) -> float:
+        """The epochs of training that `state` has seen."""
+        return self.progress.samples / self.plan.examples
+
+    def position(self) -> dict[str, Any]:
+        """{"samples", "wall_seconds"} of the last step and the number of "sessions", for an event; {} before the start."""
+        if not self.has_started:
+            return {}
+        return {"samples": self.progress.samples, "sessions": self.progress.sessions, "wall_seconds": self.clock.wall_seconds}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The device mesh of the present phase."""
+        return self.compiler.mesh(self.phase)
+
+    @property
+    def evaluated(self) -> tuple[dict, dict]:
+        """(params, batch_stats) of an evaluation, whole on every device of their mesh: averaged ones with
+        `optimizer.average_decay`. All processes must ask for them."""
+        found = self.placement.evaluated(self.state) if self.placement else self.state.evaluated
+        return conv_layout.place(self.config, found, self.mesh)
+
+    @property
+    def params(self) -> dict:
+        """The parameters of an evaluation, see `evaluated`; a tree of float32 arrays. All processes must ask for them."""
+        return self.evaluated[0]
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Logits [N, classes] float32 of images prepared as for evaluation, uint8 [N, S, S, 3]; see `datasets.evaluation`.
+
+        All processes must call this with the same images.
+        """
+        mesh = self.mesh
+        if self._predictor is None or self._predictor[0] is not mesh:
+            self._predictor = mesh, self._make_predictor(mesh)
+        rows = -len(images) % mesh.size
+        padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
+        return np.asarray(self._predictor[1](*self.evaluated, from_host(padded, mesh)))[: len(images)]
+
+    def _make_predictor(self, mesh: Mesh) -> Callable:
+        def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:
+            pixel_stats = (self.datasets.mean, self.datasets.std)
+            images = jax.lax.with_sharding_constraint(images, batch_sharding(mesh))  # each device computes a part
+            return evaluation_logits(
+                self.config, self.model, params, batch_stats=batch_stats, images=images, pixel_stats=pixel_stats
+            )
+
+        return jax.jit(logits, out_shardings=replicated(mesh))
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the log receives the record at hand: an evaluation's, a step's every few steps, that of the first step of a
+        phase and of the last of the run, and those to which `log` has added values."""
+        return self.record is not None and self.record_is_logged
+
+    def log(self, **values: float) -> None:
+        """Add values to the record of the step or evaluation at hand, which is then logged. Call it on every process.
+
+        May be called in before_step (for the step that follows), after_step and after_evaluation. Raises ValueError elsewhere,
+        for a name that the record has already, and for what is no number.
+        """
+        if self.record is None:
+            raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
+        for name, value in values.items():
+            if name in self.record:
+                raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
+            self.record[name] = value if isinstance(value, int) else float(value)
+        self.record_is_logged = True
+
+    def save(self) -> None:
+        """Ask for a checkpoint, which is saved before the next step starts. Every process must ask."""
+        self.save_requested = True
+
+    def evaluate(self) -> None:
+        """Ask for an evaluation, which follows the step that is running. Every process must ask."""
+        self.progress.request_evaluation()
+
+    def stop(self, reason: str) -> None:
+        """End the run after the step that is running: it is evaluated and saved, and finished. Every process must ask."""
+        self.stop_reason = self.stop_reason or reason
+
+    def whole_state(self) -> TrainState:
+        """The state, whole on every device of its mesh. All processes must ask for it."""
+        return self.placement.gather_state(self.state) if self.placement else self.state
+
+    @contextmanager
+    def recording(self, record: dict[str, Any], *, is_logged: bool = False) -> Iterator[None]:
+        """Let `log` add to a record in the block."""
+        outer = self.record, self.record_is_logged
+        self.record, self.record_is_logged = record, is_logged
+        try:
+            yield
+        finally:
+            self.record, self.record_is_logged = outer

@@ -1,0 +1,332 @@
+"""Callbacks: when they are called, what they can ask a run for, and what their errors do."""
+
+import dataclasses
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+from helpers.processes import ROOT, launch, wait_for_exit
+from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
+
+from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
+from jaxdp.checkpoint.listing import read_manifests
+from jaxdp.config import Checkpoint, Evaluation
+from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.writers import read_log
+from jaxdp.training.callback import Callbacks
+
+
+class Events(Callback):
+    """Lists the methods that are called, with the step, and with the steps that were started."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def on_start(self, run):
+        self.events.append(("on_start", run.progress.steps))
+
+    def before_step(self, run, batch):
+        self.events.append(("before_step", run.progress.steps + 1, batch["labels"].shape))
+
+    def after_step(self, run, metrics):
+        self.events.append(("after_step", metrics["step"], run.progress.steps))
+
+    def after_evaluation(self, run, evaluation):
+        self.events.append(("after_evaluation", evaluation["step"], run.progress.steps))
+
+    def after_save(self, run, checkpoint):
+        self.events.append(("after_save", checkpoint.samples))
+
+    def on_end(self, run, result):
+        self.events.append(("on_end", result and result.steps, type(run.error).__name__))
+
+
+def without_saves(events):
+    return [event for event in events if event[0] != "after_save"]
+
+
+@pytest.fixture
+def rare(tiny):
+    """Fifteen steps, ten of 8 images and five of 16; evaluated and saved at the end of a phase or of the run only."""
+    return dataclasses.replace(
+        tiny, evaluation=Evaluation(every_epochs=None), checkpoint=Checkpoint(every_epochs=None, keep=20)
+    )
+
+
+def test_methods_are_called_in_order_and_the_next_step_is_running_after_a_step(rare, tmp_path):
+    events = []
+    train(rare, tmp_path, callbacks=[Events(events)])
+    assert [event[1] for event in events if event[0] == "after_save"] == [80, 160]
+    expected = [("on_start", 0)]
+    for step in range(1, 11):
+        expected.append(("before_step", step, (8,)))
+        expected += [("after_step", step - 1, step)] * (step > 1)
+    expected.append(("after_step", 10, 10))  # the phase ends
+    for step in range(11, 16):
+        expected.append(("before_step", step, (16,)))
+        expected += [("after_step", step - 1, step)] * (step > 11)
+    expected += [("after_step", 15, 15), ("after_evaluation", 15, 15), ("on_end", 15, "NoneType")]
+    assert without_saves(events) == expected
+
+
+def test_steps_are_complete_before_an_evaluation(tiny, tmp_path):
+    events = []
+    train(tiny, tmp_path, callbacks=[Events(events)])
+    evaluations = [index for index, event in enumerate(events) if event[0] == "after_evaluation"]
+    assert len(evaluations) == 3
+    for index in evaluations:
+        before = without_saves(events[:index])[-1]
+        assert before == ("after_step", events[index][1], events[index][1])
+
+
+class Named(Callback):
+    def __init__(self, name, calls):
+        self.name, self.calls = name, calls
+
+    def on_start(self, run):
+        self.calls.append(f"{self.name} starts")
+
+    def on_end(self, run, result):
+        self.calls.append(f"{self.name} ends")
+
+
+def test_own_callbacks_are_called_first_and_loggers_last_and_the_end_in_reverse_order():
+    calls = []
+    callbacks = Callbacks([Named("own", calls)], [Named("user", calls)], [Named("logger", calls)])
+    callbacks.on_start(None)
+    callbacks.on_end(None, None)
+    assert calls == ["own starts", "user starts", "logger starts", "logger ends", "user ends", "own ends"]
+    callbacks.on_end(None, None)
+    assert len(calls) == 6
+
+
+class Logs(Callback):
+    def before_step(self, run, batch):
+        if run.progress.steps + 1 == 3:
+            run.log(before_step_3=np.float32(0.5))
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            run.log(doubled=2 * metrics["loss"])
+
+    def after_evaluation(self, run, evaluation):
+        run.log(error_rate=1 - evaluation["eval_accuracy"], images=evaluation["eval_examples"])
+
+
+def test_logged_values_are_in_the_record_at_hand_and_make_it_logged(rare, tmp_path):
+    config = dataclasses.replace(rare, logging=dataclasses.replace(rare.logging, every_steps=100))
+    train(config, tmp_path, callbacks=[Logs()])
+    records = read_log(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 3, 5, 11, 15, 15]
+    by_step = {record["step"]: record for record in records if "loss" in record}
+    assert (by_step[3]["before_step_3"], by_step[5]["doubled"]) == (0.5, 2 * by_step[5]["loss"])
+    (evaluation,) = [record for record in records if "eval_loss" in record]
+    assert evaluation["error_rate"] == 1 - evaluation["eval_accuracy"]
+    assert evaluation["images"] == 23
+
+
+class Misuses(Callback):
+    def __init__(self):
+        self.errors = []
+
+    def attempt(self, run, **values):
+        with pytest.raises((ValueError, TypeError)) as error:
+            run.log(**values)
+        self.errors.append(str(error.value))
+
+    def on_start(self, run):
+        self.attempt(run, early=1)
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == 2:
+            self.attempt(run, loss=1.0)
+            self.attempt(run, name="text")
+            with pytest.raises(TypeError):
+                metrics["loss"] = 0.0
+
+
+def test_log_refuses_what_would_be_lost_or_overwritten(rare, tmp_path):
+    misuses = Misuses()
+    train(rare, tmp_path, callbacks=[misuses])
+    assert misuses.errors[0] == "log() adds to a record: call it in before_step, after_step or after_evaluation"
+    assert misuses.errors[1] == "log(loss=1.0): the record has this field already; choose another name"
+    assert len(misuses.errors) == 3
+
+
+class Asks(Callback):
+    """Asks for a checkpoint after step 3, for an evaluation after step 6, and for the end after step 9."""
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == 3:
+            run.save()
+        if metrics["step"] == 6:
+            run.evaluate()
+        if metrics["step"] == 9:
+            run.stop("it is good enough")
+
+
+def test_run_saves_evaluates_and_stops_after_the_step_that_is_running(rare, tmp_path):
+    result = train(rare, tmp_path, callbacks=[Asks()])
+    assert (result.steps, result.stopped_early, result.stop_reason) == (10, True, "it is good enough")
+    assert [manifest.samples for manifest in read_manifests(tmp_path / "checkpoints")] == [80, 32]
+    evaluated = [record["step"] for record in read_log(tmp_path / "metrics.jsonl") if "eval_loss" in record]
+    assert evaluated == [7, 10]
+    assert train(rare, tmp_path) == result  # it is finished
+
+
+class Predicts(Callback):
+    def after_evaluation(self, run, evaluation):
+        source = run.datasets.evaluation
+        images, labels = source.batch(np.arange(23), np.arange(23))
+        self.logits, self.params = run.predict(images), run.params
+        self.accuracy = (self.logits.argmax(-1) == labels).mean(), evaluation["eval_accuracy"]
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_predictions_and_parameters_are_those_of_the_checkpoint(rare, tmp_path, update):
+    """23 images do not divide among four devices."""
+    config = dataclasses.replace(
+        rare,
+        optimizer=dataclasses.replace(rare.optimizer, average_decay=0.9),
+        reduce=dataclasses.replace(rare.reduce, update=update),
+    )
+    callback = Predicts()
+    train(config, tmp_path, callbacks=[callback])
+    assert callback.accuracy[0] == callback.accuracy[1]
+    params, _ = load_run(tmp_path)[0].evaluated
+    jax.tree.map(np.testing.assert_array_equal, callback.params, params)
+    assert (callback.logits.shape, callback.logits.dtype) == ((23, 6), np.float32)
+
+
+class FailsAfterStep(Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            raise KeyError("my own mistake")
+
+
+class FailsAfterEvaluation(Callback):
+    def after_evaluation(self, run, evaluation):
+        raise ValueError("no such class\nat all")
+
+
+@pytest.mark.parametrize(
+    ("callback", "samples", "error"),
+    [
+        (FailsAfterStep, 48, "FailsAfterStep.after_step raised KeyError: 'my own mistake'"),
+        (FailsAfterEvaluation, 160, "FailsAfterEvaluation.after_evaluation raised ValueError: no such class"),
+    ],
+)
+def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_path, callback, samples, error):
+    train(rare, tmp_path / "uninterrupted")
+    with pytest.raises(TrainingError) as caught:
+        train(rare, tmp_path / "run", callbacks=[callback()])
+    assert str(caught.value).startswith(f"the callback {error}; the last valid checkpoint is ")
+    assert isinstance(caught.value.__cause__, (KeyError, ValueError))
+    assert next(read_manifests(tmp_path / "run/checkpoints")).samples == samples
+    train(rare, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+
+
+def test_errors_that_jaxdp_explains_are_passed_on(rare, tmp_path):
+    class Refuses(Callback):
+        def on_start(self, run):
+            raise ConfigError("my.field", 1, reason="too small")
+
+    with pytest.raises(ConfigError, match="too small"):
+        train(rare, tmp_path, callbacks=[Refuses()])
+
+
+def test_callback_that_detaches_on_error_is_named_once_and_no_longer_called(rare, tmp_path):
+    class Optional(FailsAfterStep):
+        detach_on_error = True
+        ended = False
+
+        def on_end(self, run, result):
+            self.ended = True
+
+    callback, events, screen = Optional(), [], Recorder()
+    result = train_shown(rare, tmp_path, callbacks=[callback, Events(events)], screen=screen)
+    lines = [line for line in screen.lines if "Optional" in line]
+    assert lines == ["Optional.after_step raised KeyError: 'my own mistake'; the run continues without it"]
+    assert result.steps == len([event for event in events if event[0] == "after_step"]) == 15
+    assert not callback.ended
+
+
+def test_on_end_is_called_without_a_result_after_a_stop_and_after_an_error(rare, tmp_path):
+    class StopsAt5(Callback):
+        def after_step(self, run, metrics):
+            if metrics["step"] == 5:
+                signal.raise_signal(signal.SIGTERM)
+
+    events = []
+    with pytest.raises(Stopped):
+        train(rare, tmp_path, callbacks=[Events(events), StopsAt5()])
+    assert without_saves(events)[-1] == ("on_end", None, "Stopped")
+    recorder = Recorder(step=9)
+    with pytest.raises(Interrupted):
+        train_shown(rare, tmp_path, callbacks=[Events(events)], screen=recorder)
+    assert events[-1] == ("on_end", None, "Interrupted")
+
+
+def test_error_in_on_end_of_a_failed_run_does_not_hide_the_failure(rare, tmp_path):
+    class FailsAtTheEnd(Callback):
+        def on_end(self, run, result):
+            raise OSError("no space")
+
+    screen = train_until(rare, tmp_path, step=5, callbacks=[FailsAtTheEnd()])
+    assert "the callback FailsAtTheEnd.on_end raised OSError: no space" in screen.lines
+    with pytest.raises(TrainingError, match=r"FailsAtTheEnd\.on_end raised OSError: no space"):
+        train(rare, tmp_path, callbacks=[FailsAtTheEnd()])
+
+
+@pytest.mark.parametrize("callbacks", [Events, [Events], [object()], 5, "wandb"])
+def test_train_with_objects_that_are_no_callbacks_raises(tiny, tmp_path, callbacks):
+    with pytest.raises(ConfigError) as error:
+        train(tiny, tmp_path, callbacks=callbacks)
+    assert (error.value.field, error.value.reason) == ("callbacks", "not a callback")
+    assert not list(tmp_path.iterdir())
+
+
+def test_callbacks_change_nothing_of_a_run(tiny, tmp_path):
+    train(tiny, tmp_path / "plain")
+    train(tiny, tmp_path / "watched", callbacks=[Events([]), Predicts()])
+    assert outcome(tmp_path / "watched") == outcome(tmp_path / "plain")
+
+
+OF_TWO_PROCESSES = """
+import json, sys
+sys.path.insert(0, "tests")
+import numpy as np
+import jaxdp
+from helpers import tiny_run
+
+class Mine(jaxdp.Callback):
+    calls = []
+
+    def after_step(self, run, metrics):
+        self.calls.append(metrics["step"])
+        if metrics["step"] == 4:
+            run.stop("four")
+
+    def after_evaluation(self, run, evaluation):
+        images, labels = run.datasets.evaluation.batch(np.arange(20), np.arange(20))
+        logits, params = run.predict(images), run.params
+        run.log(norm=float(sum(np.abs(np.asarray(leaf)).sum() for leaf in params.values())))
+        with open(f"{sys.argv[1]}-{run.processes.rank}.json", "w") as file:
+            json.dump([self.calls, logits.tolist(), evaluation["eval_loss"]], file)
+
+jaxdp.train(jaxdp.load_config("tests/helpers/tiny_run.py", ["--mesh.cpu-devices", "2"]), sys.argv[1], callbacks=[Mine()])
+"""
+
+
+@pytest.mark.slow
+def test_every_process_calls_the_same_methods_and_sees_the_same_predictions(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(OF_TWO_PROCESSES)
+    wait_for_exit(launch(2, None, command=[str(script), str(tmp_path / "run")], environment={"PYTHONPATH": str(ROOT)}))
+    seen = [json.loads((tmp_path / f"run-{rank}.json").read_text()) for rank in (0, 1)]
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [1, 2, 3, 4, 5]
+    assert read_log(tmp_path / "run/metrics.jsonl")[-1]["norm"] > 0

@@ -1,0 +1,50 @@
+import time
+
+import pytest
+
+from jaxdp.checkpoint.progress import Progress
+from jaxdp.training.clock import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that `time.perf_counter` returns, in a list of one."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def raise_after(seconds, clock):
+    clock[0] += seconds
+    raise KeyError
+
+
+def test_paused_when_the_block_raises_counts_its_time_and_restarts_the_step(clock):
+    timer = Clock(Progress(), command_start=0.0)
+    with pytest.raises(KeyError), timer.paused("evaluation"):
+        raise_after(5.0, clock)
+    clock[0] += 1.0
+    timer.end_step(images=8)
+    assert (timer.progress.training_seconds, timer.progress.evaluation_seconds) == (1.0, 5.0)
+
+
+def test_throughput_is_that_since_it_was_restarted_without_excluded_time(clock):
+    timer = Clock(Progress(), command_start=0.0)
+    for seconds, input_seconds in ((1.0, 0.5), (3.0, 0.25)):
+        clock[0] += seconds
+        timer.add_input_seconds(input_seconds)
+        timer.end_step(images=8)
+    assert timer.throughput() == {"images_per_second": 4.0, "input_seconds": 0.75}
+    timer.restart_throughput()
+    clock[0] += 7.0
+    timer.exclude(5.0)
+    timer.end_step(images=8)
+    assert timer.throughput() == {"images_per_second": 4.0, "input_seconds": 0.0}
+    assert (timer.progress.training_seconds, timer.progress.input_seconds) == (6.0, 0.75)
+
+
+def test_waiting_for_compiler_when_the_block_raises_counts_its_time(clock):
+    timer = Clock(Progress(), command_start=0.0)
+    with pytest.raises(KeyError), timer.waiting_for_compiler():
+        raise_after(5.0, clock)
+    assert timer.progress.compilation_seconds == 5.0
