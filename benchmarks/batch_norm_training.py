@@ -22,6 +22,8 @@ import numpy as np
 
 import jaxdp
 from jaxdp.bench.environment import provenance
+from jaxdp.loggers.console import Quiet
+from jaxdp.session import Command, run_session
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/batch_norm_training.json"
@@ -65,7 +67,7 @@ def fashion() -> tuple:
 def trained(case: str, form: str, seed: int, workdir: Path) -> dict:
     flags = [*COMMON, form, *CASES[case], "--seed", str(seed), "--name", f"{case}-{form}-{seed}"]
     config = jaxdp.load_config("digits", flags)
-    result = jaxdp.train(config, workdir, datasets=fashion() if case == "fashion" else None, screen=False)
+    result = run_session(config, workdir, datasets=fashion() if case == "fashion" else None, command=Command(screen=Quiet()))
     images = 360 if case == "digits" else 10_000
     facts = {"case": case, "form": form, "seed": seed, "flags": flags, "eval_examples": images}
     return facts | {"accuracy": result.accuracy, "loss": result.loss, "steps": result.steps}

@@ -23,7 +23,7 @@ from pathlib import Path
 from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.errors import EXIT_STOPPED
-from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.records import TIMING, read_log
 
 ROOT = Path(__file__).parent.parent
 TRAINING = [

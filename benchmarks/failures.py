@@ -54,13 +54,12 @@ def raising_process(workdir: str, ends_at: float) -> None:
     """Train as one process of a run whose data set raises after so many images."""
     import tyro
 
-    import jaxdp
     from jaxdp.config import Config, Data
     from jaxdp.recipes import load_config
 
     config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
     config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be decoded at the start
-    jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))), screen=False)
+    jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
 
 
 def environment(rank: int, processes: int, port: int) -> dict:

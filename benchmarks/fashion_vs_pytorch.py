@@ -22,13 +22,14 @@ import jax
 import numpy as np
 from batch_norm_training import compare, fashion
 
-import jaxdp
 from jaxdp import models
 from jaxdp.bench.environment import PACKAGES, provenance
 from jaxdp.config import Config, Data, Model, Optimizer, Phase, Schedule
+from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
 from jaxdp.models.torch_weights import to_torch
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.session import Command, run_session
 from jaxdp.training.state import create_state
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +57,7 @@ def config(seed: int) -> Config:
 def by_jaxdp(seed: int) -> float:
     """The accuracy of a run of jaxdp."""
     with tempfile.TemporaryDirectory() as folder:
-        return jaxdp.train(config(seed), Path(folder) / "run", datasets=fashion(), screen=False).accuracy
+        return run_session(config(seed), Path(folder) / "run", datasets=fashion(), command=Command(screen=Quiet())).accuracy
 
 
 def initial_tensors(seed: int) -> dict[str, np.ndarray]:

@@ -60,10 +60,10 @@ PATCHED = {
     "compilation": "jaxdp.training.step_compiler:trace_train_step",
     "decoder thread": "jaxdp.data.loader:decode",
     "collective": "jaxdp.training.step_compiler:StepCompiler._compile_train",
-    "writer": "jaxdp.loggers.step_log:StepLog.write_step",
+    "writer": "jaxdp.loggers.callbacks:MetricsFile._write",
     "save": "jaxdp.checkpoint.manager:CheckpointManager._prepare",
-    "result": "jaxdp.training.trainer:write_atomically",
-    "slow step": "jaxdp.training.trainer:Trainer._next_batch",
+    "result": "jaxdp.training.loop:write_atomically",
+    "slow step": "jaxdp.training.loop:_next_batch",
 }
 MANNERS = ("asleep", "lock", "garbage collection", "disk", "loop", "GIL")
 
@@ -247,7 +247,6 @@ def train(workdir: str, datasets) -> None:
     import jaxdp
     from jaxdp.config import Data, Phase
     from jaxdp.distributed.watchdog import watch
-    from jaxdp.loggers.console import Screen
     from jaxdp.recipes import load_config
 
     with watch():
@@ -256,7 +255,7 @@ def train(workdir: str, datasets) -> None:
         config = load_config("digits", arguments)
         data, batch = Data(image_size=80, resident="off", threads=2), (Phase(global_batch=16, per_worker_batch=4),)
         config = dataclasses.replace(config, data=data, batch=batch)
-        jaxdp.train(config, workdir, datasets=datasets, screen=Screen())
+        jaxdp.train(config, workdir, datasets=datasets)
 
 
 def start(workdir: Path, processes: int, *arguments: str, more=()) -> list[subprocess.Popen]:

@@ -19,6 +19,8 @@ from statistics import mean, stdev
 import jaxdp
 from jaxdp.bench.environment import provenance
 from jaxdp.config import Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Schedule
+from jaxdp.loggers.console import Quiet
+from jaxdp.session import Command, run_session
 
 ROOT = Path(__file__).parent.parent
 EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
@@ -61,7 +63,7 @@ def accuracy_of(config: Config) -> float | None:
     """None for a run that diverged."""
     with tempfile.TemporaryDirectory() as workdir:
         try:
-            return jaxdp.train(config, workdir, screen=False).accuracy
+            return run_session(config, workdir, command=Command(screen=Quiet())).accuracy
         except jaxdp.TrainingError:
             return None
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import jaxdp
 from jaxdp.bench import lr
 from jaxdp.bench.environment import provenance
+from jaxdp.loggers.console import Quiet
+from jaxdp.session import Command, run_session
 
 ROOT = Path(__file__).parent.parent
 COMMON = ["--model.depth", "18", "--model.width", "16", "--data.train-split", "fit", "--data.eval-split", "validation"]
@@ -32,7 +34,7 @@ def accuracy(flags: list[str], seed: int, rate: float) -> float:
     config = jaxdp.load_config("digits", [*COMMON, *flags, "--seed", str(seed), "--schedule.learning-rate", f"{rate:g}"])
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return jaxdp.train(config, Path(folder) / "run", screen=False).accuracy
+            return run_session(config, Path(folder) / "run", command=Command(screen=Quiet())).accuracy
         except jaxdp.TrainingError:  # the loss was not finite
             return 0.0
 

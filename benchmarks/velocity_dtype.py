@@ -17,7 +17,9 @@ from batch_norm_training import compare
 import jaxdp
 from jaxdp import models
 from jaxdp.bench.environment import provenance
+from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.session import Command, run_session
 from jaxdp.training.state import abstract_state
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +35,7 @@ def trained(optimizer: str, dtype: str, seed: int) -> dict:
     flags = [*OPTIMIZERS[optimizer], "--optimizer.velocity-dtype", dtype, "--seed", str(seed)]
     config = jaxdp.load_config("digits", flags)
     with tempfile.TemporaryDirectory() as folder:
-        result = jaxdp.train(config, Path(folder) / "run", screen=False)
+        result = run_session(config, Path(folder) / "run", command=Command(screen=Quiet()))
     state = abstract_state(config, models.create(config.model), make_mesh(1, 1))
     facts = {"optimizer": optimizer, "dtype": dtype, "seed": seed, "flags": flags, "eval_examples": result.eval_examples}
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.opt_state))

@@ -27,7 +27,7 @@ _MODULE_OF = {
     "register_model": "jaxdp.registry",
     "register_optimizer": "jaxdp.registry",
     "register_strategy": "jaxdp.registry",
-    "train": "jaxdp.training.session",
+    "train": "jaxdp.session",
     "Stopped": "jaxdp.distributed.preemption",
 }
 __all__ = [*_MODULE_OF, "plan", "report"]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from jaxdp.config import Config
 from jaxdp.loggers.callbacks import Console, MetricsFile, Plot, RecordWriter, open_tensorboard
 from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.warnings import InputAdvice, Stragglers
 from jaxdp.training.audit import Audit
 from jaxdp.training.callback import Callback, Callbacks
@@ -12,7 +13,6 @@ from jaxdp.training.checkpoints import CheckpointInterval
 from jaxdp.training.early_stopping import EarlyStopping
 from jaxdp.training.health import StepChecks
 from jaxdp.validation import profiled_steps
-from jaxdp.xla.profiler import Profile
 
 
 def callbacks_of(

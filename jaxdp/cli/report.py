@@ -60,7 +60,7 @@ def run(arguments: list[str], program: str) -> None:
     if options.html:  # JAX starts
         address_space.check()
     register_from(options.config)
-    from jaxdp.loggers.writers import without_nan
+    from jaxdp.records import without_nan
     from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize, write
 
     if not options.workdir:

@@ -80,9 +80,9 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     config = validate(_with_profile(options.run, options.profile))
     from jaxdp.distributed import runtime
     from jaxdp.loggers.console import Screen
-    from jaxdp.loggers.writers import to_json
+    from jaxdp.records import to_json
+    from jaxdp.session import Command, run_session
     from jaxdp.training import run_dir
-    from jaxdp.training.session import Command, run_session
 
     document = _stdout_for_the_document() if options.json else None
     launch = options.launch

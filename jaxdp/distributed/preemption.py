@@ -7,8 +7,8 @@
 3. The group (`sync_point`, `check_stop`) has all processes agree on the sync point at which they stop (see
    `jaxdp.distributed.sync_points`). A single process stops at once.
 4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
-5. `Trainer._saving_before_exit` (`jaxdp.training.trainer`) catches it, saves the last step in `_save_last_step`, and raises
-   `Stopped`, made by `RunCheckpoints.stop_exception`. Before the trainer starts, `jaxdp.train` catches it and raises
+5. `_adding_advice` in `jaxdp.training.loop` catches it, saves the last step in `_save_last_step`, and raises `Stopped`, made by
+   `jaxdp.training.checkpoints.stop_exception`. Before the loop starts, `jaxdp.train` catches it and raises
    `stopped_before_training`.
 6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program calls
    `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.

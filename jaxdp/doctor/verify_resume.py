@@ -18,10 +18,10 @@ from jaxdp.doctor.proof import Proof, largest_difference, prove
 from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import LOG, TIMING, read_log
+from jaxdp.records import LOG, TIMING, read_log
+from jaxdp.session import Command, run_session
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
-from jaxdp.training.session import Command, run_session
 
 STEPS, STOP_AFTER = 6, 3
 JOIN_SECONDS = 10.0

@@ -1,13 +1,17 @@
 """Callbacks that show and record a run: the console, metrics.jsonl, TensorBoard, training.png, and other writers of records."""
 
+import errno
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from jaxdp.config import training_labels
+from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard, mesh_table
-from jaxdp.loggers.writers import LOG, TIMING, JsonLines, is_plausible, scan_log, without_nan
+from jaxdp.records import LOG, TIMING, is_plausible, scan_log, to_json, without_nan
 from jaxdp.training.callback import Callback
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
@@ -32,6 +36,52 @@ class Console(Callback):
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
         self.screen.end()
+
+
+class JsonLines:
+    """Appends each record to a file as one line of JSON, without buffering.
+
+    buffer_when_full: if the disk is full, keep lines in memory and write them when there is space again; reported once to
+    `info`.
+    """
+
+    def __init__(self, path: Path, *, buffer_when_full: bool = False, info: Callable[[str], Any] = print) -> None:
+        self.path, self.buffer_when_full, self.info = path, buffer_when_full, info
+        self.file = open_regular(path, "ab")
+        self._lock = Lock()  # the saving thread calls `sync` while the training loop writes
+        self._buffer = b""
+        self._full_reported = False
+
+    def write(self, record: dict[str, Any]) -> None:
+        try:
+            self._flush(to_json(record).encode() + b"\n")
+        except OSError as error:
+            if not (self.buffer_when_full and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+            if not self._full_reported:
+                self._full_reported = True
+                self.info(
+                    f"{self.path}: {error.strerror}; training continues, and the log is written when there is space again"
+                )
+
+    def _flush(self, data: bytes = b"") -> None:
+        """Write the buffer and `data`."""
+        with self._lock:
+            self._buffer += data
+            while self._buffer:
+                written = self.file.write(self._buffer)
+                self._buffer = self._buffer[written:]
+
+    def sync(self) -> None:
+        """Flush all lines to the disk. Raises OSError if that fails."""
+        self._flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            self.file.close()
 
 
 class MetricsFile(Callback):

@@ -16,12 +16,7 @@ from rich.table import Table
 from jaxdp.errors import first_line
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
-
-EVENTS = "events.jsonl"
-START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
-RESUMING = "resuming from "  # how the message of a session that continues from a checkpoint begins
-ENDS = (STOPPED, FAILED, FINISHED)
-MAX_READ = 2**18  # bytes that are read, from the end of the file
+from jaxdp.records import EVENTS, FAILED, FINISHED, MESSAGE, START, STOPPED
 
 
 class EventLog:
@@ -106,29 +101,3 @@ class RecordedScreen(Quiet):
 
     def image(self, path: Path) -> None:
         self._pass_on(self.screen.image, path)
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
-
-    Every event has `event` and `text`, strings, and may have `samples`, `sessions` and `wall_seconds`, numbers.
-    """
-    try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
-            lines = file.read(MAX_READ).split(b"\n")[:-1]
-    except OSError:
-        return []
-    return [event for line in lines if (event := _parse(line)) is not None]
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(event, dict) or not all(isinstance(event.get(name), str) for name in ("event", "text")):
-        return None
-    names = ("samples", "sessions", "wall_seconds")
-    numbers = {name: event[name] for name in names if isinstance(event.get(name), int | float)}
-    return {"event": event["event"], "text": event["text"]} | numbers

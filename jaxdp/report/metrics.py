@@ -5,7 +5,7 @@ import io
 import math
 from typing import Any
 
-from jaxdp.loggers.writers import RECORD_FIELDS
+from jaxdp.records import RECORD_FIELDS
 
 POSITION = ("samples", "step", "epoch")  # the first columns after the name of the run
 

@@ -10,7 +10,7 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.remote_reader import download_run_files, list_manifests
 from jaxdp.config import Storage
 from jaxdp.files import CONFIG, expand_user, is_url
-from jaxdp.loggers.writers import LOG
+from jaxdp.records import LOG
 from jaxdp.storage.local import temporary_directory
 from jaxdp.training.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
 

@@ -7,7 +7,7 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.files import CONFIG
-from jaxdp.loggers.writers import LOG, is_plausible, scan_log, without_nan
+from jaxdp.records import LOG, is_plausible, scan_log, without_nan
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.training.run_dir import run_config
 

@@ -25,7 +25,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from jaxdp.errors import first_line
-from jaxdp.loggers.writers import LOG
+from jaxdp.records import LOG
 from jaxdp.trackers.client import Rejected, TrackerClient, Unavailable, position
 from jaxdp.trackers.log_tail import LogTail
 from jaxdp.trackers.run_files import TrackerState, exclusive, pictures, run_facts

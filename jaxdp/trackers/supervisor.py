@@ -23,7 +23,7 @@ from jaxdp.distributed.preemption import ForcedStop, Stopped, StopTraining
 from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import write_atomically
 from jaxdp.loggers.example_grid import example_grid
-from jaxdp.loggers.writers import LOG, read_log
+from jaxdp.records import LOG, read_log
 from jaxdp.trackers.client import NO_POINT, position
 from jaxdp.trackers.run_files import FOLDER, TrackerState, picture_path
 

@@ -40,7 +40,7 @@ class Callback:
     def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
         """Called with the metrics of a completed step; the next step is already running, and `run.state` is its result.
 
-        metrics: the step's record, numbers on the host; see `jaxdp.loggers.writers.RECORD_FIELDS`. `run.is_logged`
+        metrics: the step's record, numbers on the host; see `jaxdp.records.RECORD_FIELDS`. `run.is_logged`
         says whether it is one of those that the log receives.
         """
 

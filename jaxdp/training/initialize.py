@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from jaxdp import schedules
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.loggers.events import EVENTS, RESUMING, read_events
 from jaxdp.models.weights import Weights
 from jaxdp.optim import check_elementwise
 from jaxdp.planning import Plan
+from jaxdp.records import EVENTS, RESUMING, read_events
 from jaxdp.training import checkpoints, finetune, run_dir
 from jaxdp.training.autotune import check_registered_strategy, chosen_reductions
 from jaxdp.training.clock import Clock

@@ -20,8 +20,8 @@ from jaxdp.distributed.preemption import ForcedStop, StopTraining
 from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
-from jaxdp.loggers.writers import to_json
 from jaxdp.planning import PlannedPhase
+from jaxdp.records import to_json
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import checkpoints, health
 from jaxdp.training.audit_program import AuditFailed

@@ -1,4 +1,4 @@
-"""The result of a finished run: its fields, result.json and the summary on the screen."""
+"""The result of a finished run: its fields and result.json."""
 
 import dataclasses
 import platform
@@ -11,9 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.distributed.stragglers import describe
-from jaxdp.errors import ConfigError, plural
-from jaxdp.loggers.console import Quiet, Screen, format_duration
+from jaxdp.errors import ConfigError
 from jaxdp.training.run_dir import RESULT
 
 if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
@@ -148,35 +146,3 @@ def read_result(path: Path | str, text: str) -> TrainResult:
             reason=f"its {RESULT} is damaged",
             hint="delete that file to resume from the last checkpoint, or use another directory",
         ) from None
-
-
-def show_result(screen: Screen | Quiet, result: TrainResult, path: Path) -> None:
-    """Show the summary of a finished run. path: its directory, or its local copy."""
-    skipped = f", {result.skipped_steps} of them skipped because of a non-finite gradient" if result.skipped_steps else ""
-    top5 = "" if result.top5 is None else f"top-5 {100 * result.top5:.2f} %, "
-    length = f"{plural(result.epochs, 'epoch', '.1f')}, {plural(result.steps, 'step')}{skipped}"
-    is_best, reason = result.best_epoch is not None, f"; stopped early: {result.stop_reason}" * result.stopped_early
-    screen.info(
-        f"accuracy {100 * result.accuracy:.2f} %  ({top5}{plural(result.eval_examples, 'held-out image')})  "
-        + (f"at epoch {result.best_epoch:.1f}, of the best checkpoint" if is_best else f"after {length}")
-    )
-    if is_best:
-        screen.info(f"trained for {length}{reason}")
-    sessions, of_the_last = (f" in {result.sessions} sessions", " of the last") if result.sessions > 1 else ("", "")
-    first_step = f"first step{of_the_last} after {result.seconds_to_first_step:.0f} s"
-    screen.info(
-        f"time {format_duration(result.wall_seconds)}{sessions}, {first_step}, "
-        f"{result.images_per_second:.0f} images/s without compilation and evaluation"
-    )
-    if result.slowest and (waiting := describe({"waiting_share": result.waiting_share, "slowest": result.slowest})):
-        screen.info(waiting)
-    if result.bad_images:
-        examples = ", ".join(f"{name} ({reason})" for name, reason in list(result.bad_images.items())[:5])
-        images = plural(len(result.bad_images), "unusable image")
-        screen.info(f"skipped {images} (listed in {RESULT}): {examples}")
-    names = (RESULT, "metrics.jsonl", "training.png", "tensorboard", "profile", "checkpoints")
-    files = [name for name in names if (path / name).exists()]
-    copy = "" if str(path) == result.workdir else f" (local copy: {path})"
-    screen.info(f"results in {result.workdir}{copy}: {', '.join(files)}")
-    if "training.png" in files:
-        screen.image(path / "training.png")

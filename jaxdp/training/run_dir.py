@@ -29,8 +29,8 @@ from jaxdp.files import (
     read_text,
     write_atomically,
 )
-from jaxdp.loggers.writers import LOG, scan_log
-from jaxdp.loggers.writers import to_json as record_to_json
+from jaxdp.records import LOG, scan_log
+from jaxdp.records import to_json as record_to_json
 from jaxdp.storage.location import StorageError
 from jaxdp.validation import changes, from_json, to_json
 

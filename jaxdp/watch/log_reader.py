@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.files import open_regular
-from jaxdp.loggers.writers import is_plausible, parse_record
+from jaxdp.records import is_plausible, parse_record
 
 TAIL = 64  # bytes before the position that must be unchanged for the rest to be new
 CHUNK = 2**22

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxdp.errors import plural, printable, printable_lines
 from jaxdp.loggers.console import format_duration
-from jaxdp.loggers.events import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
+from jaxdp.records import EVENTS, FAILED, MESSAGE, RESUMING, STOPPED
 from jaxdp.report.hover import picture
 from jaxdp.report.run_history import History
 from jaxdp.report.tables import curves_note, differences_table, numbers_table, remarks, results_table, time_table

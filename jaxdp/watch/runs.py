@@ -7,8 +7,7 @@ from typing import Any
 
 from jaxdp.errors import ConfigError
 from jaxdp.files import CONFIG
-from jaxdp.loggers.events import ENDS, EVENTS, START, read_events
-from jaxdp.loggers.writers import LOG
+from jaxdp.records import ENDS, EVENTS, LOG, START, read_events
 from jaxdp.report.run_files import local_run_files
 from jaxdp.report.run_history import History, assemble
 from jaxdp.training.run_dir import CHECKPOINTS, RESULT, in_use, run_config

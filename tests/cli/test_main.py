@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxdp import session
 from jaxdp.cli import main
 from jaxdp.loggers import console
 from jaxdp.recipes import load_config
-from jaxdp.training import session
 from jaxdp.validation import from_json, to_json
 
 ROOT = Path(__file__).parents[2]

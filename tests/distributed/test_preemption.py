@@ -16,7 +16,7 @@ from helpers.processes import ROOT, TIMEOUT, log_lines, outcome, place
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.distributed.preemption import STOP_SIGNALS, SignalHandler
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 
 TINY = [
     *("--data.source", "synthetic", "--data.image-size", "8", "--data.train-examples", "64", "--data.eval-examples", "10"),

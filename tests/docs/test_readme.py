@@ -139,7 +139,8 @@ def test_documented_training_commands_use_different_directories():
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands()))
 def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
     """Parsed and planned, without training."""
-    from jaxdp.training import run_setup, session
+    from jaxdp import session
+    from jaxdp.training import run_setup
 
     if "--compile-for" in flags and aot.unavailable_reason():
         pytest.skip(aot.unavailable_reason())

@@ -23,9 +23,10 @@ from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
-from jaxdp.loggers.writers import JsonLines, read_log
+from jaxdp.loggers.callbacks import JsonLines
+from jaxdp.records import read_log
+from jaxdp.session import train
 from jaxdp.training import health
-from jaxdp.training.session import train
 
 
 def names(workdir):

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 
 pytestmark = pytest.mark.slow
 

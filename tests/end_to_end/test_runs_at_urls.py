@@ -22,14 +22,14 @@ from PIL import Image
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
 from jaxdp.cli.main import main
+from jaxdp.cloud import mirror
 from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.loggers.console import Quiet
+from jaxdp.session import train
 from jaxdp.storage.local import run_copy
-from jaxdp.training import mirror
-from jaxdp.training.session import train
 
 pytestmark = pytest.mark.slow
 LEASE_SECONDS = 3.0

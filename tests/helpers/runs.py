@@ -6,8 +6,8 @@ import pytest
 
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import RECORD_FIELDS, TIMING, read_log
-from jaxdp.training.session import Command, run_session
+from jaxdp.records import RECORD_FIELDS, TIMING, read_log
+from jaxdp.session import Command, run_session
 
 
 class Interrupted(Exception):

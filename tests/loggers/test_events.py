@@ -15,7 +15,8 @@ from jaxdp import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.loggers import events
 from jaxdp.loggers.console import Quiet, Screen
-from jaxdp.loggers.events import EventLog, read_events
+from jaxdp.loggers.events import EventLog
+from jaxdp.records import read_events
 
 
 class StoppingScreen(Recorder):

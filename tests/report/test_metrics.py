@@ -9,7 +9,7 @@ import pytest
 from helpers.report import write_run
 
 from jaxdp.cli import main
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 from jaxdp.report import metrics_csv
 
 

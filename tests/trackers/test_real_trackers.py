@@ -16,7 +16,7 @@ from helpers.runs import Recorder, train_shown, train_until
 from helpers.tracked import MlflowServer, log_points, untimed, wandb_points, wandb_records
 
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 from jaxdp.trackers import supervisor
 from jaxdp.validation import flatten, to_json
 

@@ -14,8 +14,7 @@ from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.config import Storage
-from jaxdp.loggers.events import read_events
-from jaxdp.loggers.writers import TIMING, read_log
+from jaxdp.records import TIMING, read_events, read_log
 from jaxdp.storage.local import run_copy
 from jaxdp.trackers import supervisor
 from jaxdp.trackers.run_files import TrackerState, exclusive
@@ -26,7 +25,7 @@ from jaxdp.validation import flatten
 def with_tracker(tiny, monkeypatch):
     """with_tracker(target): `tiny` with the tracker of helpers.fake_tracker in place of MLflow; waits are short."""
     monkeypatch.setitem(supervisor.CLIENTS, "mlflow", CLIENT)
-    monkeypatch.setattr("jaxdp.training.session.check_packages", lambda config: None)
+    monkeypatch.setattr("jaxdp.session.check_packages", lambda config: None)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.setattr(supervisor, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 20.0)

@@ -21,10 +21,10 @@ from jaxdp.checkpoint import manager
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager, Rollback
 from jaxdp.config import Checkpoint, Finetune, LossScale
-from jaxdp.loggers.writers import TIMING, read_log
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, _collectives, compare_sums, reference_reduction, rounding_bound
+from jaxdp.records import TIMING, read_log
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import step_compiler
 from jaxdp.training.audit_program import AuditProgram, BucketFacts, describe, failure_message, local_findings

@@ -14,7 +14,7 @@ from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint, Evaluation
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 from jaxdp.training.callback import Callbacks
 
 

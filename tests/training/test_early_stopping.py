@@ -19,7 +19,7 @@ from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
-from jaxdp.loggers.writers import RECORD_FIELDS
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.training import checkpoints, loop
 from jaxdp.training.early_stopping import too_few_evaluations, update
 

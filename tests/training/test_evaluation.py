@@ -16,8 +16,8 @@ from jaxdp.data.in_memory import SyntheticSource
 from jaxdp.data.loader import IGNORED
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.writers import read_log
 from jaxdp.parallel.mesh import make_mesh
+from jaxdp.records import read_log
 from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
 
 CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))

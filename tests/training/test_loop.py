@@ -20,10 +20,10 @@ from jaxdp.data.sources import open_datasets
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import TIMING
+from jaxdp.loggers.summary import show_result
 from jaxdp.planning import make_plan
+from jaxdp.records import TIMING
 from jaxdp.training import step_compiler, step_metrics
-from jaxdp.training.result import show_result
 from jaxdp.validation import from_json
 
 

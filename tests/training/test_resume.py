@@ -21,7 +21,7 @@ from jaxdp.data.loader import DataError
 from jaxdp.distributed.preemption import SignalHandler
 from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 from jaxdp.report import report
 from jaxdp.training import health
 

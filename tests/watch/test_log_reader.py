@@ -6,7 +6,7 @@ import os
 import pytest
 from helpers.watch import append, training_record
 
-from jaxdp.loggers.writers import parse_record
+from jaxdp.records import parse_record
 from jaxdp.watch import log_reader
 from jaxdp.watch.log_reader import LogReader
 

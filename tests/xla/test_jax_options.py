@@ -26,7 +26,7 @@ from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.loggers.console import Quiet
-from jaxdp.loggers.writers import read_log
+from jaxdp.records import read_log
 from jaxdp.training.step_compiler import mesh_of, trace_train_step
 from jaxdp.xla.jax_options import OWN, REFUSED, own_options, set_aside
 

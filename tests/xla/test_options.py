@@ -17,7 +17,7 @@ from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.session import train
+from jaxdp.session import train
 from jaxdp.xla import options
 
 COUNT_COMPILATIONS = """

@@ -1,18 +1,21 @@
-"""The records of a run's log, flat dicts, and the file metrics.jsonl. RECORD_FIELDS describes their fields."""
+"""What a run has recorded: metrics.jsonl, whose records are flat dicts with the fields of RECORD_FIELDS, and events.jsonl."""
 
-import errno
 import io
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from jaxdp.files import LOG as LOG
 from jaxdp.files import open_regular
 
+EVENTS = "events.jsonl"
+START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "failed", "finished"
+RESUMING = "resuming from "  # how the message of a session that continues from a checkpoint begins
+ENDS = (STOPPED, FAILED, FINISHED)
+MAX_READ = 2**18  # bytes that are read, from the end of the file
 RECORD_FIELDS = {  # also the table in docs/watching.md
     "step": "steps so far",
     "samples": "training images so far",
@@ -102,47 +105,27 @@ def is_plausible(record: dict[str, Any]) -> bool:
     return numbers and record.get("epoch") is not None
 
 
-class JsonLines:
-    """Appends each record to a file as one line of JSON, without buffering.
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The last events in an events.jsonl, oldest first; leaves out damaged lines. [] without the file.
 
-    buffer_when_full: if the disk is full, keep lines in memory and write them when there is space again; reported once to
-    `info`.
+    Every event has `event` and `text`, strings, and may have `samples`, `sessions` and `wall_seconds`, numbers.
     """
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_READ))
+            lines = file.read(MAX_READ).split(b"\n")[:-1]
+    except OSError:
+        return []
+    return [event for line in lines if (event := _parse(line)) is not None]
 
-    def __init__(self, path: Path, *, buffer_when_full: bool = False, info: Callable[[str], Any] = print) -> None:
-        self.path, self.buffer_when_full, self.info = path, buffer_when_full, info
-        self.file = open_regular(path, "ab")
-        self._lock = Lock()  # the saving thread calls `sync` while the training loop writes
-        self._buffer = b""
-        self._full_reported = False
 
-    def write(self, record: dict[str, Any]) -> None:
-        try:
-            self._flush(to_json(record).encode() + b"\n")
-        except OSError as error:
-            if not (self.buffer_when_full and error.errno in (errno.ENOSPC, errno.EDQUOT)):
-                raise OSError(error.errno, error.strerror, str(self.path)) from None
-            if not self._full_reported:
-                self._full_reported = True
-                self.info(
-                    f"{self.path}: {error.strerror}; training continues, and the log is written when there is space again"
-                )
-
-    def _flush(self, data: bytes = b"") -> None:
-        """Write the buffer and `data`."""
-        with self._lock:
-            self._buffer += data
-            while self._buffer:
-                written = self.file.write(self._buffer)
-                self._buffer = self._buffer[written:]
-
-    def sync(self) -> None:
-        """Flush all lines to the disk. Raises OSError if that fails."""
-        self._flush()
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        try:
-            self._flush()
-        finally:
-            self.file.close()
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not all(isinstance(event.get(name), str) for name in ("event", "text")):
+        return None
+    names = ("samples", "sessions", "wall_seconds")
+    numbers = {name: event[name] for name in names if isinstance(event.get(name), int | float)}
+    return {"event": event["event"], "text": event["text"]} | numbers

@@ -16,6 +16,8 @@ from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
 from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.checkpoint.retention import Retention
+from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
+from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
@@ -27,6 +29,7 @@ from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
+from jaxdp.loggers.summary import show_result
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
 from jaxdp.trackers.supervisor import Trackers, check_packages
@@ -36,9 +39,7 @@ from jaxdp.training.early_stopping import too_few_evaluations
 from jaxdp.training.health import small_worker_warning
 from jaxdp.training.initialize import StartPoint
 from jaxdp.training.loop import fit
-from jaxdp.training.mirror import Mirror, MirrorFollower, Uploads, location_of
-from jaxdp.training.remote_workdir import open_remote_workdir
-from jaxdp.training.result import TrainResult, read_result, show_result
+from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run import Run
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate

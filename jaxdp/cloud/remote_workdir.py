@@ -11,18 +11,18 @@ from pathlib import Path
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
+from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
-from jaxdp.loggers.events import EVENTS
+from jaxdp.records import EVENTS
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
 from jaxdp.storage.patience import open_patiently
 from jaxdp.training import autotune
-from jaxdp.training.mirror import Mirror, MirrorFollower
 from jaxdp.training.run_dir import CLASSES, lock_run_dir
 
 FIELD = "--workdir"

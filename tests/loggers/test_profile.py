@@ -14,11 +14,11 @@ from helpers.runs import Recorder, train_shown, train_until
 from jaxdp import ConfigError, models, train
 from jaxdp.cli import main
 from jaxdp.config import Phase
+from jaxdp.loggers.profile import time_shares
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.training.step_compiler import trace_train_step
 from jaxdp.validation import validate
-from jaxdp.xla.profiler import time_shares
 
 PARTS = ("augmentation", "forward", "backward", "all-reduce", "optimizer")
 STEP_HLO = """HloModule step
@@ -126,7 +126,7 @@ def test_train_profile_beyond_the_last_step_raises_config_error(tiny_resnet, tmp
 
 
 def test_train_profile_flag_sets_logging_profile(monkeypatch, capsys):
-    from jaxdp.training import session
+    from jaxdp import session
 
     given = []
     monkeypatch.setattr(session, "run_session", lambda config, *_, **__: given.append(config.logging.profile))

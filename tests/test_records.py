@@ -1,8 +1,8 @@
-"""Tests of jaxdp.loggers.writers."""
+"""Tests of jaxdp.records."""
 
 from pathlib import Path
 
-from jaxdp.loggers.writers import RECORD_FIELDS, to_json
+from jaxdp.records import RECORD_FIELDS, to_json
 
 
 def test_to_json_writes_numbers_that_are_not_finite_as_null():
@@ -10,5 +10,5 @@ def test_to_json_writes_numbers_that_are_not_finite_as_null():
 
 
 def test_manual_has_every_field_of_a_record():
-    page = (Path(__file__).parents[2] / "docs/watching.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/watching.md").read_text()
     assert "".join(f"| `{name}` | {meaning} |\n" for name, meaning in RECORD_FIELDS.items()) in page

@@ -1,0 +1,1 @@
+"""Runs at URLs: the local copy of a run, and its uploads."""
