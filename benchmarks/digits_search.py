@@ -80,7 +80,7 @@ def run(flags: list[str], seed: int) -> dict:
             batch = prefetch.to_global(
                 prefetch.train_batch(datasets.train, seed=seed, first_sample=first, global_batch=phase.global_batch), mesh
             )
-            state, metrics = step(state, batch, programs.hyperparameters(phase, first))
+            state, metrics = step(state, batch, programs.hyperparameters(phase, programs.plan.learning_rate(first)))
             losses.append(round(float(metrics["loss"]), 4))
             statistics = averaged(statistics, state.batch_stats)
             after = first + phase.global_batch

@@ -54,6 +54,7 @@ def raising_process(workdir: str, ends_at: float) -> None:
     """Train as one process of a run whose data set raises after so many images."""
     import tyro
 
+    import jaxdp
     from jaxdp.config import Config, Data
     from jaxdp.recipes import load_config
 

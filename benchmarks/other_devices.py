@@ -50,7 +50,7 @@ def trained(vertical: int, horizontal: int, steps: int, last_bits: bool = False)
         batch = prefetch.to_global(
             prefetch.train_batch(data.train, seed=config.seed, first_sample=samples, global_batch=phase.global_batch), mesh
         )
-        state, metrics = step(state, batch, programs.hyperparameters(phase, samples))
+        state, metrics = step(state, batch, programs.hyperparameters(phase, programs.plan.learning_rate(samples)))
         if number + 1 in SHOWN:
             leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(state.params)]
             found.append({"step": number + 1, "parameters": np.concatenate(leaves), "loss": float(metrics["loss"])})

@@ -50,7 +50,7 @@ def main():
     batch = prefetch.to_global(
         prefetch.train_batch(prepared.datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
     )
-    rates = programs.hyperparameters(phase, 0)
+    rates = programs.hyperparameters(phase, plan.learning_rate(0))
 
     def window(checkpoints, number):
         nonlocal state

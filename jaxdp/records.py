@@ -61,7 +61,7 @@ TIMING = (
 )
 
 
-def to_json(record: dict[str, Any], indent: int | None = None) -> str:
+def to_json(record: Mapping[str, Any], indent: int | None = None) -> str:
     """A record as standard JSON: NaN and infinity become null."""
     return json.dumps(without_nan(record), indent=indent, allow_nan=False)
 

@@ -6,6 +6,7 @@ An epoch is samples seen / number of training examples, so a rate does not depen
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from typing import NamedTuple
 
 from jaxdp.choices import MOMENTUM_RULES, SCHEDULES
@@ -114,8 +115,14 @@ def interval_elapsed(every: float | None, *, unit: int, before: int, after: int)
     """
     if every is None:
         return False
-    interval = Fraction(str(every)) * unit
-    return math.floor(before / interval) < math.floor(after / interval)
+    numerator, denominator = _interval(every, unit)
+    return before * denominator // numerator < after * denominator // numerator
+
+
+@cache
+def _interval(every: float, unit: int) -> tuple[int, int]:
+    """`every` units of `unit` samples, as (numerator, denominator)."""
+    return (Fraction(str(every)) * unit).as_integer_ratio()
 
 
 def samples_until(epoch: float, examples: int) -> int:

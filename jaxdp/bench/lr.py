@@ -108,7 +108,7 @@ def run(
     state = compiler.placement(phase).place(state)
     batches = setup.open_batches(phase, mesh, 0, resident=setup.images_on_device)
     rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
-    hyperparameters = compiler.hyperparameters(phase, 0)
+    hyperparameters = compiler.hyperparameters(phase, 0.0)
     try:
         for number, rate in enumerate(rates, 1):
             hyperparameters["learning_rate"] = from_host(np.float32(rate), mesh)

@@ -162,7 +162,7 @@ class SignalHandler:
 
     def wait_for(self, future: Future[Result]) -> Result:
         """The result of a future. Raises StopTraining if the processes stop meanwhile; the future is not cancelled."""
-        while not wait([future], CHECK_SECONDS).done:
+        while not future.done() and not wait([future], CHECK_SECONDS).done:
             self.raise_if_stop_agreed()
         return future.result()
 

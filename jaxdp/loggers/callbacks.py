@@ -52,7 +52,7 @@ class JsonLines:
         self._buffer = b""
         self._full_reported = False
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         try:
             self._flush(to_json(record).encode() + b"\n")
         except OSError as error:
@@ -106,7 +106,7 @@ class MetricsFile(Callback):
 
     def _write(self, run: Run, record: Mapping[str, Any]) -> None:
         with run.processes.status.performing("writing the log"):
-            self.file.write(with_wall_time(run, record))
+            self.file.write(record)
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
         self.file.close()
@@ -129,12 +129,12 @@ class RecordWriter(Callback):
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         if run.is_logged:
-            self.writer.write(with_wall_time(run, metrics))
+            self.writer.write({**metrics})
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
         if run.examples and hasattr(self.writer, "write_examples"):  # first, so that a reader of the log finds the pictures
             self.writer.write_examples(evaluation, *run.examples)
-        self.writer.write(with_wall_time(run, evaluation))
+        self.writer.write({**evaluation})
 
     def on_end(self, run: Run, result: TrainResult | None) -> None:
         self.writer.close()
@@ -157,11 +157,6 @@ def open_tensorboard(run: Run) -> TensorBoard:
     table = mesh_table(run.plan.phases, run.devices[0].device_kind, run.compiler.shown_strategy)
     folder: Path = run.workdir / "tensorboard"
     return TensorBoard(folder, run.progress.samples, RunInfo(run.config, table, run.datasets.classes))
-
-
-def with_wall_time(run: Run, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a record, with the time since the start of the run."""
-    return {**record, "wall_seconds": run.clock.wall_seconds}
 
 
 def _without_timing(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
+from jaxdp.data.records import masked_checksum
+from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
 from jaxdp.planning import PlannedPhase
 from jaxdp.validation import flatten, to_json
@@ -47,7 +50,6 @@ class TensorBoard:
 
     def __init__(self, directory: Path, samples: int, run_info: RunInfo | None = None) -> None:
         """samples: samples seen by the run; events beyond these, from an interrupted session, are hidden."""
-        from tensorboardX import RecordWriter
         from tensorboardX.proto import event_pb2
 
         self._event = event_pb2.Event
@@ -55,7 +57,7 @@ class TensorBoard:
         # TensorBoard reads the files of a directory in the order of their names. Each event is written at once, so that a kill
         # loses none: tensorboardX's SummaryWriter keeps them in memory for up to two minutes.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
-        self.file = RecordWriter(str(directory / name))
+        self.file = open_regular(directory / name, "ab")
         self._write(file_version="brain.Event:2")
         if samples:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -80,18 +82,22 @@ class TensorBoard:
             self._write(summary=summary)
 
     def _write(self, samples: int = 0, **content: Any) -> None:
-        """Append an event to the file."""
-        self.file.write(self._event(wall_time=time.time(), step=samples, **content).SerializeToString())
-        self.file.flush()
+        """Append an event to the file, which is a TFRecord file. RecordWriter of tensorboardX would wait for the disk."""
+        data = self._event(wall_time=time.time(), step=samples, **content).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
     def write(self, record: dict[str, Any]) -> None:
+        from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import scalar
 
+        summary = Summary()
         for name, value in record.items():
             if name not in ("step", "samples"):
                 group = "evaluation" if name.startswith("eval_") else "training"
                 tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
-                self._write(record["samples"], summary=scalar(tag, value, summary_description=text))
+                summary.MergeFrom(scalar(tag, value, summary_description=text))
+        self._write(record["samples"], summary=summary)
 
     def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
         """Write the image of `example_grid`. arrays: images, labels and predicted classes."""

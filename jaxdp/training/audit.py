@@ -45,7 +45,9 @@ class Audit(Callback):
         processes.set_activity("audit", step)
         barrier(processes, f"the audit of step {step}")
         with run.clock.paused("audit"):
-            findings = program(run.state, batch, run.compiler.hyperparameters(run.phase, progress.samples))
+            findings = program(
+                run.state, batch, run.compiler.hyperparameters(run.phase, run.plan.learning_rate(progress.samples))
+            )
             all_findings = processes.all_gather_object("the audit's findings", findings, while_waiting=lambda: None)
             if error := audit_program.describe(all_findings, program, processes.hosts):
                 raise audit_program.AuditFailed(self._fail(run, step, error))

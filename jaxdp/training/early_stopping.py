@@ -10,6 +10,7 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.config import RESUME_SAFE_FIELDS, Config, Stop
 from jaxdp.errors import plural
 from jaxdp.planning import Plan
+from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.validation import changes
 
@@ -35,7 +36,8 @@ class EarlyStopping(Callback):
         """All processes call this with the same record; rank 0's value counts."""
         metric = run.config.stop.metric
         values = run.processes.all_gather_object("the metric of early stopping", evaluation[metric], while_waiting=lambda: None)
-        update(run.progress, run.config.stop, {**evaluation, metric: values[0]})
+        record = {name: value for name, value in evaluation.items() if name not in TIMING}
+        update(run.progress, run.config.stop, record | {metric: values[0]})
         best = run.progress.best
         if best is not None and best["samples"] == run.progress.samples:
             run.save()

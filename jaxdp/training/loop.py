@@ -132,13 +132,14 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     progress, phase, plan, before = run.progress, run.phase, run.plan, run.progress.samples
     run.processes.set_activity("step", progress.steps + 1, "starting the step")
     started = time.monotonic()
-    run.state, metrics = step(run.state, batch, run.compiler.hyperparameters(phase, before))
+    rate = plan.learning_rate(before)
+    run.state, metrics = step(run.state, batch, run.compiler.hyperparameters(phase, rate))
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
         progress.request_evaluation()
     record = progress.position(plan.examples) | {
         "phase": phase.index,
-        "learning_rate": plan.learning_rate(before),
+        "learning_rate": rate,
         "momentum": phase.momentum,
         "global_batch": phase.global_batch,
     }
@@ -158,7 +159,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         run.step_times = step.started, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
-        record |= run.clock.throughput()
+        record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
         run.progress.record_skipped_steps(record.get("skipped_steps", 0))
         with run.recording(record, is_logged=step.is_logged):
             run.callbacks.after_step(run, MappingProxyType(record))
@@ -196,12 +197,13 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             wait_for=signals.wait_for,
             observer=examples,
         )
-        record, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
+        evaluation, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
         processes.set_activity("evaluate", detail="writing the log")
+        record = evaluation | {"wall_seconds": run.clock.wall_seconds}
         with run.recording(record, is_logged=True):
             run.callbacks.after_evaluation(run, MappingProxyType(record))
-        progress.finish_evaluation(record)
-    return record
+        progress.finish_evaluation(evaluation)
+    return evaluation
 
 
 def save_now(run: Run) -> None:

@@ -162,6 +162,7 @@ class StepCompiler:
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.placements: dict[tuple[int, int], Replicated] = {}
         self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # transferred to a mesh once
+        self.momentum = cache(lambda momentum, mesh: from_host(np.float32(momentum), mesh))
         self.futures: dict[tuple, Future] = {}
         self.resident_images: dict[Mesh, jax.Array] = {}
         self.lock = Lock()
@@ -283,11 +284,11 @@ class StepCompiler:
                 self.resident_images[mesh] = from_host(self.images, mesh)
             return _ResidentStep(compiled, self.resident_images[mesh])
 
-    def hyperparameters(self, phase: PlannedPhase, samples: int) -> dict[str, jax.Array]:
-        """Scalars on the devices for the step that starts at `samples` samples seen."""
-        values = {"learning_rate": np.float32(self.plan.learning_rate(samples)), "momentum": np.float32(phase.momentum)}
+    def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, jax.Array]:
+        """Scalars on the devices for a step of a phase with this learning rate."""
         mesh = self.mesh(phase)
-        return {name: from_host(value, mesh) for name, value in values.items()} | {"seed": self.seed(mesh)}
+        constant = self.seed(mesh), self.momentum(phase.momentum, mesh)
+        return {"learning_rate": from_host(np.float32(learning_rate), mesh), "seed": constant[0], "momentum": constant[1]}
 
     def close(self) -> None:
         """Cancel compilations that have not started."""

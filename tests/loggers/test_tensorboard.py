@@ -12,7 +12,7 @@ from PIL import Image
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
-from jaxdp import train
+from jaxdp import Callback, train
 from jaxdp.config import Config
 from jaxdp.data.sources import open_datasets
 from jaxdp.loggers.callbacks import RecordWriter
@@ -91,9 +91,12 @@ def test_sessions_that_start_in_the_same_second_write_different_files(tmp_path):
 
 
 def test_run_whose_tensorboard_directory_cannot_be_written_continues_without(with_tensorboard, tmp_path):
-    (tmp_path / "tensorboard").write_text("a file")
+    class Blocks(Callback):
+        def on_start(self, run):
+            (tmp_path / "tensorboard").write_text("a file")
+
     screen = Recorder()
-    result = train_shown(with_tensorboard, tmp_path, screen=screen)
+    result = train_shown(with_tensorboard, tmp_path, screen=screen, callbacks=[Blocks()])
     assert [line for line in screen.lines if "TensorBoard" in line] == [
         f"TensorBoard.on_start raised FileExistsError: [Errno 17] File exists: '{tmp_path}/tensorboard'; "
         "the run continues without it"

@@ -351,7 +351,7 @@ def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
     plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), examples=50, devices=4)
     programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
     for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
-        hyperparameters = programs.hyperparameters(phase, phase.first_sample)
+        hyperparameters = programs.hyperparameters(phase, programs.plan.learning_rate(phase.first_sample))
         assert float(hyperparameters["momentum"]) == pytest.approx(momentum)
         assert float(hyperparameters["learning_rate"]) == pytest.approx(plan.learning_rate(phase.first_sample))
     programs.close()

@@ -1,0 +1,134 @@
+"""Cost of a run around its step: the default callbacks and the loop, against the compiled step with the loader alone.
+
+    python benchmarks/callbacks.py [--pairs 7] [--steps 4000]
+
+A perceptron of two layers, batch 32, on one CPU device, where computing and the host share the cores: the difference is an
+upper bound of what a run on accelerators needs. A run with the default callbacks alternates with the same steps alone, in one
+process; its time is that of the steps between the first ones and the last. Writes benchmarks/results/callbacks.json and prints
+a table.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+
+import jaxdp
+from jaxdp import models
+from jaxdp.bench.environment import provenance
+from jaxdp.config import Checkpoint, Config, Data, Evaluation, Guard, Mesh, Model, Optimizer, Phase
+from jaxdp.loggers.console import Quiet
+from jaxdp.session import Command, run_session
+from jaxdp.training.callback import Callback
+from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import create_state
+from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.validation import validate
+from jaxdp.xla.jax_options import own_options
+
+ROOT = Path(__file__).parent.parent
+BATCH, EXAMPLES, WARM_UP = 32, 4096, 50
+
+
+class Perceptron(nn.Module):
+    """Two layers."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, images):
+        return nn.Dense(self.classes)(nn.relu(nn.Dense(64)(images.reshape(len(images), -1))))
+
+
+def config_of(steps):
+    """`steps` steps with the default callbacks; evaluated and saved at the end only."""
+    jaxdp.register_model("perceptron", Perceptron)
+    return validate(
+        Config(
+            epochs=steps * BATCH / EXAMPLES,
+            data=Data(source="synthetic", image_size=8, train_examples=EXAMPLES, eval_examples=64, augmentation="none"),
+            model=Model(name="perceptron", classes=10),
+            batch=(Phase(BATCH),),
+            optimizer=Optimizer(name="sgd"),
+            schedule=dataclasses.replace(Config().schedule, learning_rate=0.01, warmup_epochs=0.0),
+            mesh=Mesh(cpu_devices=1),
+            evaluation=Evaluation(every_epochs=None),
+            checkpoint=Checkpoint(every_epochs=None, every_minutes=None),
+            guard=Guard(),
+        )
+    )
+
+
+class Times(Callback):
+    """The time of a step, without the first ones."""
+
+    def after_step(self, run, metrics):
+        if metrics["step"] == WARM_UP:
+            self.began = time.perf_counter()
+        if metrics["step"] == run.plan.total_steps:
+            self.seconds = (time.perf_counter() - self.began) / (metrics["step"] - WARM_UP)
+
+
+def time_run(config):
+    times = Times()
+    with tempfile.TemporaryDirectory() as folder:
+        run_session(config, Path(folder) / "run", callbacks=[times], command=Command(screen=Quiet()))
+    return times.seconds
+
+
+@own_options()
+def time_steps(config):
+    setup = RunSetup.create(config)
+    phase, model = setup.plan.phases[0], models.create(setup.config.model)
+    compiler = StepCompiler.for_run(setup, model, {})
+    step, mesh = compiler.prepare_train(phase).result(), compiler.mesh(phase)
+    state, rates = create_state(setup.config, model, mesh), compiler.hyperparameters(phase, 0.01)
+    with closing(setup.open_batches(phase, mesh, 0, resident=compiler.images is not None)) as batches:
+        count = 0
+        while (batch := batches.next()) is not None:
+            state, _ = step(state, batch, rates)
+            count += 1
+            if count == WARM_UP:
+                jax.block_until_ready(state)
+                began = time.perf_counter()
+        jax.block_until_ready(state)
+        seconds = (time.perf_counter() - began) / (count - WARM_UP)
+    compiler.close()
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4000)
+    arguments = parser.parse_args()
+    config = config_of(arguments.steps)
+    time_steps(config), time_run(config)
+    pairs = []
+    for number in range(arguments.pairs):
+        order = (time_steps, time_run) if number % 2 else (time_run, time_steps)
+        times = {function.__name__: 1e6 * function(config) for function in order}
+        pairs.append((times["time_steps"], times["time_run"]))
+        print(f"steps alone {pairs[-1][0]:7.1f} us, run {pairs[-1][1]:7.1f} us", flush=True)
+    alone, run = (statistics.median(column) for column in zip(*pairs, strict=True))
+    difference = statistics.median(run - alone for alone, run in pairs)
+    result = {
+        "microseconds": {"step alone": alone, "step of a run": run, "difference": difference},
+        "pairs": pairs,
+        "steps": arguments.steps,
+        "environment": provenance(),
+    }
+    path = ROOT / "benchmarks/results/callbacks.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"median: step alone {alone:.0f} us, step of a run {run:.0f} us, difference {difference:.0f} us; {path}")
+
+
+if __name__ == "__main__":
+    main()
