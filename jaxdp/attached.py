@@ -40,10 +40,10 @@ def callbacks_of(
         own.append(Profile(steps))
     loggers: list[Callback | None] = [
         Plot(),  # drawn when the log is closed: `on_end` is called in the reverse order
-        Console(screen),
         MetricsFile(),
         RecordWriter("TensorBoard", open_tensorboard) if logging.tensorboard else None,
         trackers,
+        Console(screen),
     ]
     present = [callback for callback in loggers if callback] if is_rank0 else []
     return Callbacks([callback for callback in own if callback], users, present)

@@ -327,6 +327,7 @@ class _Session:
             signals=self.signals,
             callbacks=callbacks,
             info=screen.info,
+            status=screen.status,
             resume_action=screen.resume_action,
             started=self.started,
             uploader=self.mirror,

@@ -119,7 +119,7 @@ def _sessions(workdir: Path) -> int:
 
 def _initial_state(run: Run, weights: Weights | None) -> TrainState:
     """The state before the first step, from the seed and, if given, weights."""
-    run.info("compiling ...")
+    run.status("compiling")
     run.processes.set_activity("compile")
     run.compiler.prepare_train(run.phase)
     with run.clock.waiting_for_compiler():

@@ -183,6 +183,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         processes.set_activity("evaluate", detail="a batch")
 
     processes.set_activity("evaluate")
+    run.status("evaluating")
     with run.clock.paused("evaluation"):
         barrier(processes, "evaluation")
         signals.pass_sync_point()  # before the collectives that gather the parameters

@@ -62,15 +62,16 @@ class Run:
         signals: SignalHandler,
         callbacks: Callbacks,
         info: Callable[[str], Any],
+        status: Callable[[str], Any],
         resume_action: str,
         started: float,
         uploader: Any = None,
     ) -> None:
-        """resume_action: what resumes the run, as the subject of a sentence. started: `time.monotonic()` at the start of the
-        command. uploader: uploads its files, for a run at a URL."""
+        """status: shows the current activity, such as "compiling". resume_action: what resumes the run, as the subject of a
+        sentence. started: `time.monotonic()` at the start of the command. uploader: uploads its files, for a run at a URL."""
         self.setup, self.config, self.plan, self.devices = setup, setup.config, setup.plan, setup.devices
         self.datasets, self.workdir, self.location, self.uploader = setup.datasets, workdir, location, uploader
-        self.signals, self.processes, self.callbacks, self.info = signals, signals.group, callbacks, info
+        self.signals, self.processes, self.callbacks, self.info, self.status = signals, signals.group, callbacks, info, status
         self.resume_action, self.started, self.progress = resume_action, started, Progress()
         self.model = models.create(self.config.model)
         self.compiler: StepCompiler

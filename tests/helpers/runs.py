@@ -1,6 +1,7 @@
 """Training runs for tests: screens that record and interrupt, and what a finished run leaves."""
 
 import json
+import time
 
 import pytest
 
@@ -32,9 +33,10 @@ class Recorder(Quiet):
             raise Interrupted
 
 
-def train_shown(config, workdir, *, screen=None, signals=None, **options):
-    """`jaxdp.train` with the screen and the signals of a command."""
-    return run_session(config, workdir, command=Command(screen=screen, signals=signals), **options)
+def train_shown(config, workdir, *, screen=None, signals=None, started=None, **options):
+    """`jaxdp.train` with the screen, the signals and the start of a command."""
+    started = time.monotonic() if started is None else started
+    return run_session(config, workdir, command=Command(screen, started, signals), **options)
 
 
 def train_until(config, workdir, step=None, evaluated=None, **options):

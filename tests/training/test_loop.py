@@ -23,7 +23,7 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.summary import show_result
 from jaxdp.planning import make_plan
 from jaxdp.records import TIMING
-from jaxdp.training import step_compiler, step_metrics
+from jaxdp.training import loop, step_compiler
 from jaxdp.validation import from_json
 
 
@@ -123,7 +123,7 @@ def test_metrics_of_a_step_are_fetched_after_the_next_dispatch(tiny, tmp_path, m
         return fetch(tree)
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_train", compile_recording_dispatches)
-    monkeypatch.setattr(step_metrics.jax, "device_get", get)
+    monkeypatch.setattr(loop.jax, "device_get", get)
     config = dataclasses.replace(tiny, batch=(Phase(8),), evaluation=dataclasses.replace(tiny.evaluation, every_epochs=None))
     config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=None))
     train(config, tmp_path)

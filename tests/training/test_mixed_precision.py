@@ -245,9 +245,9 @@ def spy(function, calls):
 
 
 def spy_on_state(method, states):
-    def wrapper(self, phase):
-        states.append(self.state)
-        return method(self, phase)
+    def wrapper(run):
+        states.append(run.state)
+        return method(run)
 
     return wrapper
 
