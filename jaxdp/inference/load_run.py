@@ -20,7 +20,6 @@ from jaxdp.checkpoint.manifest import (
     verify_files,
 )
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests
 from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
@@ -29,6 +28,7 @@ from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
+from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate

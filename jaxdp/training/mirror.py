@@ -24,7 +24,6 @@ from jaxdp.checkpoint.manifest import (
     state_files,
 )
 from jaxdp.checkpoint.orbax_io import part_folder
-from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError, first_line, plural
@@ -32,6 +31,7 @@ from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
 from jaxdp.storage.lease import Lease, LeaseLost
 from jaxdp.storage.location import StorageError
 from jaxdp.storage.patience import Patience
+from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts
 DRAIN_SECONDS = 600.0  # without any success, after which the end of a run no longer waits for uploads

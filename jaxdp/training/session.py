@@ -13,7 +13,6 @@ import jax
 
 from jaxdp.checkpoint.listing import latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
-from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime, watchdog
@@ -28,6 +27,7 @@ from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.writers import Writer, wrap_writers
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
+from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.early_stopping import too_few_evaluations

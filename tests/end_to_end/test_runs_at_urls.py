@@ -20,13 +20,13 @@ from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars
 from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
-from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
 from jaxdp.cli.main import main
 from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.storage.local import run_copy
+from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.training import mirror
 from jaxdp.training.session import train
 

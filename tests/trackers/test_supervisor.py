@@ -12,11 +12,11 @@ from helpers.runs import Recorder, train_until
 
 from jaxdp import ConfigError, train
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.config import Storage
 from jaxdp.loggers.events import read_events
 from jaxdp.loggers.writers import TIMING, read_log
 from jaxdp.storage.local import run_copy
+from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers import supervisor
 from jaxdp.trackers.run_files import TrackerState, exclusive
 from jaxdp.validation import flatten

@@ -6,13 +6,13 @@ import pytest
 from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.errors import TrainingError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import Lease, newest_lease
 from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.remote_run import RemoteRun
 from jaxdp.training import mirror as module
 from jaxdp.training.mirror import Mirror
 
