@@ -61,7 +61,7 @@ PATCHED = {
     "decoder thread": "jaxdp.data.loader:decode",
     "collective": "jaxdp.training.step_compiler:StepCompiler._compile_train",
     "writer": "jaxdp.loggers.step_log:StepLog.write_step",
-    "save": "jaxdp.checkpoint.manager:CheckpointManager._prepare",
+    "save": "jaxdp.checkpoint.manager:CheckpointManager._write",
     "result": "jaxdp.training.trainer:write_atomically",
     "slow step": "jaxdp.training.trainer:Trainer._next_batch",
 }

@@ -2,9 +2,9 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 
 @dataclass
@@ -22,8 +22,8 @@ class Progress:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    samples: int = 0
-    steps: int = 0
+    samples: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    steps: Annotated[int, Field(ge=0, lt=2**63)] = 0
     wall_seconds: float = 0.0
     training_seconds: float = 0.0
     evaluation_seconds: float = 0.0

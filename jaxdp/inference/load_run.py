@@ -13,9 +13,9 @@ from jaxdp import models
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric, checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
+    CheckpointError,
     CorruptCheckpoint,
     Manifest,
-    UnreadableCheckpoint,
     read_manifest,
     verify_files,
 )
@@ -62,7 +62,7 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
             manifest = read_manifest(path)
             row |= _facts(manifest)
             verify_files(manifest)
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             row["error"] = str(error)
             if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
@@ -122,7 +122,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manife
     for manifest in manifests:
         try:
             verify_files(manifest)
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             if manifest.path.exists():
                 errors[manifest.path] = str(error)
             continue
@@ -145,7 +145,7 @@ def _best_known(folder: Path) -> Manifest | None:
     try:
         manifest = read_manifest(folder / str(best["samples"]))
         verify_files(manifest)
-    except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+    except CheckpointError as error:
         print(f"jaxdp: using the newest checkpoint instead of the best one: {error}", file=sys.stderr, flush=True)
         return None
     return manifest
@@ -157,7 +157,7 @@ def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
     for path in checkpoint_paths(folder):
         try:
             manifests.append(read_manifest(path))
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             if os.path.lexists(path):  # not removed meanwhile by a running training process
                 errors[path] = str(error)
     return manifests, errors

@@ -11,9 +11,8 @@ from typing import Any, Literal, NoReturn
 
 import jax
 
-from jaxdp.checkpoint.listing import latest_valid, read_manifests
+from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
-from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Config, Finetune
 from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
@@ -244,7 +243,10 @@ class _Session:
                 if manifest is not None and origin is None:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
-                    self.mirror.begin(Retention.of_run(config, manifest))
+                    retention = Retention(config.checkpoint.keep, config.stop.metric)
+                    if manifest is not None:
+                        retention.continue_from(manifest)
+                    self.mirror.begin(retention)
                 result = read_result(location_of(path, self.mirror), result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)

@@ -16,13 +16,11 @@ from helpers.checkpoints import diverged_array, metadata, replicate
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
-from jaxdp.checkpoint import manager as manager_module
 from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Config
 from jaxdp.distributed.preemption import StopTraining
-from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
@@ -72,6 +70,9 @@ def test_save_with_infinite_parameters_is_rejected(tmp_path):
     manager.wait()
     with pytest.raises(TrainingError, match="the parameters are not finite at samples 80; no checkpoint was saved"):
         manager.check()
+    with pytest.raises(TrainingError, match="not finite at samples 80"):
+        manager.save(replicate(mesh, x=np.ones(2, np.float32)), 88, metadata(88))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
@@ -79,10 +80,12 @@ def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
     manager = CheckpointManager(tmp_path, Checkpoint(keep=2), print)
     for samples, accuracy in [(10, 0.2), (20, 0.9), (30, 0.5), (40, None), (50, 0.9), (60, 0.1), (70, None)]:
         evaluation = accuracy and {"eval_accuracy": accuracy}
-        manager.save(replicate(mesh, x=np.full(3, samples)), samples, metadata(samples) | {"evaluation": evaluation})
+        manager.save(replicate(mesh, x=np.full(3, float(samples))), samples, metadata(samples) | {"evaluation": evaluation})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["70", "60", "50"]  # 50 is as accurate as 20, and newer
-    manager.retention.retain(50)
+    assert manager.retain_latest(59).samples == 50
+    assert manager.retain_latest(50).samples == 50
+    assert manager.retention.retained == [50]
     manager.save(replicate(mesh, x=np.zeros(3)), 80, metadata(80) | {"evaluation": {"eval_accuracy": 1.0}})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
@@ -189,14 +192,14 @@ FULL = (
 
 def fill_disk_from(monkeypatch, samples):
     """Make Orbax fail as on a full disk in every save of at least `samples` samples."""
-    save = ocp.StandardCheckpointer.save
+    save = ocp.Checkpointer.save
 
     def fail(self, path, *arguments, **options):
         if int(path.parent.name.removeprefix("saving-")) >= samples:
             raise ValueError(FULL)
         return save(self, path, *arguments, **options)
 
-    monkeypatch.setattr(ocp.StandardCheckpointer, "save", fail)
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
 
 
 def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, monkeypatch):
@@ -216,46 +219,17 @@ def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, mo
     assert manager.last_error is None
 
 
-def test_failed_write_of_a_part_leaves_the_folders_that_other_processes_write_to(tmp_path, monkeypatch):
-    """Without them another process fails as well, and the run may report that one."""
-    aborted, state = [], tmp_path / "saving-10/state"
-    own, others = ["part-1", "part-1.orbax-checkpoint-tmp"], ["part-0.orbax-checkpoint-tmp", "part-10", "part-2"]
-
-    class RankOne(SingleProcess):
-        rank, num_processes, is_rank0 = 1, 12, False
-
-        def all_gather_object(self, name, value, while_waiting=None):
-            return [value] * self.num_processes
-
-        def abort(self, reason):
-            aborted.append((reason, sorted(path.name for path in state.iterdir())))
-            raise SystemExit
-
-    def fail(*arguments, **more):
-        for name in own + others:
-            (state / name).mkdir(parents=True)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(manager_module, "write_state", fail)
-    monkeypatch.setattr(manager_module, "make_writer", lambda rank, processes: None)
-    manager = CheckpointManager(tmp_path, Checkpoint(), print, group=RankOne())
-    manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
-    with pytest.raises(SystemExit):
-        manager.wait()
-    assert aborted == [(f"the checkpoint {state.parent} could not be saved (No space left on device)", others)]
-
-
 @pytest.mark.parametrize("seconds", [3600, 10**9, -3600])
 def test_save_while_the_system_clock_jumps_succeeds(tmp_path, monkeypatch, seconds):
     """Orbax measures its timeout with the system clock."""
-    clock, save, offset = time.time, ocp.StandardCheckpointer.save, [0]
+    clock, save, offset = time.time, ocp.Checkpointer.save, [0]
     monkeypatch.setattr(time, "time", lambda: clock() + offset[0])
 
     def save_and_jump(self, *arguments, **options):
         save(self, *arguments, **options)
         offset[0] = seconds
 
-    monkeypatch.setattr(ocp.StandardCheckpointer, "save", save_and_jump)
+    monkeypatch.setattr(ocp.Checkpointer, "save", save_and_jump)
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
     manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
     manager.wait()

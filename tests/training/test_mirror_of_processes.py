@@ -9,10 +9,9 @@ from queue import Queue
 import pytest
 from helpers.checkpoints import metadata
 
-from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.listing import Retention, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
-from jaxdp.checkpoint.retention import Retention
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.storage.lease import Lease, newest_lease

@@ -63,8 +63,10 @@ def test_is_due_at_the_end_of_a_phase_uses_up_the_agreement(checkpoints):
 def test_describe_latest_verifies_files_on_rank_0_only(checkpoints, tmp_path, monkeypatch, is_rank0, verified):
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
     manager.save(replicate(make_mesh(1, 1), x=np.zeros(3)), 10, metadata(10))
-    calls, is_valid = [], listing.is_valid
-    monkeypatch.setattr(listing, "is_valid", lambda manifest, *more: calls.append(manifest) or is_valid(manifest, *more))
+    calls, verify_files = [], listing.verify_files
+    monkeypatch.setattr(
+        listing, "verify_files", lambda manifest, *more: calls.append(manifest) or verify_files(manifest, *more)
+    )
     checkpoints.manager, checkpoints.group.is_rank0 = manager, is_rank0
     checkpoints.screen = Quiet()
     described = checkpoints.describe_latest()
