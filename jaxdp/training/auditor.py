@@ -74,5 +74,6 @@ class Auditor:
                 )
                 messages = self.group.all_gather_object("the audit's failure", message, while_waiting=lambda: None)
                 raise audit_program.AuditFailed(messages[0])
-            progress.finish_audit(step, self.checkpoints.mark_audited())
+            progress.audits, progress.audited_step = progress.audits + 1, step
+            progress.audited_checkpoint = self.checkpoints.mark_audited()
         return {"audit_share": max(finding["share"] for finding in all_findings)}

@@ -68,7 +68,7 @@ class Evaluator:
             self.log.write_evaluation(record, examples)
             self.screen.evaluated(record)
             self.stopping.update(record)
-            progress.finish_evaluation(record)
+            progress.last_evaluation, progress.evaluation_due = record, False
         return record
 
     def _before_batch(self) -> None:

@@ -72,7 +72,8 @@ def restore_or_initialize(
         group.set_resume_hint(f"{screen.resume_action} continues from {restored.manifest.path}")
         setup.datasets.add_bad_images(restored.progress.bad_images)
     progress, logged = timer.progress, list[dict[str, Any]]()
-    progress.count_sessions(group.broadcast_object("sessions", _sessions(workdir) if group.is_rank0 else None))
+    earlier = group.broadcast_object("sessions", _sessions(workdir) if group.is_rank0 else None)
+    progress.sessions = max(progress.sessions, earlier + 1)  # some may have been killed before they saved
     if group.is_rank0:
         logged, warning = run_dir.truncate_log(source, workdir, samples=progress.samples)
         if warning:

@@ -79,10 +79,11 @@ class RunCheckpoints:
                 raise ConfigError("--resume", str(origin.path), reason=str(error)) from None
         else:
             return None
-        progress = Progress(**manifest.metadata["progress"]).next_session()
+        progress = Progress(**manifest.metadata["progress"])
+        progress.sessions += 1
         saved = from_dict(manifest.metadata["config"])
         if changes(saved, self.setup.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
-            progress.discard_evaluation()  # it was of another configuration
+            progress.last_evaluation = None  # it was of another configuration
         same_data = manifest.metadata.get("data") == self.setup.data_fingerprint
         early_stopping.adapt(progress, saved, self.setup.config, same_images=restored is not None and same_data)
         return Restored(state, progress, manifest)

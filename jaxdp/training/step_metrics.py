@@ -77,7 +77,7 @@ class StepMetrics:
         self.group.record_step(record["step"], step.dispatched, time.monotonic())
         self.group.status.record_progress()
         record = self.log.add_throughput(record, self.timer.end_step())
-        self.progress.record_skipped_steps(record.get("skipped_steps", 0))
+        self.progress.skipped_steps = record.get("skipped_steps", 0)
         health.check_step(record, self.setup.config)
         self.checkpoints.check()
         self._check_explosion(record)
@@ -101,7 +101,7 @@ class StepMetrics:
         if samples is None:
             return
         retained = self.checkpoints.retain_latest(samples)
-        self.progress.record_explosion(self.checkpoints.retention.retained)
+        self.progress.loss_exploded, self.progress.retained = True, [*self.checkpoints.retention.retained]
         path = retained and retained.path
         kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
         self.screen.info(self.loss_watch.warning(record, kept))

@@ -29,7 +29,7 @@ class StepTimer:
         seconds, self.last_step_end = now - self.last_step_end, now
         self.progress.add_seconds("training", seconds)
         if self.is_first_step:
-            self.progress.record_first_step(time.monotonic() - self.command_start)
+            self.progress.first_step_seconds = time.monotonic() - self.command_start
             self.is_first_step = False
         return seconds
 

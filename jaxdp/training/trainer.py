@@ -220,7 +220,7 @@ class Trainer:
 
             every, examples = self.config.evaluation.every_epochs, self.plan.examples
             if interval_elapsed(every, unit=examples, before=before, after=progress.samples):
-                progress.request_evaluation()
+                progress.evaluation_due = True  # a run that stops before it is over repeats it
             self.metrics.enqueue(phase, metrics, before=before, dispatched=dispatched, audited=audited)
             batch = self._next_batch(batches)
             group.set_activity("step", progress.steps, "waiting for the results of the previous step")
@@ -251,7 +251,7 @@ class Trainer:
         health.check_skipped(progress.skipped_steps, progress.steps, self.config.loss_scale)
         evaluation = progress.last_evaluation
         if is_new := evaluation is None or evaluation["samples"] != progress.samples:
-            progress.request_evaluation()
+            progress.evaluation_due = True  # a run that stops before it is over repeats it
             evaluation = self.evaluator.evaluate(self._evaluated, phase)
         health.check_evaluation(progress.best or evaluation)
         if warning := health.chance_level_warning(progress.best or evaluation, chance_loss(self.config)):

@@ -57,7 +57,7 @@ def test_run_ends_after_patience_evaluations_that_do_not_improve(metric, values,
         progress.samples = index
         record = {"samples": index, metric: value}
         stopping.update(record)
-        progress.finish_evaluation(record)
+        progress.last_evaluation, progress.evaluation_due = record, False
         assert stopping.is_best == (expected(values[: index + 1], SIGNS[metric], patience=99)[1] == index)
         if stopping.ends_run:
             last = index
