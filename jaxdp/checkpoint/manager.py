@@ -242,7 +242,6 @@ class CheckpointManager:
             if parts == 1:  # several processes end after a failed save
                 self._clean_up()
             remove(path / part_folder(part, parts))
-            path.mkdir(parents=True, exist_ok=True)
             arrays = checksums.describe_arrays(state)
             report.checksums[checksums.WHOLE] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()
             report.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(getattr(state, "params", state)))

@@ -123,21 +123,22 @@ def read_manifest(path: Path) -> Manifest:
 
 def parse_manifest(text: bytes, path: Path) -> Manifest:
     """The manifest with the content `text` of the checkpoint at `path`. Raises CorruptCheckpoint."""
-    corrupt = f"{path / MANIFEST} is corrupt"
+    file = path / MANIFEST
     body, _, digest = text.rstrip(b"\n").rpartition(b"\n")
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise CorruptCheckpoint(f"{corrupt}: wrong checksum")
+        raise CorruptCheckpoint(f"{file} is corrupt: wrong checksum")
     try:
         _ManifestFile.model_validate_json(body, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        raise CorruptCheckpoint(f"{corrupt}: {'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}") from None
+        field = ".".join(map(str, first["loc"])) or "content"
+        raise CorruptCheckpoint(f"{file} is corrupt: {field}: {first['msg']}") from None
     fields = json.loads(body)
     samples, counted = fields["samples"], fields["metadata"]["progress"].get("samples")
     if is_checkpoint_name(path.name) and path.name != str(samples):
         raise CorruptCheckpoint(f"{path} is corrupt: its {MANIFEST} belongs to the checkpoint of {samples} samples")
     if counted != samples:
-        raise CorruptCheckpoint(f"{corrupt}: samples is {samples}, but metadata.progress.samples is {counted}")
+        raise CorruptCheckpoint(f"{file} is corrupt: samples is {samples}, but metadata.progress.samples is {counted}")
     return Manifest(path, **{name: fields[name] for name in _ManifestFile.model_fields})
 
 

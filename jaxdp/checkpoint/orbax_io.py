@@ -40,12 +40,11 @@ def make_checkpointer(rank: int) -> ocp.Checkpointer:
 
 def write_state(checkpointer: ocp.Checkpointer, path: Path, host_state: Any, *, part: int, parts: int) -> None:
     """Write a part of the state of the checkpoint at `path`. Each process writes its own."""
-    tree = host_state
-    if parts > 1:
-        (path / STATE).mkdir(parents=True, exist_ok=True)
-        tree = _global_arrays(_part(host_state, part, parts), part)
+    folder = (path / part_folder(part, parts)).absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tree = host_state if parts == 1 else _global_arrays(_part(host_state, part, parts), part)
     if tree:
-        checkpointer.save((path / part_folder(part, parts)).absolute(), tree)
+        checkpointer.save(folder, tree)
 
 
 def _global_arrays(tree: Any, rank: int) -> Any:

@@ -4,9 +4,12 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -27,6 +30,8 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState
 from jaxdp.validation import to_json
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_save_with_diverged_parameters_is_rejected_naming_the_device(tmp_path):
@@ -291,3 +296,39 @@ def test_manager_waits_for_the_last_save_of_an_earlier_run_in_the_same_folder(tm
     later = CheckpointManager(tmp_path, Checkpoint(), print)
     assert proceed.is_set()
     assert [path.name for path in checkpoint_paths(later.folder)] == ["10"]
+
+
+KILLS = 4
+SAVING = """
+import sys
+from pathlib import Path
+import numpy as np
+from helpers.checkpoints import metadata, replicate
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.config import Checkpoint
+from jaxdp.parallel.mesh import make_mesh
+
+manager, mesh = CheckpointManager(Path(sys.argv[1]), Checkpoint(), print), make_mesh(1, 1)
+for number in range(2, 100_000):
+    samples = number // 2  # each of them twice, as after an evaluation
+    manager.save(replicate(mesh, x=np.full(100_000, samples, np.float32)), samples, metadata(samples))
+    manager.wait()
+    print(samples, flush=True)
+"""
+
+
+def test_kill_during_saves_leaves_the_newest_complete_checkpoint(tmp_path):
+    """At random moments of saves of about 50 ms, every second of which replaces a checkpoint."""
+    random, sharding = np.random.default_rng(0), NamedSharding(make_mesh(1, 1), PartitionSpec())
+    abstract = {"x": jax.ShapeDtypeStruct((100_000,), np.float32, sharding=sharding)}
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        saving = subprocess.Popen([sys.executable, "-c", SAVING, folder], stdout=subprocess.PIPE, text=True, cwd=TESTS)
+        saved = [saving.stdout.readline(), saving.stdout.readline()]
+        time.sleep(random.uniform(0, 0.2))
+        saving.kill()
+        last = int([*saved, *saving.communicate()[0].split()][-1])
+        restored, newest = CheckpointManager(folder, Checkpoint(), print).restore(lambda samples: abstract)
+        assert newest.samples in (last, last + 1)
+        np.testing.assert_array_equal(restored["x"], newest.samples)
+        assert all(path.name.isdecimal() for path in folder.iterdir())
