@@ -61,7 +61,7 @@ PATCHED = {
     "decoder thread": "jaxdp.data.loader:decode",
     "collective": "jaxdp.training.step_compiler:StepCompiler._compile_train",
     "writer": "jaxdp.loggers.callbacks:MetricsFile._write",
-    "save": "jaxdp.checkpoint.manager:CheckpointManager._prepare",
+    "save": "jaxdp.checkpoint.manager:CheckpointManager._write",
     "result": "jaxdp.training.loop:write_atomically",
     "slow step": "jaxdp.training.loop:_next_batch",
 }

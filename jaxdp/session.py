@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 import jax
 
 from jaxdp.attached import callbacks_of
-from jaxdp.checkpoint.listing import latest_valid, read_manifests
+from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
-from jaxdp.checkpoint.remote_reader import download_checkpoint
-from jaxdp.checkpoint.retention import Retention
 from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
 from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
@@ -32,6 +30,7 @@ from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.summary import show_result
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import run_copy, temporary_directory
+from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.callback import Callback, CallbackError
@@ -280,7 +279,10 @@ class _Session:
                 if manifest is not None and origin is None:
                     setup.check_fits(manifest, accept_changes)
                 if self.mirror is not None:
-                    self.mirror.begin(Retention.of_run(config, manifest))
+                    retention = Retention(config.checkpoint.keep, config.stop.metric)
+                    if manifest is not None:
+                        retention.continue_from(manifest)
+                    self.mirror.begin(retention)
                 result = read_result(location_of(path, self.mirror), result_text)
                 for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
                     screen.info(remark)

@@ -10,8 +10,10 @@ PACKAGE = Path(__file__).parent.parent / "jaxdp"
 # Folders of jaxdp/, lowest first; the modules beside them are named in BASE, or here. Each imports from lines above its own.
 FOLDERS = [
     "base",
-    "xla optim storage",
+    "xla optim",
     "distributed parallel",
+    "checkpoint",
+    "storage",
     "models data",
     "planning",
     "plan_summary",

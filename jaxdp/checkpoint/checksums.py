@@ -1,14 +1,16 @@
-"""Array checksums; detection of diverged replicas."""
+"""Checksums of arrays, and the check of a save that all devices and processes hold the same finite state."""
 
 import hashlib
 import zlib
-from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
 
 import google_crc32c
 import jax
 import numpy as np
+
+WHOLE = ""  # among the numbers of parts: the checksum of the whole state
 
 
 def array_checksum(array: np.typing.ArrayLike) -> str:
@@ -19,88 +21,88 @@ def array_checksum(array: np.typing.ArrayLike) -> str:
 
 def describe_arrays(tree: Any) -> dict[str, list]:
     """Path of each leaf -> [dtype, shape, checksum]; the checksum is None for leaves that are not NumPy arrays."""
-    return {
-        jax.tree_util.keystr(path): [
-            str(leaf.dtype),
-            list(leaf.shape),
-            array_checksum(leaf) if isinstance(leaf, np.ndarray) else None,
-        ]
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+
+    def describe(leaf: Any) -> list:
+        return [str(leaf.dtype), list(leaf.shape), array_checksum(leaf) if isinstance(leaf, np.ndarray) else None]
+
+    return {jax.tree_util.keystr(path): describe(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def diverged_devices(tree: Any) -> list[jax.Device]:
-    """This process's devices whose replicas of a tree differ, bit for bit, from those of the majority.
+    """This process's devices whose replica of an array, or of a part of it, differs bit for bit from most of the others.
 
-    Of sharded arrays, devices with the same part are compared. Returns all devices of a part if no value of it is held by more
-    than half: the correct one is then unknown.
+    Returns all devices of a part if no value of it is held by more than half: the correct one is then unknown.
     """
-    replicas: dict[int, dict[jax.Device, list[jax.Array]]] = {}
-    for leaf in jax.tree.leaves(tree):
-        for shard in leaf.addressable_shards:
-            shard.data.copy_to_host_async()
-            replicas.setdefault(_part(leaf, shard.index), {}).setdefault(shard.device, []).append(shard.data)
-    diverged: set[jax.Device] = set()
-    for by_device in replicas.values():
-        reference, *rest = by_device.values()
-        if not all(_bitwise_equal(reference, arrays) for arrays in rest):
-            diverged |= {*minority({device: tuple(map(array_checksum, arrays)) for device, arrays in by_device.items()})}
+    shards = [leaf.addressable_shards for leaf in jax.tree.leaves(tree)]
+    jax.tree.map(lambda shard: shard.data.copy_to_host_async(), shards)
+    diverged = set()
+    for of_leaf in shards:
+        parts: dict[str, dict[jax.Device, np.ndarray]] = defaultdict(dict)
+        for shard in of_leaf:
+            data = np.asarray(shard.data)  # compared as integers: -0.0 differs from 0.0, and a NaN equals itself
+            parts[str(shard.index)][shard.device] = data.reshape(-1).view(f"u{data.itemsize}")
+        for replicas in parts.values():
+            reference, *others = replicas.values()
+            if not all(np.array_equal(reference, other) for other in others):
+                diverged |= {*minority({device: array_checksum(data) for device, data in replicas.items()})}
     return sorted(diverged, key=lambda device: device.id)
 
 
-WHOLE = -1  # the part of an array that is whole on every device
-
-
-def _part(array: jax.Array, index: tuple[slice, ...]) -> int:
-    """The number of a device's part of an array that is sharded along its last axis, or `WHOLE`. index: of its elements."""
-    if array.sharding.is_fully_replicated or array.size == 0:
-        return WHOLE
-    side = index[-1]
-    return (side.start or 0) // ((side.stop or array.shape[-1]) - (side.start or 0))
-
-
-class Parts(NamedTuple):
-    """The parts of sharded arrays that a process's devices hold: their numbers, of `total`; sharded: whether each array is."""
-
-    numbers: tuple[int, ...]
-    total: int
-    sharded: tuple[bool, ...]
-
-
-def local_parts(tree: Any) -> Parts:
-    """The parts of a tree's sharded arrays that this process's devices hold; none for a tree that is whole on every device."""
-    sharded, numbers, count = [], set(), 1
+def part_checksums(tree: Any) -> dict[str, str]:
+    """Number of a part of the arrays that are sharded along their last axis -> its checksum. Of this process's parts."""
+    digests: dict[str, Any] = defaultdict(hashlib.sha256)
     for leaf in jax.tree.leaves(tree):
-        held = {_part(leaf, shard.index) for shard in leaf.addressable_shards} - {WHOLE}
-        sharded.append(bool(held))
-        if held:
-            numbers |= held
-            count = leaf.shape[-1] // leaf.addressable_shards[0].data.shape[-1] if leaf.size else count
-    return Parts(tuple(sorted(numbers)), count, tuple(sharded))
-
-
-def part_checksums(host_state: Any, parts: Parts) -> dict[str, str]:
-    """Part -> checksum of that part of all sharded arrays, for the parts of this process. host_state: whole NumPy arrays."""
-    arrays = [leaf.reshape(-1) for leaf, sharded in zip(jax.tree.leaves(host_state), parts.sharded, strict=True) if sharded]
-    checksums = {}
-    for number in parts.numbers:
-        pieces = (array[number * size : (number + 1) * size] for array in arrays if (size := -(-array.size // parts.total)))
-        checksums[str(number)] = hashlib.sha256("".join(map(array_checksum, pieces)).encode()).hexdigest()
-    return checksums
+        if not leaf.is_fully_replicated and leaf.size:
+            parts = {shard.index[-1].start or 0: shard.data for shard in leaf.addressable_shards}
+            for start, data in sorted(parts.items()):
+                digests[str(start // data.shape[-1])].update(array_checksum(data).encode())
+    return {number: digest.hexdigest() for number, digest in digests.items()}
 
 
 def minority(values: dict) -> list:
     """The keys whose value differs from the most common one; all keys if that one is not held by more than half."""
-    (common, count), *_ = Counter(values.values()).most_common(1)
-    has_majority = 2 * count > len(values)
-    return [key for key, value in values.items() if value != common or not has_majority]
+    common, count = next(iter(Counter(values.values()).most_common(1)), (None, 1))
+    return [key for key, value in values.items() if value != common or 2 * count <= len(values)]
 
 
-def _bitwise_equal(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> bool:
-    return all(np.array_equal(_as_integers(a), _as_integers(b)) for a, b in zip(left, right, strict=True))
+@dataclass
+class StateReport:
+    """One process's view of the state that is saved, exchanged as JSON. The last three fields are set when it is written.
+
+    diverged: names of its devices whose parameters differ from the majority. checksums: of the `WHOLE` state, unless an error
+    prevents it, and of parts (see `part_checksums`). bad_images: name -> reason of images that this process skipped. finite: no
+    parameter is NaN or infinite. files: name -> [bytes, checksum] of what it has written. error: why it could not write.
+    """
+
+    diverged: list[str]
+    checksums: dict[str, str]
+    bad_images: dict[str, str]
+    finite: bool = True
+    files: dict[str, list] = field(default_factory=dict)
+    error: str | None = None
 
 
-def _as_integers(array: jax.Array) -> np.ndarray:
-    """The bits of an array as unsigned integers: -0.0 differs from 0.0, and a NaN equals itself."""
-    host = np.asarray(array)
-    return host.reshape(-1).view(f"u{host.itemsize}")
+def rejection_reason(samples: int, reports: list[StateReport], hosts: list[str]) -> str | None:
+    """Why the state must not be saved; None if it may. reports and hosts: one for each process, by rank."""
+    diverged = [name for report in reports for name in report.diverged]
+    diverged = diverged or [f"rank {rank} on {hosts[rank]}" for rank in _diverged_ranks(reports)]
+    if diverged:
+        detail = "differs from the others" if len(diverged) == 1 else "differ from one another"
+        return (
+            f"the devices do not hold the same parameters at samples {samples}: {' and '.join(diverged)} {detail}; no "
+            "checkpoint was saved; check the memory and the link of these devices"
+        )
+    if not all(report.finite for report in reports):
+        return f"the parameters are not finite at samples {samples}; no checkpoint was saved"
+    return None
+
+
+def _diverged_ranks(reports: list[StateReport]) -> list[int]:
+    """The ranks with another state than most ranks; if parts differ, those with another part than most with the same one."""
+    by_part: dict[str, dict[int, str]] = defaultdict(dict)
+    for rank, report in enumerate(reports):
+        for part, checksum in report.checksums.items():
+            by_part[part][rank] = checksum
+    ranks = minority(by_part.pop(WHOLE, {}))
+    of_parts = {rank for checksums in by_part.values() for rank in minority(checksums)}
+    return sorted(of_parts or ranks) if ranks else []

@@ -1,21 +1,14 @@
-"""The checkpoints in a folder: listing, choosing, and renaming corrupt ones."""
+"""The checkpoints in a folder: listing, choosing, which ones are kept, and renaming corrupt ones."""
 
 import contextlib
 import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxdp.checkpoint.manifest import (
-    CorruptCheckpoint,
-    Manifest,
-    UnreadableCheckpoint,
-    is_checkpoint_name,
-    read_manifest,
-    verify_files,
-)
+from jaxdp.checkpoint.manifest import CheckpointError, Manifest, is_checkpoint_name, read_manifest, verify_files
 from jaxdp.choices import STOP_METRICS
 
 CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a checkpoint, besides its number of samples
@@ -23,32 +16,25 @@ CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a ch
 
 def checkpoint_paths(folder: Path) -> list[Path]:
     """What has a checkpoint's name in `folder`, newest first. Its content is not checked: it may be no directory at all."""
-    if not folder.is_dir():
-        return []
-    paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name)]
+    paths = [path for path in folder.iterdir() if is_checkpoint_name(path.name)] if folder.is_dir() else []
     return sorted(paths, key=lambda path: int(path.name), reverse=True)
 
 
 def read_manifests(folder: Path) -> Iterator[Manifest]:
     """The valid manifests in `folder`, newest first. The files they list are not checked; invalid manifests are skipped."""
     for path in checkpoint_paths(folder):
-        with contextlib.suppress(CorruptCheckpoint, UnreadableCheckpoint):
+        with contextlib.suppress(CheckpointError):
             yield read_manifest(path)
 
 
-def is_valid(manifest: Manifest, below: str = "") -> bool:
-    """Whether every file of a checkpoint whose name begins with `below` matches its manifest. Reads these files."""
-    try:
-        verify_files(replace(manifest, files={name: file for name, file in manifest.files.items() if name.startswith(below)}))
-    except (CorruptCheckpoint, UnreadableCheckpoint):
-        return False
-    return True
-
-
 def latest_valid(folder: Path, max_samples: int | None = None, *, below: str = "") -> Manifest | None:
-    """The newest checkpoint of at most `max_samples` samples that `is_valid`; None if there is none."""
-    candidates = (m for m in read_manifests(folder) if max_samples is None or m.samples <= max_samples)
-    return next((manifest for manifest in candidates if is_valid(manifest, below)), None)
+    """The newest checkpoint of at most `max_samples` samples whose files (see `verify_files`) are intact, or None."""
+    for manifest in read_manifests(folder):
+        if max_samples is None or manifest.samples <= max_samples:
+            with contextlib.suppress(CheckpointError):
+                verify_files(manifest, below)
+                return manifest
+    return None
 
 
 def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
@@ -62,6 +48,37 @@ def by_metric(manifests: Iterable[Manifest], metric: str) -> list[Manifest]:
     return [manifest for _, manifest in sorted(scored, key=lambda pair: (pair[0], pair[1].samples), reverse=True)]
 
 
+@dataclass
+class Retention:
+    """Keeps the newest `keep` checkpoints, the best one by `metric`, the retained ones and the last audited one.
+
+    With early stopping also the best one that each of these names in its progress: the run may return to that position.
+    Checkpoints are identified by their number of samples. metric: a name in `jaxdp.choices.STOP_METRICS`. retained: checkpoints
+    that are never removed. audited: the newest checkpoint when an audit last passed. resumed: the checkpoint this session
+    started from, kept until an audit passes. uploading: the checkpoint that is being uploaded.
+    """
+
+    keep: int
+    metric: str
+    retained: list[int] = field(default_factory=list)
+    audited: int | None = None
+    resumed: int | None = None
+    uploading: int | None = None
+
+    def continue_from(self, manifest: Manifest) -> None:
+        """Adopt the retained and audited checkpoints that the run had when it saved this checkpoint."""
+        progress = manifest.metadata["progress"]
+        self.retained, self.audited = [*progress.get("retained", [])], progress.get("audited_checkpoint")
+        self.resumed = manifest.samples
+
+    def expired(self, manifests: list[Manifest]) -> list[Manifest]:
+        """The checkpoints to remove. manifests: all of the run's, newest first."""
+        kept = {self.audited, self.resumed, self.uploading, *self.retained}
+        kept |= {manifest.samples for manifest in [*manifests[: self.keep], *by_metric(manifests, self.metric)[:1]]}
+        kept |= {best["samples"] for m in manifests if m.samples in kept and (best := m.metadata["progress"].get("best"))}
+        return [manifest for manifest in manifests if manifest.samples not in kept]
+
+
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:
     """Rename a checkpoint to NAME.SUFFIX (NAME.SUFFIX-2, ...), so that it is no longer used. Returns the new path."""
     names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
@@ -71,8 +88,7 @@ def quarantine(path: Path, suffix: str = "corrupt") -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with its content, or whatever else has this name: a link, or a pipe, which is not opened. Errors are
-    ignored."""
+    """Remove a directory with its content, or a link or pipe with this name, which is not opened. Errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,8 +1,7 @@
-"""Checkpoint manifest: file checksums and array checksums, written last.
+"""Checkpoint manifest: metadata of the run, checksums of every file and array, written last.
 
-A checkpoint is a directory named by the number of samples seen. It holds `state/`, written by Orbax, and `manifest.json` with
-the run's metadata, the size and checksum of every file, and dtype, shape and checksum of every array. Several processes write
-`state/part-RANK/`, each with some of the arrays.
+A checkpoint is a directory named by the number of samples seen. It holds `manifest.json` and `state/`, written by Orbax.
+Several processes write `state/part-RANK/`, each with some of the arrays.
 """
 
 import errno
@@ -14,9 +13,9 @@ import stat
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.errors import TrainingError
@@ -25,11 +24,15 @@ from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomi
 MANIFEST, STATE = "manifest.json", "state"
 
 
-class CorruptCheckpoint(Exception):
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used."""
+
+
+class CorruptCheckpoint(CheckpointError):
     """A checkpoint with missing or changed content. The message names the checkpoint, the file or array, and the defect."""
 
 
-class UnreadableCheckpoint(TrainingError):
+class UnreadableCheckpoint(TrainingError, CheckpointError):
     """A checkpoint that could not be read for another reason, such as missing permission. It may be valid and is kept."""
 
 
@@ -41,49 +44,32 @@ def _check_inside(name: str) -> str:
     return name
 
 
-def _check_required(progress: Any) -> Any:
-    for name in ("samples", "steps"):  # the other fields have defaults
-        if isinstance(progress, dict) and name not in progress:
-            raise ValueError(f"{name} is missing")
-    return progress
-
-
-def _check_range(progress: Progress) -> Progress:
-    for name in ("samples", "steps"):
-        if not 0 <= getattr(progress, name) < 2**63:
-            raise ValueError(f"{name} is {getattr(progress, name)}, not between 0 and 2**63 - 1")
-    return progress
-
-
 class _Metadata(BaseModel):
     """Required and optional fields of `Manifest.metadata`; other fields are allowed."""
 
-    progress: Annotated[Progress, BeforeValidator(_check_required), AfterValidator(_check_range)]
+    progress: Progress
     config: dict
-    epoch: Annotated[float, Field(allow_inf_nan=False)]
+    epoch: FiniteFloat
     evaluation: dict[str, float] | None = None
-    data: dict[str, str] | None = None
-    per_worker_batch: dict[str, tuple[int, int | None]] | None = None
 
 
 class _ManifestFile(BaseModel):
-    """The content of manifest.json. arrays: dtype, shape and checksum by path; files: bytes and checksum by name."""
+    """The content of manifest.json: see `Manifest`."""
 
-    samples: Annotated[int, Field(ge=0)]
+    samples: NonNegativeInt
     metadata: _Metadata
     arrays: dict[str, tuple[str, list[int], str]]
-    files: dict[Annotated[str, AfterValidator(_check_inside)], tuple[Annotated[int, Field(ge=0)], str]]
-    parts: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    files: dict[Annotated[str, AfterValidator(_check_inside)], tuple[NonNegativeInt, str]]
+    parts: Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's manifest.
+    """A checkpoint's manifest. path: the checkpoint's directory. url: where it was downloaded from.
 
-    path: the checkpoint's directory. samples: number of samples seen. metadata: JSON-compatible dict with the run's progress,
-    config, epoch and evaluation, the record of one at this position or None. arrays: path -> [dtype, shape, checksum]. files:
-    name -> [bytes, checksum]. parts: number of processes that wrote the state, each a part of the arrays. url: where the
-    checkpoint was downloaded from.
+    metadata: JSON-compatible dict with the run's progress, config, epoch and evaluation, the record of one at this position or
+    None. arrays: path -> [dtype, shape, checksum]. files: name -> [bytes, checksum]. parts: number of processes that wrote the
+    state, each a part of the arrays.
     """
 
     path: Path
@@ -123,21 +109,16 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint at `path`.
-
-    Raises CorruptCheckpoint if it is missing, damaged or belongs to another checkpoint, or if `path` is a link or no directory;
-    UnreadableCheckpoint on other I/O errors.
-    """
+    """The manifest of the checkpoint at `path`. Raises CorruptCheckpoint if it is missing, damaged or of another checkpoint, or
+    if `path` is a link or no directory; UnreadableCheckpoint on other I/O errors."""
     file = path
     try:
-        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise CorruptCheckpoint(f"{path} is corrupt: it is not a directory; links are not followed")
         file = path / MANIFEST
-        text = read_regular(file) if is_folder else b""
+        return parse_manifest(read_regular(file), path)
     except OSError as error:
         raise _read_error(file, error) from None
-    if not is_folder:
-        raise CorruptCheckpoint(f"{path} is corrupt: it is not a directory; links are not followed")
-    return parse_manifest(text, path)
 
 
 def parse_manifest(text: bytes, path: Path) -> Manifest:
@@ -153,19 +134,15 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         field = ".".join(map(str, first["loc"])) or "content"
         raise CorruptCheckpoint(f"{file} is corrupt: {field}: {first['msg']}") from None
     fields = json.loads(body)
-    if is_checkpoint_name(path.name) and path.name != str(fields["samples"]):
-        raise CorruptCheckpoint(f"{path} is corrupt: its {MANIFEST} belongs to the checkpoint of {fields['samples']} samples")
-    progress_samples = fields["metadata"]["progress"]["samples"]
-    if progress_samples != fields["samples"]:
-        raise CorruptCheckpoint(
-            f"{file} is corrupt: samples is {fields['samples']}, but metadata.progress.samples is {progress_samples}"
-        )
-    return Manifest(
-        path, fields["samples"], fields["metadata"], fields["arrays"], fields["files"], parts=fields.get("parts", 1)
-    )
+    samples, counted = fields["samples"], fields["metadata"]["progress"].get("samples")
+    if is_checkpoint_name(path.name) and path.name != str(samples):
+        raise CorruptCheckpoint(f"{path} is corrupt: its {MANIFEST} belongs to the checkpoint of {samples} samples")
+    if counted != samples:
+        raise CorruptCheckpoint(f"{file} is corrupt: samples is {samples}, but metadata.progress.samples is {counted}")
+    return Manifest(path, **{name: fields[name] for name in _ManifestFile.model_fields})
 
 
-def _read_error(file: Path, error: OSError) -> Exception:
+def _read_error(file: Path, error: OSError) -> CheckpointError:
     """A missing or irregular file means corruption; any other error may be temporary."""
     corrupt = isinstance(error, NotRegularError) or error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EFBIG)
     kind = CorruptCheckpoint if corrupt else UnreadableCheckpoint
@@ -174,10 +151,18 @@ def _read_error(file: Path, error: OSError) -> Exception:
 
 def write_manifest(manifest: Manifest) -> None:
     """Write manifest.json, followed by a line with its SHA-256, and sync it to the disk. Raises OSError."""
-    fields = {name: getattr(manifest, name) for name in ("samples", "metadata", "arrays", "files", "parts")}
-    body = json.dumps(fields, indent=1).encode()
-    content = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
-    write_atomically(manifest.path / MANIFEST, content, sync=True)
+    body = json.dumps({name: getattr(manifest, name) for name in _ManifestFile.model_fields}, indent=1).encode()
+    write_atomically(manifest.path / MANIFEST, body + f"\n{hashlib.sha256(body).hexdigest()}\n".encode(), sync=True)
+
+
+def state_files(path: Path, part: int, parts: int) -> list[str]:
+    """Names of the files of a part of the state of the checkpoint at `path`, sorted."""
+    return sorted(str(file.relative_to(path)) for file in (path / part_folder(part, parts)).rglob("*") if file.is_file())
+
+
+def part_folder(part: int, parts: int) -> str:
+    """The folder of a part of the state in a checkpoint that `parts` processes have written."""
+    return STATE if parts == 1 else f"{STATE}/part-{part}"
 
 
 def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
@@ -192,27 +177,21 @@ def file_checksum(path: Path, expected_bytes: int | None = None) -> list:
     return [num_bytes, f"{crc:08x}"]
 
 
-def state_files(path: Path, folder: str = STATE) -> list[str]:
-    """Names of all files in the state folder of the checkpoint at `path`, or in a part of it, sorted."""
-    return sorted(str(file.relative_to(path)) for file in (path / folder).rglob("*") if file.is_file())
-
-
-def verify_files(manifest: Manifest) -> None:
-    """Compare every file of a checkpoint with its manifest.
+def verify_files(manifest: Manifest, below: str = "") -> None:
+    """Compare every file of a checkpoint whose name begins with `below` with its manifest.
 
     Raises CorruptCheckpoint, naming the file, if one is missing, changed or not a regular file (on which Orbax might block).
     """
     for file in manifest.path.rglob("*"):
         if file.is_symlink() or not (file.is_file() or file.is_dir()):
             raise CorruptCheckpoint(f"{file} is corrupt: it is not a regular file; links are not followed")
-    for name, expected in manifest.files.items():
-        file = manifest.path / name
-        try:
-            actual = file_checksum(file, expected[0])
-        except OSError as error:
-            raise _read_error(file, error) from None
-        if actual[0] > expected[0]:
-            raise CorruptCheckpoint(f"{file} is corrupt: it is longer than the {expected[0]:,} bytes that were written")
-        if actual != expected:
-            defect = "truncated" if actual[0] < expected[0] else "changed"
-            raise CorruptCheckpoint(f"{file} is corrupt: it was {defect} after it was written")
+    for name, [size, checksum] in manifest.files.items():
+        if name.startswith(below):
+            file = manifest.path / name
+            try:
+                actual = file_checksum(file, size)
+            except OSError as error:
+                raise _read_error(file, error) from None
+            if actual != [size, checksum]:
+                defect = "made longer" if actual[0] > size else "truncated" if actual[0] < size else "changed"
+                raise CorruptCheckpoint(f"{file} is corrupt: it was {defect} after it was written")

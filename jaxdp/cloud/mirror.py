@@ -14,26 +14,24 @@ from typing import Any
 
 import jax
 
-from jaxdp.checkpoint.listing import checkpoint_paths, remove
+from jaxdp.checkpoint.listing import Retention, checkpoint_paths, remove
 from jaxdp.checkpoint.manager import UNFINISHED
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
+    CheckpointError,
     CorruptCheckpoint,
     Manifest,
-    UnreadableCheckpoint,
     parse_manifest,
     read_manifest,
     state_files,
 )
-from jaxdp.checkpoint.orbax_io import part_folder
-from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
-from jaxdp.checkpoint.retention import Retention
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError, first_line, plural
 from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
 from jaxdp.storage.lease import Lease, LeaseLost
 from jaxdp.storage.location import StorageError
 from jaxdp.storage.patience import Patience
+from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
 
@@ -226,7 +224,7 @@ class Mirror:
         path = self.workdir / CHECKPOINTS / str(samples)
         try:
             return read_manifest(path)
-        except (CorruptCheckpoint, UnreadableCheckpoint):
+        except CheckpointError:
             return None
 
     def _upload_all(self) -> None:
@@ -392,7 +390,7 @@ class MirrorFollower:
 
 def upload_part(remote: RemoteRun, name: RemoteName, path: Path, *, group: ProcessGroup) -> None:
     """Upload the files of the checkpoint at `path` that this process has written."""
-    for file in state_files(path, part_folder(group.rank, group.num_processes)):
+    for file in state_files(path, group.rank, group.num_processes):
         remote.location.upload(path / file, name.path(file))
 
 

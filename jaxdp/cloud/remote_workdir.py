@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
-from jaxdp.checkpoint.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
@@ -22,6 +21,7 @@ from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
 from jaxdp.storage.patience import open_patiently
+from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.training import autotune
 from jaxdp.training.run_dir import CLASSES, lock_run_dir
 

@@ -13,14 +13,13 @@ from jaxdp import models
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric, checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
+    CheckpointError,
     CorruptCheckpoint,
     Manifest,
-    UnreadableCheckpoint,
     read_manifest,
     verify_files,
 )
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.checkpoint.remote_reader import download_checkpoint, list_manifests
 from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
@@ -29,6 +28,7 @@ from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
+from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
 from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
@@ -62,7 +62,7 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
             manifest = read_manifest(path)
             row |= _facts(manifest)
             verify_files(manifest)
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             row["error"] = str(error)
             if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
@@ -122,7 +122,7 @@ def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manife
     for manifest in manifests:
         try:
             verify_files(manifest)
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             if manifest.path.exists():
                 errors[manifest.path] = str(error)
             continue
@@ -145,7 +145,7 @@ def _best_known(folder: Path) -> Manifest | None:
     try:
         manifest = read_manifest(folder / str(best["samples"]))
         verify_files(manifest)
-    except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+    except CheckpointError as error:
         print(f"jaxdp: using the newest checkpoint instead of the best one: {error}", file=sys.stderr, flush=True)
         return None
     return manifest
@@ -157,7 +157,7 @@ def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
     for path in checkpoint_paths(folder):
         try:
             manifests.append(read_manifest(path))
-        except (CorruptCheckpoint, UnreadableCheckpoint) as error:
+        except CheckpointError as error:
             if os.path.lexists(path):  # not removed meanwhile by a running training process
                 errors[path] = str(error)
     return manifests, errors

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError, plural
@@ -29,6 +28,7 @@ from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
 from jaxdp.recipes import config_directories
 from jaxdp.storage.local import temporary_directory
+from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config
 from jaxdp.validation import flatten, from_dict

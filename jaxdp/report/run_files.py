@@ -7,11 +7,11 @@ from pathlib import Path
 
 from jaxdp.checkpoint.listing import checkpoint_paths, read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.checkpoint.remote_reader import download_run_files, list_manifests
 from jaxdp.config import Storage
 from jaxdp.files import CONFIG, expand_user, is_url
 from jaxdp.records import LOG
 from jaxdp.storage.local import temporary_directory
+from jaxdp.storage.remote_reader import download_run_files, list_manifests
 from jaxdp.training.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
 
 FIELD = "WORKDIR"

@@ -1,1 +1,1 @@
-"""Object storage: folders at URLs such as s3://BUCKET/PATH, read and written through fsspec."""
+"""Object storage: files, data and runs at URLs such as s3://BUCKET/PATH, read and written through fsspec."""

@@ -51,7 +51,8 @@ class Audit(Callback):
             all_findings = processes.all_gather_object("the audit's findings", findings, while_waiting=lambda: None)
             if error := audit_program.describe(all_findings, program, processes.hosts):
                 raise audit_program.AuditFailed(self._fail(run, step, error))
-            progress.finish_audit(step, run.checkpoints.mark_audited())
+            progress.audits, progress.audited_step = progress.audits + 1, step
+            progress.audited_checkpoint = run.checkpoints.mark_audited()
         run.log(audit_share=max(finding["share"] for finding in all_findings))
 
     def _fail(self, run: Run, step: int, error: str) -> str:

@@ -77,10 +77,11 @@ def restore(run: "Run", abstract_state_of: Callable[[int], TrainState], origin: 
             raise ConfigError("--resume", str(origin.path), reason=str(error)) from None
     else:
         return None
-    progress = Progress(**manifest.metadata["progress"]).next_session()
+    progress = Progress(**manifest.metadata["progress"])
+    progress.sessions += 1
     saved = from_dict(manifest.metadata["config"])
     if changes(saved, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
-        progress.discard_evaluation()  # it was of another configuration
+        progress.last_evaluation = None  # it was of another configuration
     same_data = manifest.metadata.get("data") == run.setup.data_fingerprint
     early_stopping.adapt(progress, saved, run.config, same_images=restored is not None and same_data)
     return Restored(state, progress, manifest)

@@ -39,7 +39,7 @@ class Clock:
         self._images += images
         self._seconds += seconds
         if self.is_first_step:
-            self.progress.record_first_step(time.monotonic() - self.command_start)
+            self.progress.first_step_seconds = time.monotonic() - self.command_start
             self.is_first_step = False
 
     def add_input_seconds(self, seconds: float) -> None:

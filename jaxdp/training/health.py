@@ -34,7 +34,7 @@ class StepChecks(Callback):
         if samples is None:
             return
         retained = run.checkpoints.retain_latest(samples)
-        run.progress.record_explosion(run.checkpoints.retention.retained)
+        run.progress.loss_exploded, run.progress.retained = True, [*run.checkpoints.retention.retained]
         path = retained and retained.path
         kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
         run.info(self.loss_watch.warning(metrics, kept))

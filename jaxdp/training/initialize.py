@@ -81,7 +81,8 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
         source, resume = restored.manifest.path.parent.parent, f"continues from {restored.manifest.path}"
         run.datasets.add_bad_images(run.progress.bad_images)
     group.set_resume_hint(f"{run.resume_action} {resume}")
-    run.progress.count_sessions(group.broadcast_object("sessions", _sessions(run.workdir) if run.is_rank0 else None))
+    earlier = group.broadcast_object("sessions", _sessions(run.workdir) if run.is_rank0 else None)
+    run.progress.sessions = max(run.progress.sessions, earlier + 1)  # some may have been killed before they saved
     if run.is_rank0:
         run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=run.progress.samples)
         if warning:

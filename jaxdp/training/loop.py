@@ -136,7 +136,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     run.state, metrics = step(run.state, batch, run.compiler.hyperparameters(phase, rate))
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
-        progress.request_evaluation()
+        progress.evaluation_due = True
     record = progress.position(plan.examples) | {
         "phase": phase.index,
         "learning_rate": rate,
@@ -160,7 +160,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
         record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
-        run.progress.record_skipped_steps(record.get("skipped_steps", 0))
+        run.progress.skipped_steps = record.get("skipped_steps", 0)
         with run.recording(record, is_logged=step.is_logged):
             run.callbacks.after_step(run, MappingProxyType(record))
             if run.record_is_logged:
@@ -172,7 +172,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     """Evaluate all held-out images and return the record. Raises StopTraining between two batches if the run must stop."""
     complete_steps(run)
     progress, source, signals, processes = run.progress, run.datasets.evaluation, run.signals, run.processes
-    progress.request_evaluation()
+    progress.evaluation_due = True  # a run that stops before it is over repeats it
     processes.set_activity("compile", progress.steps, "waiting for the evaluation program")
     with run.clock.waiting_for_compiler():
         program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))
@@ -203,7 +203,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
         with run.recording(record, is_logged=True):
             run.callbacks.after_evaluation(run, MappingProxyType(record))
-        progress.finish_evaluation(evaluation)
+        progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation
 
 

@@ -188,7 +188,7 @@ class Run:
 
     def evaluate(self) -> None:
         """Ask for an evaluation, which follows the step that is running. Every process must ask."""
-        self.progress.request_evaluation()
+        self.progress.evaluation_due = True
 
     def stop(self, reason: str) -> None:
         """End the run after the step that is running: it is evaluated and saved, and finished. Every process must ask."""

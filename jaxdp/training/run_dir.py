@@ -13,7 +13,6 @@ from typing import IO, Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.checkpoint.remote_reader import read_run_file
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
 from jaxdp.files import (
@@ -32,6 +31,7 @@ from jaxdp.files import (
 from jaxdp.records import LOG, scan_log
 from jaxdp.records import to_json as record_to_json
 from jaxdp.storage.location import StorageError
+from jaxdp.storage.remote_reader import read_run_file
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES, LOCK = "classes.json", ".lock"

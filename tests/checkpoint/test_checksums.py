@@ -5,7 +5,15 @@ import numpy as np
 from helpers.checkpoints import diverged_array, replicate
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxdp.checkpoint.checksums import array_checksum, diverged_devices, local_parts, minority, part_checksums
+from jaxdp.checkpoint.checksums import (
+    WHOLE,
+    StateReport,
+    array_checksum,
+    diverged_devices,
+    minority,
+    part_checksums,
+    rejection_reason,
+)
 from jaxdp.parallel.mesh import make_mesh
 
 
@@ -50,20 +58,68 @@ def test_diverged_devices_of_shards_compares_the_replicas_of_each_part():
     assert diverged_devices([whole, sharded_array(mesh, values, changed=device)]) == [device]
 
 
-def test_part_checksums_of_whole_arrays_differ_only_in_the_part_that_differs():
-    mesh = make_mesh(1, 2)
-    shards = {"a": sharded_array(mesh, np.arange(8, dtype=np.float32)[None]), "b": replicate(mesh, b=np.float32(1))["b"]}
-    parts = local_parts(shards)
-    assert (parts.numbers, parts.total, parts.sharded) == ((0, 1), 2, (True, False))
-    whole = {"a": np.arange(7, dtype=np.float32), "b": np.float32(1)}  # of 7 elements; the eighth is padding
-    changed = {"a": np.array([0, 1, 2, 3, 4, 5, 9], np.float32), "b": np.float32(2)}
-    expected, ours = part_checksums(whole, parts), part_checksums(changed, parts)
-    assert expected["0"] == ours["0"]
-    assert expected["1"] != ours["1"]
-    assert local_parts({"b": shards["b"]}).numbers == ()
+def test_part_checksums_differ_only_in_the_part_that_differs():
+    mesh, values = make_mesh(1, 2), np.arange(8, dtype=np.float32)[None]
+    whole = replicate(mesh, b=np.float32(1))["b"]
+    expected = part_checksums([whole, sharded_array(mesh, values)])
+    changed = part_checksums([whole, sharded_array(mesh, values, changed=mesh.devices[0, 1])])
+    assert set(expected) == {"0", "1"}
+    assert expected["0"] == changed["0"]
+    assert expected["1"] != changed["1"]
+    assert part_checksums([whole]) == {}
+
+
+def test_diverged_devices_of_two_arrays_are_those_of_either():
+    mesh = make_mesh(1, 3)
+    tree = [diverged_array(mesh, (2, 2), 0), diverged_array(mesh, (2, 2), 2)]
+    assert diverged_devices(tree) == [mesh.devices.flat[0], mesh.devices.flat[2]]
 
 
 def test_minority_without_more_than_half_is_everyone():
+    assert minority({}) == []
     assert minority({0: "a", 1: "b"}) == [0, 1]
     assert minority({0: "a", 1: "b", 2: "a", 3: "b"}) == [0, 1, 2, 3]
     assert minority({0: "a", 1: "b", 2: "a"}) == [1]
+
+
+HOSTS = ["a", "b", "c"]
+
+
+def report(checksum="1", *, diverged=(), finite=True, parts=None):
+    checksums = ({WHOLE: checksum} if checksum else {}) | (parts or {})
+    return StateReport(diverged=list(diverged), checksums=checksums, bad_images={}, finite=finite)
+
+
+def test_rejection_reason_of_equal_finite_states_is_none():
+    assert rejection_reason(8, [report(), report(), report(None)], HOSTS) is None
+
+
+def test_rejection_reason_names_the_rank_whose_checksum_differs_from_the_majority():
+    reason = rejection_reason(8, [report(), report("2"), report()], HOSTS)
+    assert "at samples 8: rank 1 on b differs from the others" in reason
+
+
+def test_rejection_reason_without_a_majority_names_all_ranks():
+    reason = rejection_reason(8, [report("1"), report("2"), report("3")], HOSTS)
+    assert "rank 0 on a and rank 1 on b and rank 2 on c differ from one another" in reason
+
+
+def test_rejection_reason_prefers_diverged_devices_to_ranks():
+    reason = rejection_reason(8, [report(), report("2", diverged=["gpu:3"]), report()], HOSTS)
+    assert "gpu:3 differs from the others" in reason
+
+
+def test_rejection_reason_of_infinite_parameters():
+    assert "not finite at samples 8" in rejection_reason(8, [report(), report(finite=False), report()], HOSTS)
+
+
+def test_rejection_reason_of_shards_names_the_rank_whose_part_differs():
+    """A mesh of three rows and two columns, one process for each device: rank 3, in row 1 and column 1, has another part 1.
+
+    Rank 2 gathered that part from it, so that the checksums of the whole state differ on both.
+    """
+    parts = [{"0": "a"}, {"1": "b"}, {"0": "a"}, {"1": "wrong"}, {"0": "a"}, {"1": "b"}]
+    wholes = ["ab", "ab", "awrong", "awrong", "ab", "ab"]
+    reports = [report(whole, parts=part) for whole, part in zip(wholes, parts, strict=True)]
+    reason = rejection_reason(8, reports, [f"host{rank}" for rank in range(6)])
+    assert "at samples 8: rank 3 on host3 differs from the others" in reason

@@ -4,9 +4,12 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,19 +20,19 @@ from helpers.runs import train_shown
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxdp
-from jaxdp.checkpoint import manager as manager_module
 from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Config
 from jaxdp.distributed.preemption import StopTraining
-from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.errors import TrainingError
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.training.state import TrainState
 from jaxdp.validation import to_json
+
+TESTS = Path(__file__).parents[1]
 
 
 def test_save_with_diverged_parameters_is_rejected_naming_the_device(tmp_path):
@@ -73,6 +76,9 @@ def test_save_with_infinite_parameters_is_rejected(tmp_path):
     manager.wait()
     with pytest.raises(TrainingError, match="the parameters are not finite at samples 80; no checkpoint was saved"):
         manager.check()
+    with pytest.raises(TrainingError, match="not finite at samples 80"):
+        manager.save(replicate(mesh, x=np.ones(2, np.float32)), 88, metadata(88))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
@@ -80,10 +86,12 @@ def test_save_keeps_the_newest_the_best_and_retained_checkpoints(tmp_path):
     manager = CheckpointManager(tmp_path, Checkpoint(keep=2), print)
     for samples, accuracy in [(10, 0.2), (20, 0.9), (30, 0.5), (40, None), (50, 0.9), (60, 0.1), (70, None)]:
         evaluation = accuracy and {"eval_accuracy": accuracy}
-        manager.save(replicate(mesh, x=np.full(3, samples)), samples, metadata(samples) | {"evaluation": evaluation})
+        manager.save(replicate(mesh, x=np.full(3, float(samples))), samples, metadata(samples) | {"evaluation": evaluation})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["70", "60", "50"]  # 50 is as accurate as 20, and newer
-    manager.retention.retain(50)
+    assert manager.retain_latest(59).samples == 50
+    assert manager.retain_latest(50).samples == 50
+    assert manager.retention.retained == [50]
     manager.save(replicate(mesh, x=np.zeros(3)), 80, metadata(80) | {"evaluation": {"eval_accuracy": 1.0}})
     manager.wait()
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["80", "70", "50"]
@@ -190,14 +198,14 @@ FULL = (
 
 def fill_disk_from(monkeypatch, samples):
     """Make Orbax fail as on a full disk in every save of at least `samples` samples."""
-    save = ocp.StandardCheckpointer.save
+    save = ocp.Checkpointer.save
 
     def fail(self, path, *arguments, **options):
         if int(path.parent.name.removeprefix("saving-")) >= samples:
             raise ValueError(FULL)
         return save(self, path, *arguments, **options)
 
-    monkeypatch.setattr(ocp.StandardCheckpointer, "save", fail)
+    monkeypatch.setattr(ocp.Checkpointer, "save", fail)
 
 
 def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, monkeypatch):
@@ -217,46 +225,17 @@ def test_save_on_a_full_disk_reports_the_system_error_and_continues(tmp_path, mo
     assert manager.last_error is None
 
 
-def test_failed_write_of_a_part_leaves_the_folders_that_other_processes_write_to(tmp_path, monkeypatch):
-    """Without them another process fails as well, and the run may report that one."""
-    aborted, state = [], tmp_path / "saving-10/state"
-    own, others = ["part-1", "part-1.orbax-checkpoint-tmp"], ["part-0.orbax-checkpoint-tmp", "part-10", "part-2"]
-
-    class RankOne(SingleProcess):
-        rank, num_processes, is_rank0 = 1, 12, False
-
-        def all_gather_object(self, name, value, while_waiting=None):
-            return [value] * self.num_processes
-
-        def abort(self, reason):
-            aborted.append((reason, sorted(path.name for path in state.iterdir())))
-            raise SystemExit
-
-    def fail(*arguments, **more):
-        for name in own + others:
-            (state / name).mkdir(parents=True)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(manager_module, "write_state", fail)
-    monkeypatch.setattr(manager_module, "make_writer", lambda rank, processes: None)
-    manager = CheckpointManager(tmp_path, Checkpoint(), print, group=RankOne())
-    manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
-    with pytest.raises(SystemExit):
-        manager.wait()
-    assert aborted == [(f"the checkpoint {state.parent} could not be saved (No space left on device)", others)]
-
-
 @pytest.mark.parametrize("seconds", [3600, 10**9, -3600])
 def test_save_while_the_system_clock_jumps_succeeds(tmp_path, monkeypatch, seconds):
     """Orbax measures its timeout with the system clock."""
-    clock, save, offset = time.time, ocp.StandardCheckpointer.save, [0]
+    clock, save, offset = time.time, ocp.Checkpointer.save, [0]
     monkeypatch.setattr(time, "time", lambda: clock() + offset[0])
 
     def save_and_jump(self, *arguments, **options):
         save(self, *arguments, **options)
         offset[0] = seconds
 
-    monkeypatch.setattr(ocp.StandardCheckpointer, "save", save_and_jump)
+    monkeypatch.setattr(ocp.Checkpointer, "save", save_and_jump)
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
     manager.save(replicate(make_mesh(1, 1), x=np.arange(3.0)), 10, metadata(10))
     manager.wait()
@@ -318,3 +297,39 @@ def test_manager_waits_for_the_last_save_of_an_earlier_run_in_the_same_folder(tm
     later = CheckpointManager(tmp_path, Checkpoint(), print)
     assert proceed.is_set()
     assert [path.name for path in checkpoint_paths(later.folder)] == ["10"]
+
+
+KILLS = 4
+SAVING = """
+import sys
+from pathlib import Path
+import numpy as np
+from helpers.checkpoints import metadata, replicate
+from jaxdp.checkpoint.manager import CheckpointManager
+from jaxdp.config import Checkpoint
+from jaxdp.parallel.mesh import make_mesh
+
+manager, mesh = CheckpointManager(Path(sys.argv[1]), Checkpoint(), print), make_mesh(1, 1)
+for number in range(2, 100_000):
+    samples = number // 2  # each of them twice, as after an evaluation
+    manager.save(replicate(mesh, x=np.full(100_000, samples, np.float32)), samples, metadata(samples))
+    manager.wait()
+    print(samples, flush=True)
+"""
+
+
+def test_kill_during_saves_leaves_the_newest_complete_checkpoint(tmp_path):
+    """At random moments of saves of about 50 ms, every second of which replaces a checkpoint."""
+    random, sharding = np.random.default_rng(0), NamedSharding(make_mesh(1, 1), PartitionSpec())
+    abstract = {"x": jax.ShapeDtypeStruct((100_000,), np.float32, sharding=sharding)}
+    for number in range(KILLS):
+        folder = tmp_path / str(number)
+        saving = subprocess.Popen([sys.executable, "-c", SAVING, folder], stdout=subprocess.PIPE, text=True, cwd=TESTS)
+        saved = [saving.stdout.readline(), saving.stdout.readline()]
+        time.sleep(random.uniform(0, 0.2))
+        saving.kill()
+        last = int([*saved, *saving.communicate()[0].split()][-1])
+        restored, newest = CheckpointManager(folder, Checkpoint(), print).restore(lambda samples: abstract)
+        assert newest.samples in (last, last + 1)
+        np.testing.assert_array_equal(restored["x"], newest.samples)
+        assert all(path.name.isdecimal() for path in folder.iterdir())

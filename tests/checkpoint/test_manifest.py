@@ -3,14 +3,12 @@
 import hashlib
 import json
 import math
-import os
 import zlib
 
 import numpy as np
 import pytest
 
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, file_checksum, read_manifest
-from jaxdp.checkpoint.orbax_io import load_state
 
 
 def rewrite_manifest(path, change):
@@ -31,34 +29,6 @@ def with_progress(**changes):
     return lambda content: content | {"metadata": content["metadata"] | {"progress": content["metadata"]["progress"] | changes}}
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "longer"])
-@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "state/stranger"])
-def test_irregular_or_oversized_file_is_corrupt_and_not_read(saved, kind, name):
-    folder, abstract = saved
-    file = folder / "10" / name
-    if kind == "longer":
-        with open(file, "ab") as more:
-            more.truncate(10**12)  # sparse; reading it would take minutes
-    else:
-        file.unlink(missing_ok=True)
-        {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "directory": os.mkdir}[kind](file)
-    if kind in ("directory", "longer") and name == "state/stranger":
-        assert load_state(read_manifest(folder / "10"), abstract) is not None  # Orbax ignores it
-        return
-    with pytest.raises(CorruptCheckpoint, match=rf"10/{name} .*(regular|directory|longer|too large)"):
-        load_state(read_manifest(folder / "10"), abstract)
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "state/_METADATA", "state", ""])
-def test_link_to_an_identical_file_or_directory_is_corrupt(saved, tmp_path, name):
-    folder, abstract = saved
-    path = folder / "10" / name
-    path.rename(tmp_path / "moved")
-    path.symlink_to(tmp_path / "moved")
-    with pytest.raises(CorruptCheckpoint, match=f"^{path} is corrupt: .*links are not followed$"):
-        load_state(read_manifest(folder / "10"), abstract)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -75,12 +45,12 @@ def test_link_to_an_identical_file_or_directory_is_corrupt(saved, tmp_path, name
         ),
         (
             lambda content: content | {"metadata": content["metadata"] | {"progress": {"steps": 1}}},
-            r"metadata\.progress: .*samples is missing",
+            r"samples is 10, but metadata\.progress\.samples is None",
         ),
         (with_progress(samples=20), r"samples is 10, but metadata\.progress\.samples is 20"),
-        (with_progress(samples=-1), r"metadata\.progress: .*samples is -1, not between 0 and"),
-        (with_progress(steps=-1), r"metadata\.progress: .*steps is -1, not between 0 and"),
-        (with_progress(steps=2**63), r"metadata\.progress: .*steps is 9223372036854775808, not between 0 and"),
+        (with_progress(samples=-1), r"metadata\.progress\.samples: .* greater than or equal to 0"),
+        (with_progress(steps=-1), r"metadata\.progress\.steps: .* greater than or equal to 0"),
+        (with_progress(steps=2**63), r"metadata\.progress\.steps: .* less than 9223372036854775808"),
         (lambda content: content | {"metadata": content["metadata"] | {"epoch": math.nan}}, r"metadata\.epoch: .*finite"),
         (lambda content: content | {"metadata": content["metadata"] | {"epoch": math.inf}}, r"metadata\.epoch: .*finite"),
         (lambda content: content | {"samples": -10}, "samples: "),

@@ -6,7 +6,6 @@ import pytest
 from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
-from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.mirror import Mirror
 from jaxdp.config import Checkpoint
@@ -15,6 +14,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import Lease, newest_lease
 from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.remote_run import RemoteRun
 
 
 class Run:

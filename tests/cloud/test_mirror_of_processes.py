@@ -9,17 +9,16 @@ from queue import Queue
 import pytest
 from helpers.checkpoints import metadata
 
-from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.checkpoint.listing import Retention, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
-from jaxdp.checkpoint.remote_run import RemoteRun
-from jaxdp.checkpoint.retention import Retention
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import SingleProcess
 from jaxdp.storage.lease import Lease, newest_lease
 from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.remote_run import RemoteRun
 
 
 class Pair(SingleProcess):

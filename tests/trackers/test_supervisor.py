@@ -12,10 +12,10 @@ from helpers.runs import Recorder, train_shown, train_until
 
 from jaxdp import ConfigError
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.checkpoint.remote_reader import download_checkpoint
 from jaxdp.config import Storage
 from jaxdp.records import TIMING, read_events, read_log
 from jaxdp.storage.local import run_copy
+from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers import supervisor
 from jaxdp.trackers.run_files import TrackerState, exclusive
 from jaxdp.validation import flatten

@@ -83,8 +83,10 @@ def test_interval_of_samples_is_counted_from_the_last_step_seen(run, samples, sa
 def test_describe_latest_verifies_files_on_rank_0_only(run, tmp_path, monkeypatch, is_rank0, verified):
     manager = CheckpointManager(tmp_path, Checkpoint(), print)
     manager.save(replicate(make_mesh(1, 1), x=np.zeros(3)), 10, metadata(10))
-    calls, is_valid = [], listing.is_valid
-    monkeypatch.setattr(listing, "is_valid", lambda manifest, *more: calls.append(manifest) or is_valid(manifest, *more))
+    calls, verify_files = [], listing.verify_files
+    monkeypatch.setattr(
+        listing, "verify_files", lambda manifest, *more: calls.append(manifest) or verify_files(manifest, *more)
+    )
     run.checkpoints, run.is_rank0 = manager, is_rank0
     described = checkpoints.describe_latest(run)
     assert re.search(rf"checkpoint is {tmp_path / '10'} \(epoch 0.10\); the same command continues from it$", described)

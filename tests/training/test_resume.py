@@ -13,7 +13,6 @@ from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, t
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
-from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
 from jaxdp.config import Checkpoint, Data, Mesh, Phase, Stop
@@ -347,47 +346,10 @@ def test_resume_from_an_invalid_origin_raises_one_line(tiny, tmp_path, origin, c
 # damage
 
 
-def files_of(workdir, samples):
-    folder = workdir / "checkpoints" / str(samples)
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(bytes(data))
-
-
-DAMAGES = {
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "flipped": flip,
-    "deleted": lambda path: path.unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", ["flipped", *(pytest.param(name, marks=SLOW) for name in ("truncated", "deleted"))])
-def test_restore_with_any_file_damaged_names_it_and_uses_the_previous_checkpoint(tiny, tmp_path, damage):
-    """The message names the file and the samples; the state is that of the previous checkpoint."""
-    train_until(tiny, tmp_path / "run", step=13)
-    folder = tmp_path / "run/checkpoints"
-    names = files_of(tmp_path / "run", 112 if (folder / "112").exists() else 80)
-    newest, older = [int(path.name) for path in checkpoint_paths(folder)][:2]
-    assert "manifest.json" in names
-    assert len(names) > 5
-    _, abstract = abstract_of(tiny)
-    for name in names:
-        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-        shutil.copytree(folder, tmp_path / "copy/checkpoints")
-        victim = tmp_path / "copy/checkpoints" / str(newest) / name
-        if victim.stat().st_size == 0 and damage != "deleted":
-            continue
-        DAMAGES[damage](victim)
-        messages = []
-        manager = CheckpointManager(tmp_path / "copy/checkpoints", tiny.checkpoint, messages.append)
-        _, manifest = manager.restore(lambda samples: abstract)
-        assert manifest.samples == older, name
-        assert f"skipped the checkpoint of samples {newest}: {victim}" in messages[0], messages
-        assert (tmp_path / f"copy/checkpoints/{newest}.corrupt").is_dir()
 
 
 def abstract_of(config):

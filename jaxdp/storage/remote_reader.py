@@ -6,12 +6,12 @@ from typing import Any
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest
-from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.files import CHECKPOINTS, CONFIG
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.storage.patience import open_patiently
+from jaxdp.storage.remote_run import RemoteName, RemoteRun
 
 
 def read_run_file(url: str, name: str, field: str = "--workdir") -> bytes | None:

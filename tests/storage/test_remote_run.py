@@ -6,12 +6,12 @@ from helpers.checkpoints import metadata, replicate
 
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint
-from jaxdp.checkpoint.remote_reader import download_checkpoint
-from jaxdp.checkpoint.remote_run import RemoteName, RemoteRun
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import LeaseRecord
 from jaxdp.storage.location import Location, open_location
+from jaxdp.storage.remote_reader import download_checkpoint
+from jaxdp.storage.remote_run import RemoteName, RemoteRun
 
 LEASE = LeaseRecord(number=2, token="t", holder="process 1 on host", seconds=60, adopted=["10.1.1"])
 
