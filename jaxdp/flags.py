@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from jaxdp.errors import ConfigError, nearest, one_of, plural
-from jaxdp.files import RUNS, check_local, check_no_password, is_run
+from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
 from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
 
@@ -270,8 +270,6 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
 
 def _meant_by(word: str, flags: Flags) -> str | None:
     """The flags with which a command takes a recipe, a folder of images or a file to write; None for another word."""
-    from jaxdp.recipes import known_recipes
-
     for flag, suffix in (("--output", ".safetensors"), ("--card", ".md")):
         if flag in flags.named and word.endswith(suffix):
             return f"{flag} {shlex.quote(word)}"

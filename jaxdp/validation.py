@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
 from jaxdp.config import (
     BELOW_ONE,
-    EVAL_RESIZES,
     LARGEST_LEVEL,
     PATHS,
     RESNET,
@@ -29,7 +28,6 @@ from jaxdp.config import (
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local, check_no_password, expand_user
-from jaxdp.flags import flag_value
 from jaxdp.registry import check_names
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
@@ -69,8 +67,7 @@ def from_json(text: str) -> Config:
     for path in PATHS:
         section, _, field = path.partition(".")
         if (value := getattr(getattr(config, section), field)) is not None:
-            expanded = dataclasses.replace(getattr(config, section), **{field: expand_user(value, path)})
-            config = dataclasses.replace(config, **{section: expanded})
+            config = with_fields(config, {path: expand_user(value, path)})
     for check in CHECKS:
         check(config)
     return config
@@ -494,74 +491,27 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for key, part in items for name, value in flatten(part, f"{prefix}{key}.").items()}
 
 
-def reset_ignored_fields(config: Config, flags: list[str]) -> Config:
-    """`config` with defaults in the fields that the choices made by `flags` ignore.
+def with_choices(config: Config, chosen: Mapping[str, str]) -> Config:
+    """`config` with the choices in `chosen`, such as {"optimizer.name": "sgd"}, and defaults in the fields that they ignore.
 
-    This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
-    still rejected by `validate`. If a flag chooses another source, a number of classes that is the recipe's source's is reset.
+    With another source, a number of classes that is that of the config's source is reset too.
     """
-    source, chosen = config.data.source, flag_value(flags, f"--{SOURCES.field}")
-    if chosen not in (None, source) and config.model.classes == SOURCES[source].classes:
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=None))
-    return reset_for_flags(config, flags)
-
-
-def reset_for_flags(config: Config, flags: list[str]) -> Config:
-    """`reset_ignored_fields` for a network that exists, whose number of classes stays.
-
-    A flag for one of `EVAL_RESIZES` resets the other.
-    """
-    defaults = Config()
+    defaults, classes = flatten(dataclasses.asdict(Config())), SOURCES[config.data.source].classes
+    if chosen.get(SOURCES.field, config.data.source) != config.data.source and config.model.classes == classes:
+        config = with_fields(config, {"model.classes": None})
+    config = with_fields(config, chosen)
     for table in TABLES:
-        name = flag_value(flags, f"--{table.field}")
-        if name is not None and (name in table or table.other):
-            unused = {field: getattr(getattr(defaults, table.section), field) for field in table.ignored_fields(name)}
-            section = dataclasses.replace(getattr(config, table.section), **unused)
-            config = dataclasses.replace(config, **{table.section: section})
-    for name in unusable_with_flags(config, flags):
-        section_name, _, field = name.partition(".")
-        section = getattr(config, section_name)
-        section = dataclasses.replace(section, **{field: getattr(getattr(defaults, section_name), field)})
-        config = dataclasses.replace(config, **{section_name: section})
-    if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
+        if table.field in chosen:
+            ignored = [f"{table.section}.{name}" for name in table.ignored_fields(chosen[table.field])]
+            config = with_fields(config, {field: defaults[field] for field in ignored})
+    if {SOURCES.field, AUGMENTATIONS.field} & chosen.keys():
+        config = with_fields(config, {field: defaults[field] for field in unusable_fields(config)})
     return config
 
 
-def unusable_with_flags(config: Config, flags: list[str]) -> dict[str, str]:
-    """`unusable_fields` for the source and the augmentation that `flags` choose; empty if they choose neither."""
-    given = {name: flag_value(flags, f"--data.{name}") for name in ("source", "augmentation")}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not chosen or chosen.get("augmentation", "none") not in AUGMENTATIONS:  # the parser reports it
-        return {}
-    return unusable_fields(dataclasses.replace(config, data=dataclasses.replace(config.data, **chosen)))
-
-
-def scale_schedule(config: Config, flags: list[str]) -> Config:
-    """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
-
-    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
-    """
-    keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
-    try:
-        ratio = float(flag_value(flags, "--epochs") or config.epochs) / config.epochs
-    except ValueError:  # the parser reports it
-        return config
-    if keep or ratio == 1 or not 0 < ratio < math.inf:
-        return config
-
-    def scaled(field: str, epochs: Any) -> Any:
-        if flag_value(flags, f"--{field}") is not None or epochs is None:
-            return epochs
-        return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
-
-    batch = tuple(
-        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
-        for index, phase in enumerate(config.batch)
-    )
-    schedule = dataclasses.replace(
-        config.schedule,
-        warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),
-        boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
-    )
-    return dataclasses.replace(config, batch=batch, schedule=schedule)
+def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
+    """`config` with other values in the fields SECTION.FIELD."""
+    for path, value in values.items():
+        section, _, field = path.partition(".")
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{field: value})})
+    return config

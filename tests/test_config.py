@@ -7,8 +7,8 @@ import pytest
 from jaxdp.choices import MIXES, TABLES
 from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule, training_labels
 from jaxdp.errors import ConfigError
-from jaxdp.recipes import load_config
-from jaxdp.validation import changes, from_json, scale_schedule, to_json, validate
+from jaxdp.recipes import load_config, scale_schedule
+from jaxdp.validation import changes, from_json, to_json, validate
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 

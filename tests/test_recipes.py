@@ -7,8 +7,9 @@ import pytest
 from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
+from jaxdp.files import known_recipes
 from jaxdp.planning import make_plan
-from jaxdp.recipes import find_config, known_recipes, load_config, load_recipe, register_from
+from jaxdp.recipes import find_config, load_config, load_recipe, register_from
 from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent

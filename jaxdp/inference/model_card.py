@@ -21,13 +21,12 @@ from jaxdp.checkpoint.remote_reader import download_checkpoint, download_run_fil
 from jaxdp.config import Config, Phase
 from jaxdp.data.sources import pixel_stats
 from jaxdp.errors import ConfigError, plural
-from jaxdp.files import CONFIG, check_output, expand_user, is_url, read_text, write_output
+from jaxdp.files import CONFIG, check_output, config_directories, expand_user, is_url, read_text, write_output
 from jaxdp.inference.interval import wilson_interval
 from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
-from jaxdp.recipes import config_directories
 from jaxdp.storage.local import temporary_directory
 from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config

@@ -84,7 +84,7 @@ def write(
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
-    from jaxdp.report import plots
+    from jaxdp.report.plots import check_number
 
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
@@ -96,7 +96,7 @@ def write(
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
         reason = f"must be a directory, which receives {PAGE} and its figures"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
-    plots.check_number(workdirs)
+    check_number(workdirs)
     runs = read_all(workdirs)
     default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
     folder = default if output is None else Path(output)
@@ -187,20 +187,21 @@ def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> tup
     """(PNG files, layers with the values on hover), both by file name."""
     import matplotlib
 
-    from jaxdp.report import hover, plots
+    from jaxdp.report.hover import layer
+    from jaxdp.report.plots import Plot, confusion_figure, curves_figure, settings_figure, time_figure
 
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
         figures = {
-            "curves.png": plots.curves_figure(runs),
-            "settings.png": plots.settings_figure(runs),
-            "time.png": plots.time_figure(runs),
+            "curves.png": curves_figure(runs),
+            "settings.png": settings_figure(runs),
+            "time.png": time_figure(runs),
         }
         for number, confusion in enumerate(confusions, 1):
             if isinstance(confusion, Confusion):
-                figures[f"classes-{number}.png"] = plots.confusion_figure(confusion)
+                figures[f"classes-{number}.png"] = confusion_figure(confusion)
         files = {name: _png(figure) for name, figure in figures.items() if figure is not None}
-        return files, {name: hover.layer(figure) for name, figure in figures.items() if isinstance(figure, plots.Plot)}
+        return files, {name: layer(figure) for name, figure in figures.items() if isinstance(figure, Plot)}
 
 
 def _png(figure: "Figure") -> bytes:

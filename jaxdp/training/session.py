@@ -38,7 +38,7 @@ from jaxdp.training.remote_workdir import open_remote_workdir
 from jaxdp.training.result import TrainResult, read_result, show_result
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.trainer import Trainer
-from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate
+from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
 from jaxdp.xla import jax_options
 
 
@@ -87,8 +87,7 @@ def train(
     resume = expand_user(resume, "--resume")
     if datasets is not None:
         check_type(config)
-        config = reset_ignored_fields(config, ["--data.source", "given"])
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
+        config = with_choices(config, {"data.source": "given"})
     config, guarded_writers = validate(config), wrap_writers(writers)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
     path = run_dir.resolve_workdir(workdir, config) if url is None else run_copy(config.storage, url)
