@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc
 
 from jaxdp import choices
@@ -89,7 +89,8 @@ SourceName = Annotated[
 
 LARGEST_IMAGE = 4096
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
-Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
+FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
 # Two ways to state the resize for evaluation, with their defaults: either replaces both.
 EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
@@ -117,12 +118,13 @@ EvalInterpolation = Annotated[
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
 Std = Annotated[
     tuple[Annotated[float, Field(ge=1e-3, le=1)], ...],
+    FromList,
     Doc("Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"),
 ]
 
 
 class _Strict:
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,7 @@ class Schedule(_Strict):
     """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
     power: Positive = 2.0
     """Exponent of the decay (polynomial, sony_a, sony_b)"""
-    boundaries: tuple[Positive, ...] = ()
+    boundaries: Annotated[tuple[Positive, ...], FromList] = ()
     """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
     factor: Positive = 0.1
     """Learning-rate multiplier at each boundary (goyal, sony_b)"""
@@ -624,7 +626,7 @@ class Config(_Strict):
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
-    batch: tuple[Phase, ...] = (Phase(),)
+    batch: Annotated[tuple[Phase, ...], FromList] = (Phase(),)
     """Phases of batch size, in order"""
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)

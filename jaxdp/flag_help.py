@@ -131,13 +131,18 @@ def _simplify(options: type, flags: dict[tuple[type, str], "Flag"]) -> None:
 
     texts = _docstrings(options)
     for field in dataclasses.fields(options):
-        for inner in (field.type, *get_args(field.type)):
+        for inner in _types_in(field.type):
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 _simplify(inner, flags)
         look = _look(flags[options, field.name]) if (options, field.name) in flags else {}
         marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text) for text in [texts.get(field.name)] if text]
         if marks:
             options.__annotations__[field.name] = Annotated[field.type, *marks]
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    """An annotation and the arguments inside it."""
+    return [annotation, *(inner for argument in get_args(annotation) for inner in _types_in(argument))]
 
 
 @functools.cache

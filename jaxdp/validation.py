@@ -5,7 +5,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,7 @@ MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
 def validate(config: Config) -> Config:
     """An equal Config with checked values. Raises ConfigError for the first invalid field."""
     check_type(config)
-    try:
-        config = from_json(to_json(config))
-    except TypeError as error:
-        raise ConfigError("config", reason=str(error), hint="use numbers, strings, booleans, tuples and None") from None
+    config = _checked(lambda: _adapter().validate_python(config))
     check_names(config)
     return config
 
@@ -60,8 +57,13 @@ def to_json(config: Config) -> str:
 
 def from_json(text: str) -> Config:
     """The Config written by `to_json`. Raises ConfigError for unknown fields, wrong types and values out of range."""
+    return _checked(lambda: _adapter().validate_json(text))
+
+
+def _checked(parse: Callable[[], Config]) -> Config:
+    """The Config that `parse` returns, with its paths expanded and its relations checked."""
     try:
-        config = _adapter().validate_json(text, strict=True)
+        config = parse()
     except ValidationError as error:
         raise _config_error(error) from None
     for path in PATHS:

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import time
 
+import numpy as np
 import pytest
 
 from jaxdp.choices import MIXES, TABLES
@@ -96,6 +97,14 @@ def test_validate_of_wrong_types_from_python_raises():
         validate(Config(epochs="many"))
     with pytest.raises(ConfigError, match=r"must be a jaxdp\.Config"):
         validate({"epochs": 3})
+    with pytest.raises(ConfigError, match=r"^seed=.*3.*: must be a valid integer$"):
+        validate(Config(seed=np.int64(3)))
+
+
+def test_validate_turns_lists_into_tuples_and_whole_numbers_into_floats():
+    config = validate(Config(epochs=7, batch=[Phase()], data=Data(mean=[0.5, 0.5, 0.5])))
+    assert config == Config(epochs=7.0, data=Data(mean=(0.5, 0.5, 0.5)))
+    assert isinstance(config.epochs, float)
 
 
 def test_deterministic_with_strategy_auto_is_rejected():
