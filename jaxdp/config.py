@@ -314,11 +314,6 @@ class Model(_Strict):
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
     """Batch normalization behind 1x1 convolutions in training. separate: of the convolution's result; folded: into its kernel,
     which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
-    pool_maxima: bool = False
-    """Gradient of the ImageNet stem from the values at the maxima that pooling keeps, which moves less memory on a GPU"""
-    relu_bits: bool = False
-    """A bit for each ReLU behind a shortcut, kept for the gradient, which moves less memory on a GPU; not behind folded
-    batch normalization"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """Algorithm of 1x1 and small-map convolutions. product: matrix products, faster on CPUs; auto: product on a CPU, else
     direct"""

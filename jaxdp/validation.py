@@ -186,16 +186,10 @@ def _check_momentum_rule(config: Config) -> None:
 
 
 def _check_gradients(config: Config) -> None:
-    """Options of the hand-written gradients apply to the gradients and the stem of the config."""
-    model = config.model
-    if model.gradients == "autodiff":
-        for name, value in {"batch_norm": "folded", "pool_maxima": True, "relu_bits": True}.items():
-            if getattr(model, name) == value:
-                reason = "not possible with model.gradients='autodiff'"
-                raise ConfigError(f"model.{name}", value, reason=reason, hint="use --model.gradients custom_vjp")
-    if model.pool_maxima and model.stem == "small":
-        hint = "omit --model.pool-maxima"
-        raise ConfigError("model.pool_maxima", True, reason="model.stem='small' has no max pooling", hint=hint)
+    """Folded batch normalization has a hand-written gradient only."""
+    if config.model.gradients == "autodiff" and config.model.batch_norm == "folded":
+        reason = "not possible with model.gradients='autodiff'"
+        raise ConfigError("model.batch_norm", "folded", reason=reason, hint="use --model.gradients custom_vjp")
 
 
 def _check_blocks(config: Config) -> None:
@@ -204,9 +198,6 @@ def _check_blocks(config: Config) -> None:
     if model.blur_pool == "convolutions_and_pool" and model.stem == "small":
         reason = "model.stem='small' has no max pooling"
         raise ConfigError("model.blur_pool", model.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
-    if model.blur_pool not in ("none", "convolutions") and model.pool_maxima:
-        reason = f"not possible with model.blur_pool={model.blur_pool!r}, whose maxima have stride 1"
-        raise ConfigError("model.pool_maxima", True, reason=reason, hint="omit --model.pool-maxima")
     if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
         raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")

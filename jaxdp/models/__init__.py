@@ -136,8 +136,6 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             remat=config.remat,
             custom_vjp=config.gradients == "custom_vjp",
             folds=config.resolved_batch_norm == "folded",
-            pool_maxima=config.pool_maxima,
-            relu_bits=config.relu_bits,
             squeeze_excitation=config.squeeze_excitation,
             blur_pool=config.blur_pool,
             classifier_bias=0.0 if config.classifier_bias == "zero" else -math.log(config.class_count),

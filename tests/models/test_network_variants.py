@@ -78,8 +78,8 @@ def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
         {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
         pytest.param({"blur_pool": "convolutions", "drop_path": 0.5, "batch_norm": "folded"}, marks=pytest.mark.slow),
         pytest.param({"blur_pool": "convolutions_and_pool", "remat": True, "drop_path": 0.5}, marks=pytest.mark.slow),
-        pytest.param({"squeeze_excitation": True, "relu_bits": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
-        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "pool_maxima": True, "remat": True}, marks=pytest.mark.slow),
+        pytest.param({"squeeze_excitation": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
+        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "remat": True}, marks=pytest.mark.slow),
     ],
     ids=lambda variant: ", ".join(variant),
 )
@@ -212,10 +212,6 @@ def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_re
         (
             Config(model=Model(blur_pool="convolutions_and_pool", stem="small")),
             r"^model.blur_pool='convolutions_and_pool': model.stem='small' has no max pooling; use --model.blur-pool convolu",
-        ),
-        (
-            Config(model=Model(blur_pool="activations", pool_maxima=True)),
-            r"^model.pool_maxima=True: not possible with model.blur_pool='activations', whose maxima have stride 1; omit ",
         ),
         (
             Config(model=Model(drop_path=0.1), finetune=Finetune(weights="w.safetensors", frozen_stages=5)),
