@@ -228,8 +228,8 @@ AUGMENTATIONS = Choices(
         "none": Augmentation(""),
         "digits": Augmentation("small rotations, scales, shears and shifts"),
         "paper": Augmentation(
-            "Mikami et al., see `augment`",
-            "min_scale max_scale angle aspect distortion brightness contrast contrast_center noise flip padding",
+            "Mikami et al.",
+            "flip padding",
             resizes=True,
         ),
         "random_resized_crop": Augmentation(
@@ -244,12 +244,12 @@ AUTO_AUGMENTS = Choices(
     {
         "none": Choice(""),
         "rand_augment": Choice(
-            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", "operations magnitude operation_interpolation fill"
+            "RandAugment (Cubuk et al.) as in torchvision, 14 operations", "operations magnitude operation_interpolation"
         ),
-        "trivial_augment": Choice("TrivialAugmentWide (Müller & Hutter) as in torchvision", "operation_interpolation fill"),
+        "trivial_augment": Choice("TrivialAugmentWide (Müller & Hutter) as in torchvision", "operation_interpolation"),
         "rand_augment_increasing": Choice(
             "RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations",
-            "operations magnitude magnitude_std operation_interpolation fill",
+            "operations magnitude magnitude_std operation_interpolation",
         ),
     },
 )
@@ -260,7 +260,7 @@ MIXES = Choices(
         "none": Choice(""),
         "mixup": Choice("blend of whole images (Zhang et al.)", "mix_alpha"),
         "cutmix": Choice("rectangle of the other image (Yun et al.)", "mix_alpha"),
-        "mixup_or_cutmix": Choice("one of the two, drawn for each worker's batch", "mix_alpha cutmix_alpha cutmix_probability"),
+        "mixup_or_cutmix": Choice("one of the two, drawn for each worker's batch", "mix_alpha cutmix_alpha"),
     },
 )
 READ_FROM_DISK = "directory threads train_split eval_split eval_size eval_resize eval_crop eval_interpolation"

@@ -22,9 +22,7 @@ NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
 Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
-Enlargement = Annotated[float, Field(ge=0.01, le=100)]
 Strength = Annotated[float, Field(ge=0, le=100)]
-Ratio = Annotated[float, Field(ge=1, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
@@ -88,6 +86,7 @@ SourceName = Annotated[
 ]
 
 LARGEST_IMAGE = 4096
+JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList]
@@ -169,8 +168,6 @@ class Data(_Strict):
     that of mixup)"""
     cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     """Parameter of the distribution of CutMix's ratio (mixup_or_cutmix)"""
-    cutmix_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Probability of CutMix in place of mixup (mixup_or_cutmix)"""
     train_examples: Count = 4096
     """Number of training images (synthetic)"""
     eval_examples: Count = 1000
@@ -216,28 +213,10 @@ class GivenNetwork(_Strict):
 
 @dataclass(frozen=True)
 class Augment(_Strict):
-    """Ranges of the random transforms; the defaults are the public ImageNet values of the paper's first author."""
+    """Random transforms of the pixels of training images."""
 
-    min_scale: Enlargement = 0.77
-    """Smallest enlargement of the stored image before the crop (paper)"""
-    max_scale: Enlargement = 1.54
-    """Largest enlargement of the stored image before the crop (paper)"""
-    angle: Strength = 0.5
-    """Largest rotation in either direction, in radians (paper)"""
-    aspect: Ratio = 1.3
-    """Largest ratio of the enlargements of height and width, and of its inverse (paper)"""
-    distortion: Strength = 0.2
-    """Strength of barrel and pincushion distortion (paper)"""
     flip: bool = True
     """Left-right flip with probability one half"""
-    brightness: Strength = 0.0
-    """Largest offset of all pixels in either direction; white is 1 (paper)"""
-    contrast: Ratio = 1.1
-    """Largest factor per channel on the distance of pixels from `contrast_center`, and its inverse (paper)"""
-    contrast_center: Strength = 0.5
-    """Pixel value that contrast leaves unchanged; white is 1 (paper)"""
-    noise: Strength = 0.0
-    """Largest standard deviation of the Gaussian noise; white is 1 (paper)"""
     padding: Annotated[int, Field(ge=0, le=4096)] | None = None
     """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
     min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
@@ -255,21 +234,18 @@ class Augment(_Strict):
     operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
     """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
     torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
-    fill: Shares = ()
-    """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
-    rand_augment_increasing, else black)"""
-    jitter_brightness: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the brightness, as a share in either direction, as in torchvision's ColorJitter"""
-    jitter_contrast: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the contrast, as `jitter_brightness`"""
-    jitter_saturation: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the saturation, as `jitter_brightness`"""
-    jitter_hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest turn of the hue in either direction; 1 is a full turn"""
+    color_jitter: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], FromList] = ()
+    """Largest changes of brightness, contrast and saturation, as shares in either direction, and largest turn of the hue, at
+    most 0.5, as in torchvision's ColorJitter (empty, or 0: none)"""
     erase_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability of erasing a random rectangle of the normalized image, of 0.02 to 0.33 of its area"""
     erase_mode: Literal["constant", "noise"] = "constant"
     """Content of the erased rectangle. constant: the mean of the data set; noise: independent normal numbers (timm: pixel)"""
+
+    @property
+    def jitter_strengths(self) -> dict[str, float]:
+        """Name -> strength of the parts of color jitter that are not off."""
+        return {name: strength for name, strength in zip(JITTERED, self.color_jitter, strict=False) if strength}
 
 
 @dataclass(frozen=True)
@@ -717,9 +693,8 @@ def policy_words(config: Config) -> list[str]:
         values = {name: getattr(ranges, name) for name in used}
         texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
         words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
-    strengths = {name: getattr(ranges, f"jitter_{name}") for name in ("brightness", "contrast", "saturation", "hue")}
-    if any(strengths.values()):
-        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items() if value) + ")")
+    if strengths := ranges.jitter_strengths:
+        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items()) + ")")
     if ranges.erase_probability:
         words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
     return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)

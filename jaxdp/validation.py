@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
 from jaxdp.config import (
     BELOW_ONE,
+    JITTERED,
     LARGEST_LEVEL,
     PATHS,
     RESNET,
@@ -204,12 +205,8 @@ def _check_blocks(config: Config) -> None:
 
 
 def _check_augmentation(config: Config) -> None:
-    """Ranges are not empty, and stored images have a size that the augmentation can use."""
-    ranges, data = config.augment, config.data
-    if ranges.min_scale > ranges.max_scale:
-        reason = f"must not exceed augment.max_scale ({ranges.max_scale:g})"
-        raise ConfigError("augment.min_scale", ranges.min_scale, reason=reason)
-    name = data.augmentation
+    """Stored images have a size that the augmentation can use."""
+    data, name = config.data, config.data.augmentation
     for field, reason in unusable_fields(config).items():
         raise ConfigError(field, flatten(dataclasses.asdict(config))[field], reason=reason, hint="omit it")
     for index, phase in enumerate(config.batch):
@@ -234,7 +231,7 @@ def unusable_fields(config: Config) -> dict[str, str]:
 
 
 def _check_policies(config: Config) -> None:
-    """The random operations have magnitudes of their policy, colors of three channels, and fields that apply."""
+    """The random operations have magnitudes of their policy, and fields that apply."""
     ranges, policy = config.augment, config.data.auto_augment
     if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
         hint = f"use {round(ranges.magnitude)}"
@@ -242,9 +239,12 @@ def _check_policies(config: Config) -> None:
     if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
         reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
         raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
-    if len(ranges.fill) not in (0, 3):
-        hint = "for example --augment.fill 0.5 0.5 0.5"
-        raise ConfigError("augment.fill", ranges.fill, reason="must be three numbers: red, green, blue", hint=hint)
+    if len(ranges.color_jitter) > len(JITTERED):
+        reason = f"must be at most four numbers: {', '.join(JITTERED)}"
+        hint = "for example --augment.color-jitter 0.4 0.4 0.4 0.1"
+        raise ConfigError("augment.color_jitter", ranges.color_jitter, reason=reason, hint=hint)
+    if (hue := ranges.jitter_strengths.get("hue", 0.0)) > 0.5:
+        raise ConfigError("augment.color_jitter", ranges.color_jitter, reason=f"the hue ({hue:g}) must be at most 0.5")
     if ranges.erase_mode != "constant" and ranges.erase_probability == 0:
         reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
         raise ConfigError("augment.erase_mode", ranges.erase_mode, reason=reason, hint=hint)

@@ -142,9 +142,7 @@ def test_changes_lists_the_epochs_without_the_schedule_that_they_scale():
 
 ANOTHER = {
     "adapt": "all",
-    "aspect": 1.5,
     "boundaries": (1.0, 2.0),
-    "contrast": 1.5,
     "denominator": "norm_of_sum",
     "eval_split": "validation",
     "velocity_dtype": "bfloat16",
@@ -159,7 +157,6 @@ ANOTHER = {
     "operation_interpolation": "bilinear",
     "magnitude": 5.0,
     "magnitude_std": 0.25,
-    "fill": (0.1, 0.2, 0.3),
 }
 
 

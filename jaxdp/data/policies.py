@@ -199,9 +199,7 @@ def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: Pi
     """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: see `change_pixels`."""
     policy, size, interpolation = POLICIES[config.data.auto_augment], images.shape[1], interpolation_of(config)
     assert policy is not None
-    published = 0.0 if policy.black else mean
-    color = 255 * jnp.asarray(config.augment.fill, jnp.float32) if config.augment.fill else jnp.asarray(published, jnp.float32)
-    fill = jnp.broadcast_to(jnp.round(color), (3,))
+    fill = jnp.broadcast_to(jnp.round(jnp.asarray(0.0 if policy.black else mean, jnp.float32)), (3,))
 
     def one(image: jax.Array, key: jax.Array) -> jax.Array:
         operations = draw_operations(config, key, size)
@@ -211,12 +209,6 @@ def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: Pi
         return image
 
     return jax.vmap(one)(images, keys)
-
-
-def jitter_strengths(ranges: Augment) -> dict[str, float]:
-    """Name -> strength of the parts of color jitter that are not off."""
-    names = ("brightness", "contrast", "saturation", "hue")
-    return {name: strength for name in names if (strength := getattr(ranges, f"jitter_{name}"))}
 
 
 def jitter(image: jax.Array, key: jax.Array, *, strengths: dict[str, float]) -> jax.Array:
@@ -293,7 +285,7 @@ def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, me
 
     positions: [B] uint32. mean: of the data set, on the 0-255 scale, a number or one for each channel.
     """
-    strengths = jitter_strengths(config.augment)
+    strengths = config.augment.jitter_strengths
     if config.data.auto_augment == "none" and not strengths:
         return images
     if images.dtype != jnp.uint8:  # a crop on the device interpolates
