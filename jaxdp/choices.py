@@ -1,16 +1,16 @@
 """Tables of the named choices of a configuration: optimizers, schedules, data sources, augmentations and a few others.
 
 Config types, validation, `--help`, plan output and tests are derived from these tables. The functions that implement the
-choices are registered where they are defined, with `Choices.implement`, which raises at import if one is missing. This module
+choices are added where they are defined, with `Registry.implement`, which raises at import if one is missing. This module
 imports neither JAX nor third-party packages.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
-Implementation = TypeVar("Implementation")
+from jaxdp.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class UpdateRule(Choice):
     """An optimizer.
 
     accumulates: its momentum sums gradients, so that learning rate / (1 - momentum) is the effective rate. uses_weight_norms:
-    its updates depend on the norms of the parameters.
+    its updates depend on the norms of the parameters. shards: it can update a part of each tensor, with norms of whole tensors
+    from `jaxdp.optim.squares`.
     """
 
     accumulates: bool = True
     uses_weight_norms: bool = False
+    shards: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,18 @@ class Metric(Choice):
 Entry = TypeVar("Entry", bound=Choice)
 
 
-class Choices(Generic[Entry]):
+class Choices(Registry[Entry, Any]):
     """The choices of one config field.
 
     field: the field, such as `optimizer.name`. section: the section of the config that holds the fields in `Choice.uses`.
     other: entry for names that are not in the table; None if there are no others.
     """
 
-    def __init__(self, field: str, section: str, entries: dict[str, Entry], *, other: Entry | None = None) -> None:
-        self.field, self.section, self.entries, self.other = field, section, entries, other
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.entries
+    def __init__(
+        self, field: str, section: str, entries: dict[str, Entry], *, other: Entry | None = None, function: str = ""
+    ) -> None:
+        super().__init__(field, entries, function=function)
+        self.section, self.other = section, other
 
     def __getitem__(self, name: str) -> Entry:
         """The entry of a name. Raises KeyError for an unknown one."""
@@ -131,14 +130,6 @@ class Choices(Generic[Entry]):
             if missing := [field for field in entry.uses.split() if field not in known]:
                 raise TypeError(f"{self.field}: {name} uses {', '.join(missing)}, which {section.__name__} does not have")
 
-    def implement(self, functions: dict[str, Implementation]) -> dict[str, Implementation]:
-        """`functions`, by name. Raises TypeError unless they are exactly one for each choice."""
-        if missing := [name for name in self.entries if name not in functions]:
-            raise TypeError(f"{self.field}: no implementation of {', '.join(missing)}")
-        if unknown := [name for name in functions if name not in self.entries]:
-            raise TypeError(f"{self.field}: {', '.join(unknown)} is implemented but missing in jaxdp/choices.py")
-        return functions
-
     def _all(self) -> list[Choice]:
         return [*self.entries.values(), *([self.other] if self.other else [])]
 
@@ -169,6 +160,7 @@ OPTIMIZERS = Choices(
         "or a name registered with `jaxdp.register_optimizer`",
         "weight_decay nesterov velocity_dtype trust_coefficient eps denominator adapt beta2 adam_eps",
     ),
+    function="register_optimizer",
 )
 MOMENTUM_RULES = Choices(
     "optimizer.momentum_rule",
@@ -310,6 +302,7 @@ STOP_METRICS = Choices(
         "eval_loss": Metric("held-out loss, the lower the better", sign=-1),
     },
 )
+MODELS: Registry[Choice, Any] = Registry("model.name", {"resnet": Choice("ResNet v1.5 (He et al.)")}, function="register_model")
 TABLES: tuple[Choices, ...] = (
     OPTIMIZERS,
     MOMENTUM_RULES,

@@ -13,6 +13,7 @@ from typing_extensions import Doc
 
 from jaxdp import choices
 from jaxdp.errors import ConfigError as ConfigError
+from jaxdp.registry import NAME_PATTERN
 from jaxdp.strategies import STRATEGIES
 
 LARGEST, SMALLEST = 1e15, 1e-15  # bounds of numbers that devices use in float32, which must hold their squares
@@ -69,7 +70,6 @@ else:
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
 TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
-NAME_PATTERN = r"[a-z][a-z0-9_]*"
 RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
 StrategyName = Annotated[
     RegisteredName,

@@ -295,7 +295,7 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     """
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
     used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov", "velocity_dtype"})
-    if optimizer.name not in OPTIMIZERS:
+    if optimizer.name in OPTIMIZERS.registered:
         used = [field for field in used if getattr(optimizer, field) != getattr(Optimizer(), field)]
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
     if optimizer.velocity_dtype != "float32":

@@ -29,7 +29,7 @@ from jaxdp.config import (
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local, check_no_password, expand_user
-from jaxdp.registry import check_names
+from jaxdp.registration import check_names
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")

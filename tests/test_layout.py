@@ -35,6 +35,7 @@ BASE = {
     "foreign_flags",
     "losses",
     "recipes",
+    "registration",
     "registry",
     "schedules",
     "strategies",

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
+from jaxdp.choices import MODELS
 from jaxdp.config import RESNET
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError
@@ -118,8 +119,11 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
 
     Raises ConfigError for a name that is neither built in nor registered in this process.
     """
-    if config.name != RESNET:
-        return build_registered(config)
+    build = MODELS.implementation(config.name)
+    return build_registered(config) if config.name in MODELS.registered else build(config, platform)
+
+
+def _create_resnet(config: ModelConfig, platform: str | None) -> Model:
     convolution: str = config.convolution
     if convolution == "auto":
         forms = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
@@ -142,6 +146,9 @@ def create(config: ModelConfig, platform: str | None = None) -> Network:
             drop_path=config.drop_path,
         )
     )
+
+
+MODELS.implement({RESNET: _create_resnet})
 
 
 def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:

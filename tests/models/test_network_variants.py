@@ -19,7 +19,7 @@ from jaxdp.config import Config, Finetune, Model
 from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
 from jaxdp.models.resnet import TWO_BLOCKS
-from jaxdp.registry import own_models
+from jaxdp.registration import register_model
 from jaxdp.training.finetune import read_weights
 from jaxdp.validation import validate
 
@@ -226,14 +226,14 @@ def test_options_without_effect_are_refused_in_one_line(config, message):
 
 
 @pytest.mark.parametrize("change", [{"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}])
-def test_registered_network_receives_the_options_or_refuses_them(monkeypatch, change):
+def test_registered_network_receives_the_options_or_refuses_them(change):
     config = Model(name="mine", classes=3, **change)
     received = []
-    monkeypatch.setitem(own_models, "mine", lambda model: received.append(model) or nn.Dense(model.classes))
+    register_model("mine", lambda model: received.append(model) or nn.Dense(model.classes))
     models.create(config)
     assert received == [config]
     for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
-        monkeypatch.setitem(own_models, "mine", registered)
+        register_model("mine", registered)
         with pytest.raises(
             ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
         ):

@@ -329,7 +329,7 @@ def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compiled)
     set_stages(monkeypatch, "losing", losing, *allreduce.stages_of("torus"))
-    monkeypatch.setitem(STRATEGIES, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
+    monkeypatch.setitem(STRATEGIES.entries, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
     config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing", update=update))
     with pytest.raises(TrainingError) as error:
         train(config, tmp_path / "run")

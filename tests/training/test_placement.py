@@ -16,7 +16,7 @@ from helpers.runs import outcome, train_until
 from helpers.step import BATCH, PIXELS, assert_close, linear_config, make_batch, step_config
 
 import jaxdp
-from jaxdp import models, registry, train
+from jaxdp import models, register_model, train
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Finetune, LossScale, Mesh, Model, Optimizer, Phase, Reduce
@@ -110,8 +110,8 @@ class SmallNet(nn.Module):
 
 
 @pytest.fixture
-def small_net(monkeypatch):
-    monkeypatch.setitem(registry.own_models, "small_net", SmallNet)
+def small_net():
+    register_model("small_net", SmallNet)
 
 
 def on_every_mesh():
@@ -214,7 +214,7 @@ def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(mesh_shape):
     jax.tree.map(np.testing.assert_array_equal, placement.evaluated(placed), whole.evaluated)
 
 
-def test_state_of_every_optimizer_is_sharded_as_its_parameters(monkeypatch):
+def test_state_of_every_optimizer_is_sharded_as_its_parameters():
     """What an optimizer keeps for each parameter is sharded; its scalars are whole on every device."""
     mesh = abstract_mesh(2, 4)
     for optimizer in ({}, {"name": "sgd"}, {"name": "adamw"}, {"name": "lamb", "velocity_dtype": "bfloat16"}):
@@ -443,8 +443,8 @@ class WithScalar(nn.Module):
 
 
 @pytest.mark.slow
-def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.own_models, "scaled", WithScalar)
+def test_run_with_a_scalar_parameter_equals_the_replicated_one(run, tmp_path):
+    register_model("scaled", WithScalar)
     config = dataclasses.replace(run, model=Model(name="scaled", classes=6), optimizer=Optimizer(name="sgd"))
     config = changed(config, schedule={"learning_rate": 0.01})
     train(config, tmp_path / "sharded")
