@@ -41,8 +41,6 @@ VARIANTS = {
     "given-back": ("", {"mesh": {"keep_memory": False}}),
     "direct": ("", {"model": {"convolution": "direct"}}),
     "folded": ("", {"model": {"batch_norm": "folded"}}),
-    "ohwi": ("", {"compile": {"conv_layout": "ohwi"}}),
-    "folded-ohwi": ("", {"model": {"batch_norm": "folded"}, "compile": {"conv_layout": "ohwi"}}),
     "autodiff": ("", {"model": {"gradients": "autodiff"}}),
     "untuned": ("", {"compile": {"tuned": False}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),

@@ -1,17 +1,32 @@
 """The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py`.
+tables in `choices.py`, and `TABLE.only(...)` names the choices that read a field.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc
 
-from jaxdp import choices
+from jaxdp.choices import (
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    BATCH_STATISTICS,
+    LOSS_SCALES,
+    LOSSES,
+    MIXES,
+    MOMENTUM_RULES,
+    NON_FINITE,
+    ON_DISK,
+    OPTIMIZERS,
+    SCHEDULES,
+    SOURCES,
+    STOP_METRICS,
+    Only,
+)
 from jaxdp.errors import ConfigError as ConfigError
 from jaxdp.registry import NAME_PATTERN
 from jaxdp.strategies import STRATEGIES
@@ -54,16 +69,16 @@ else:
     ) = (
         Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
         for kind, table in (
-            ("Momentum as a function of the global batch", choices.MOMENTUM_RULES),
-            ("Learning-rate schedule", choices.SCHEDULES),
-            ("Loss", choices.LOSSES),
-            ("Loss scaling", choices.LOSS_SCALES),
-            ("Random transform of training images", choices.AUGMENTATIONS),
-            ("Policy of random operations on the pixels of the crop", choices.AUTO_AUGMENTS),
-            ("Blending of each image with another of its worker's batch", choices.MIXES),
-            ("Batch statistics (mean and variance of batch normalization) for evaluation", choices.BATCH_STATISTICS),
-            ("Action on a non-finite loss or gradient", choices.NON_FINITE),
-            ("Metric of evaluations that early stopping follows, and by which a checkpoint is the best", choices.STOP_METRICS),
+            ("Momentum as a function of the global batch", MOMENTUM_RULES),
+            ("Learning-rate schedule", SCHEDULES),
+            ("Loss", LOSSES),
+            ("Loss scaling", LOSS_SCALES),
+            ("Random transform of training images", AUGMENTATIONS),
+            ("Policy of random operations on the pixels of the crop", AUTO_AUGMENTS),
+            ("Blending of each image with another of its worker's batch", MIXES),
+            ("Batch statistics (mean and variance of batch normalization) for evaluation", BATCH_STATISTICS),
+            ("Action on a non-finite loss or gradient", NON_FINITE),
+            ("Metric of evaluations that early stopping follows, and by which a checkpoint is the best", STOP_METRICS),
         )
     )
 
@@ -78,13 +93,14 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
-OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {choices.OPTIMIZERS.help}")]
+OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
-    Doc(f"Data set: {', '.join(choices.SOURCES.entries)}, or one of tensorflow-datasets. {choices.SOURCES.help}"),
+    Doc(f"Data set: {', '.join(SOURCES.entries)}, or one of tensorflow-datasets. {SOURCES.help}"),
 ]
 
+FromDisk = SOURCES.only(*ON_DISK)
 LARGEST_IMAGE = 4096
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
@@ -131,17 +147,17 @@ class Data(_Strict):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
-    directory: str | None = None
+    directory: Annotated[str | None, FromDisk] = None
     """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
-    train_split: str = "train"
+    train_split: Annotated[str, SOURCES.only("digits", *ON_DISK)] = "train"
     """Training split; for prepared data sets also a slice, such as train[:10%]; for digits train, or fit to hold out the
     validation split for tuning"""
-    eval_split: str | None = None
+    eval_split: Annotated[str | None, SOURCES.only("digits", *ON_DISK)] = None
     """Evaluation split (None: val, validation or test, whichever exists); for digits test or validation"""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Action on an image that cannot be read. stop: fail and name it; skip: use the next image, count it and list it at the
     end"""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, FromDisk] = None
     """Number of decoding threads (None: one per core)"""
     resident: Literal["auto", "on", "off"] = "auto"
     """Whether each device holds the training set and only indices are transferred. auto: on accelerators, for sets in memory
@@ -152,10 +168,10 @@ class Data(_Strict):
     """Height and width of the network's input, in pixels"""
     stored_size: ImageSize | None = None
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
-    eval_size: EvalSize = None
-    eval_resize: EvalResize = None
-    eval_crop: EvalCrop = None
-    eval_interpolation: EvalInterpolation = "bilinear"
+    eval_size: Annotated[EvalSize, FromDisk] = None
+    eval_resize: Annotated[EvalResize, FromDisk] = None
+    eval_crop: Annotated[EvalCrop, FromDisk] = None
+    eval_interpolation: Annotated[EvalInterpolation, FromDisk] = "bilinear"
     mean: Mean = ()
     std: Std = ()
     augmentation: AugmentationName = "none"
@@ -163,14 +179,14 @@ class Data(_Strict):
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: MixName = "none"
-    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup", "cutmix", "mixup_or_cutmix")] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
     that of mixup)"""
-    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup_or_cutmix")] = 1.0
     """Parameter of the distribution of CutMix's ratio (mixup_or_cutmix)"""
-    train_examples: Count = 4096
+    train_examples: Annotated[Count, SOURCES.only("synthetic")] = 4096
     """Number of training images (synthetic)"""
-    eval_examples: Count = 1000
+    eval_examples: Annotated[Count, SOURCES.only("synthetic")] = 1000
     """Number of evaluation images (synthetic)"""
 
     @property
@@ -215,23 +231,28 @@ class GivenNetwork(_Strict):
 class Augment(_Strict):
     """Random transforms of the pixels of training images."""
 
-    flip: bool = True
+    flip: Annotated[bool, AUGMENTATIONS.only("paper", "random_resized_crop", "pad_and_crop")] = True
     """Left-right flip with probability one half"""
-    padding: Annotated[int, Field(ge=0, le=4096)] | None = None
+    padding: Annotated[Annotated[int, Field(ge=0, le=4096)] | None, AUGMENTATIONS.only("paper", "pad_and_crop")] = None
     """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
-    min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
+    min_area: Annotated[float, Field(ge=1e-6, le=1), AUGMENTATIONS.only("random_resized_crop")] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: CropInterpolation = "unfiltered"
+    crop_interpolation: Annotated[CropInterpolation, AUGMENTATIONS.only("random_resized_crop")] = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
-    operations: Annotated[int, Field(ge=1, le=16)] = 2
+    operations: Annotated[int, Field(ge=1, le=16), AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")] = 2
     """Number of operations on each image, drawn with replacement (rand_augment, rand_augment_increasing)"""
-    magnitude: Annotated[float, Field(ge=0, le=30)] | None = None
+    magnitude: Annotated[
+        Annotated[float, Field(ge=0, le=30)] | None, AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")
+    ] = None
     """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
     rand_augment_increasing: the mean, up to 10, 7 published"""
-    magnitude_std: Strength | None = None
+    magnitude_std: Annotated[Strength | None, AUTO_AUGMENTS.only("rand_augment_increasing")] = None
     """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
-    operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
+    operation_interpolation: Annotated[
+        Literal["nearest", "bilinear", "bicubic", "random"] | None,
+        AUTO_AUGMENTS.only("rand_augment", "trivial_augment", "rand_augment_increasing"),
+    ] = None
     """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
     torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
     color_jitter: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], FromList] = ()
@@ -280,7 +301,7 @@ class Model(_Strict):
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
     statistics: BatchStatistics = "moving_average"
-    norm_momentum: BelowOne = 0.9
+    norm_momentum: Annotated[BelowOne, BATCH_STATISTICS.only("moving_average")] = 0.9
     """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
@@ -339,32 +360,30 @@ class Optimizer(_Strict):
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
     momentum_rule: MomentumRule = "constant"
-    momentum_batch: Count = 32768
+    momentum_batch: Annotated[Count, MOMENTUM_RULES.only("noise_scale", "as_printed")] = 32768
     """Global batch at which `momentum` applies (noise_scale, as_printed)"""
-    nesterov: bool = False
+    nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")] = False
     """Nesterov momentum (lars, sgd)"""
     velocity_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the accumulated or averaged gradient between steps; bfloat16 halves its memory"""
     weight_decay: NonNegative = 1e-4
     """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
     unless `adapt` is all"""
-    trust_coefficient: Positive = 0.001
-    """LARS coefficient (eta): factor on the trust ratio |w| / |g|, whose denominator `denominator` sets (lars)"""
-    eps: NonNegative = 1e-6
+    trust_coefficient: Annotated[Positive, OPTIMIZERS.only("lars")] = 0.001
+    """LARS coefficient (eta): factor on the trust ratio |w| / (|g| + decay |w|) (lars)"""
+    eps: Annotated[NonNegative, OPTIMIZERS.only("lars")] = 1e-6
     """Constant in the denominator of the trust ratio (lars)"""
-    denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
-    """Denominator of the trust ratio (lars): |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
-    adapt: Literal["weights", "all"] = "weights"
+    adapt: Annotated[Literal["weights", "all"], OPTIMIZERS.only("lars")] = "weights"
     """Tensors with trust ratio and weight decay (lars). weights: not biases and normalization (TensorFlow, MLPerf); all:
     every tensor (nnabla)"""
-    beta2: BelowOne = 0.999
+    beta2: Annotated[BelowOne, OPTIMIZERS.only("adamw", "lamb")] = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""
-    adam_eps: NonNegative = 1e-8
+    adam_eps: Annotated[NonNegative, OPTIMIZERS.only("adamw", "lamb")] = 1e-8
     """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
     loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
-    target_threshold: BelowOne | None = None
+    target_threshold: Annotated[BelowOne | None, LOSSES.only("binary", "binary_sum")] = None
     """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
@@ -382,34 +401,32 @@ class Schedule(_Strict):
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
     """Length of the linear warm-up, in epochs"""
-    start: NonNegative = 0.0
+    start: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a", "sony_b")] = 0.0
     """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
     256)"""
-    end: NonNegative = 0.0
+    end: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a")] = 0.0
     """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
-    power: Positive = 2.0
+    power: Annotated[Positive, SCHEDULES.only("polynomial", "sony_a", "sony_b")] = 2.0
     """Exponent of the decay (polynomial, sony_a, sony_b)"""
-    boundaries: Annotated[tuple[Positive, ...], FromList] = ()
+    boundaries: Annotated[tuple[Positive, ...], FromList, SCHEDULES.only("goyal", "sony_b")] = ()
     """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
-    factor: Positive = 0.1
+    factor: Annotated[Positive, SCHEDULES.only("goyal", "sony_b")] = 0.1
     """Learning-rate multiplier at each boundary (goyal, sony_b)"""
 
 
 @dataclass(frozen=True)
 class LossScale(_Strict):
-    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it."""
+    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
+
+    A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
+    GIVE_UP_AFTER consecutive skipped steps end the run; with a static scale the first one does.
+    """
+
+    GROWTH_STEPS, MINIMUM, MAXIMUM, GIVE_UP_AFTER = 2000, 1.0, 2.0**24, 50
 
     name: LossScaleName = "none"
-    initial: Scale = 32768.0
+    initial: Annotated[Scale, LOSS_SCALES.only("static", "dynamic")] = 32768.0
     """First scale of dynamic loss scaling, or the static scale"""
-    growth_steps: Count = 2000
-    """Number of finite steps after which the scale doubles (dynamic)"""
-    minimum: Scale = 1.0
-    """Smallest scale (dynamic)"""
-    maximum: Scale = 16777216.0
-    """Largest scale (dynamic)"""
-    give_up_after: Count = 50
-    """Number of consecutive skipped steps that ends the run (dynamic; a static scale ends it at the first)"""
 
 
 @dataclass(frozen=True)
@@ -444,8 +461,6 @@ class Mesh(_Strict):
     keep_memory: bool = True
     """Reuse of freed memory by later steps on a single CPU device; the process keeps its peak memory, and computations run
     synchronously"""
-    idle: Literal["allow", "refuse"] = "allow"
-    """Action if a batch cannot be divided among all devices. allow: leave some idle; refuse: fail"""
 
 
 @dataclass(frozen=True)
@@ -515,11 +530,6 @@ class Guard(_Strict):
     """Detection of runs that cannot continue."""
 
     non_finite: NonFinite = "stop"
-    skip_at_most: Count = 10
-    """Number of skipped steps after which the run ends (skip)"""
-    exploding: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
-    """Ratio of the mean loss of twenty steps to the chance-level loss, that of equal scores for all classes, above which a
-    warning is logged"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""
@@ -545,8 +555,6 @@ class Compile(_Strict):
     """Use of XLA options that speed up the step (see docs/performance.md)"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
-    conv_layout: Literal["hwio", "ohwi"] = "hwio"
-    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none"""
 
 
 @dataclass(frozen=True)
@@ -614,11 +622,15 @@ class Config(_Strict):
     logging: Logging = field(default_factory=Logging)
 
 
-for _table in choices.TABLES:
-    _table.check_fields(type(getattr(Config(), _table.section)))
+for _section in fields(Config):
+    _owner = type(getattr(Config(), _section.name))
+    for _field, _hint in get_type_hints(_owner, include_extras=True).items() if is_dataclass(_owner) else ():
+        for _mark in get_args(_hint):
+            if isinstance(_mark, Only):
+                _mark.table.readers[f"{_section.name}.{_field}"] = _mark.names
 
 # Sources that make images of one size in memory.
-IN_MEMORY = tuple(name for name, source in choices.SOURCES.entries.items() if source.in_memory)
+IN_MEMORY = tuple(name for name, source in SOURCES.entries.items() if source.in_memory)
 
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
@@ -662,7 +674,7 @@ def at_image_size(config: Config, size: int) -> Config:
 
 def chance_loss(config: Config) -> float:
     """The chance-level loss: that of equal scores for all classes."""
-    return choices.LOSSES[config.optimizer.loss].chance(config.model.class_count)
+    return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
 HELD_OUT_LABELS = "plain labels"
@@ -689,7 +701,7 @@ def policy_words(config: Config) -> list[str]:
     filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
     words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
     if data.auto_augment != "none":
-        used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
+        used = [field.removeprefix("augment.") for field in AUTO_AUGMENTS.read_fields(data.auto_augment)]
         values = {name: getattr(ranges, name) for name in used}
         texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
         words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))

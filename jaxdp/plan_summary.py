@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.choices import LOSSES, MIXES, OPTIMIZERS
+from jaxdp.choices import LOSSES, OPTIMIZERS
 from jaxdp.config import (
     HELD_OUT_LABELS,
     RESNET,
@@ -72,8 +72,8 @@ def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
     """Bytes of the messages of sums of squares of a sharded update."""
     rule = OPTIMIZERS[optimizer.name]
     first = 4 * tensors * (1 + rule.uses_weight_norms)
-    own_norm = rule.uses_weight_norms and not (optimizer.name == "lars" and optimizer.denominator == "sum_of_norms")
-    return [first, 4 * tensors] if own_norm else [first]  # of the decayed gradient, or of Adam's update
+    own_norm = rule.uses_weight_norms and optimizer.name != "lars"
+    return [first, 4 * tensors] if own_norm else [first]  # of Adam's update
 
 
 def _gathered_messages(
@@ -294,8 +294,9 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     Which fields a registered one reads is not known: only those that differ from the defaults.
     """
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
-    used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov", "velocity_dtype"})
-    if optimizer.name in OPTIMIZERS.registered:
+    read = {field.removeprefix("optimizer.") for field in OPTIMIZERS.read_fields(optimizer.name)}
+    used = sorted({"weight_decay"} | read - {"nesterov"})
+    if optimizer.name not in OPTIMIZERS.builtin:
         used = [field for field in used if getattr(optimizer, field) != getattr(Optimizer(), field)]
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
     if optimizer.velocity_dtype != "float32":
@@ -364,8 +365,7 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
         words.append(evaluation_words(config))
     if data.mix != "none":
         own = "mixup alpha" if data.mix == "mixup_or_cutmix" else "alpha"
-        names = {name: own if name == "mix_alpha" else name.replace("_", " ") for name in MIXES[data.mix].uses.split()}
-        used = [f"{words} {getattr(data, name):g}" for name, words in names.items()]
+        used = [f"{own} {data.mix_alpha:g}"] + [f"cutmix alpha {data.cutmix_alpha:g}"] * (data.mix == "mixup_or_cutmix")
         words.append(f"{data.mix.replace('_', ' ')} ({', '.join(used)})")
     if model.remat:
         words.append("activations recomputed in the backward pass")

@@ -140,8 +140,8 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
 
 def choices_in(flags: list[str]) -> dict[str, str]:
     """The named choices that flags make, by config field. The parser reports unknown names."""
-    given = {table: flag_value(flags, f"--{table.field}") for table in TABLES}
-    return {table.field: name for table, name in given.items() if name is not None and (name in table or table.other)}
+    given = ((table, flag_value(flags, f"--{table.field}")) for table in TABLES)
+    return {table.field: name for table, name in given if name is not None and (name in table or table.other)}
 
 
 def reset_for_flags(config: Config, flags: list[str]) -> Config:

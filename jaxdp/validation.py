@@ -116,9 +116,8 @@ def _check_dependent_fields(config: Config) -> None:
     values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
     for table in TABLES:
         choice = values[table.field]
-        fields = [f"{table.section}.{name}" for name in table.ignored_fields(choice)]
-        if changed := [field for field in fields if values[field] != defaults[field]]:
-            users = table.users(field.rpartition(".")[2] for field in changed)
+        if changed := [field for field in table.ignored_fields(choice) if values[field] != defaults[field]]:
+            users = [name for name in table.builtin if {*changed} <= {*table.read_fields(name)}]
             normal = {field: "empty" if defaults[field] == () else defaults[field] for field in changed}
             omitted = ", ".join(f"{field} (default: {value})" for field, value in normal.items())
             others = f" (or {', '.join(users[1:])})" if users[1:] else ""
@@ -300,8 +299,8 @@ def _check_loss_scale(config: Config) -> None:
         if value == "float16" and scale.name == "none":
             hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
             raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
-    if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
-        reason = f"must be between loss_scale.minimum ({scale.minimum:g}) and loss_scale.maximum ({scale.maximum:g})"
+    if scale.name == "dynamic" and not scale.MINIMUM <= scale.initial <= scale.MAXIMUM:
+        reason = f"must be between {scale.MINIMUM:g} and {scale.MAXIMUM:g} with a dynamic scale"
         raise ConfigError("loss_scale.initial", scale.initial, reason=reason)
 
 
@@ -495,8 +494,7 @@ def with_choices(config: Config, chosen: Mapping[str, str]) -> Config:
     config = with_fields(config, chosen)
     for table in TABLES:
         if table.field in chosen:
-            ignored = [f"{table.section}.{name}" for name in table.ignored_fields(chosen[table.field])]
-            config = with_fields(config, {field: defaults[field] for field in ignored})
+            config = with_fields(config, {field: defaults[field] for field in table.ignored_fields(chosen[table.field])})
     if {SOURCES.field, AUGMENTATIONS.field} & chosen.keys():
         config = with_fields(config, {field: defaults[field] for field in unusable_fields(config)})
     return config

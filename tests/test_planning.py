@@ -43,14 +43,9 @@ def test_make_plan_with_more_workers_than_devices_accumulates():
     assert (phase.workers, phase.accumulation, phase.devices, phase.per_device_batch) == (32, 4, 8, 128)
 
 
-def test_make_plan_with_indivisible_workers_leaves_devices_idle_or_raises():
+def test_make_plan_with_indivisible_workers_leaves_devices_idle():
     (phase,) = make_plan(config_with(Phase(160, per_worker_batch=32)), examples=5000, devices=8).phases
     assert (phase.devices, phase.idle_devices, phase.accumulation) == (5, 3, 1)
-    with pytest.raises(
-        ConfigError,
-        match=r"mesh.idle='refuse': batch.0 can use 5 of 8 devices for its 5 workers .*nearest global batch 256, 5 devices",
-    ):
-        make_plan(config_with(Phase(160, per_worker_batch=32), mesh=Mesh(idle="refuse")), examples=5000, devices=8)
 
 
 def test_make_plan_with_a_batch_that_the_mesh_cannot_divide_raises_with_the_nearest_batch():

@@ -152,7 +152,6 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
         trust_coefficient=config.trust_coefficient,
         eps=config.eps,
         nesterov=config.nesterov,
-        denominator=config.denominator,
         mask=MASKS[config.adapt],
         velocity_dtype=_velocity_dtype(config),
     )

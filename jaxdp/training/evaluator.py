@@ -8,10 +8,10 @@ from jaxdp.distributed.process_group import barrier
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.step_log import StepLog
 from jaxdp.planning import PlannedPhase
-from jaxdp.training import conv_layout
 from jaxdp.training.early_stopping import EarlyStopping
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.state import on_mesh
 from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.training.step_timer import StepTimer
 
@@ -50,7 +50,7 @@ class Evaluator:
         with self.timer.paused("evaluation"):
             barrier(self.group, "evaluation")
             self.signals.pass_sync_point()  # before the collectives that gather the parameters
-            params, batch_stats = conv_layout.place(self.setup.config, evaluated(), mesh)
+            params, batch_stats = on_mesh(evaluated(), mesh)
             examples = self.log.example_collector(len(source))
             record: dict[str, Any] = progress.position(self.setup.plan.examples)
             record |= evaluate(

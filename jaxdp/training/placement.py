@@ -24,8 +24,7 @@ from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
-from jaxdp.training import conv_layout
-from jaxdp.training.state import TrainState, abstract_state, make_optimizer, replicated
+from jaxdp.training.state import TrainState, abstract_state, make_optimizer, on_mesh, replicated
 
 VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
 
@@ -47,7 +46,7 @@ class Replicated:
     @property
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state between two steps."""
-        return conv_layout.with_layout(self.config, self.whole, self.mesh)
+        return self.whole
 
     @property
     def specs(self) -> Any:
@@ -57,7 +56,7 @@ class Replicated:
     def place(self, state: TrainState) -> TrainState:
         """A whole state, which may be on another mesh, placed for the step."""
         assert isinstance(self.mesh, Mesh)
-        return conv_layout.place(self.config, state, self.mesh)
+        return on_mesh(state, self.mesh)
 
     def gather_state(self, state: TrainState) -> TrainState:
         """The whole state of a placed one, on every device."""

@@ -72,6 +72,20 @@ def from_host(value: Any, mesh: Mesh) -> jax.Array:
     return jax.device_put(host, replicated(mesh))
 
 
+def on_mesh(tree: Any, mesh: Mesh) -> Any:
+    """A replicated tree on a mesh, of which every process has at least one device. Arrays that are there are not copied."""
+    if all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree)):
+        return tree
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, replicated(mesh))
+
+    def move(leaf: jax.Array) -> jax.Array:
+        copies = [jax.device_put(leaf.addressable_data(0), device) for device in mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(leaf.shape, replicated(mesh), copies)
+
+    return jax.tree.map(move, tree)
+
+
 def make_optimizer(
     config: Config, model: Network, *, learning_rate: float | jax.Array, momentum: float | jax.Array
 ) -> optax.GradientTransformation:

@@ -25,7 +25,6 @@ from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_me
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.parallel.redundant_sum import reference_reduction
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training import conv_layout
 from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.placement import Replicated, make_placement
@@ -253,7 +252,7 @@ class StepCompiler:
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
-        state = conv_layout.with_layout(config, abstract_state(config, self.model, mesh), mesh)
+        state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)

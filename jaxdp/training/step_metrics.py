@@ -48,9 +48,7 @@ class StepMetrics:
     ) -> None:
         self.setup, self.timer, self.progress, self.log = setup, timer, timer.progress, log
         self.checkpoints, self.group, self.screen = checkpoints, signals.group, screen
-        self.loss_watch = health.LossWatch(
-            chance_loss(setup.config), setup.config.guard.exploding, reported=self.progress.loss_exploded
-        )
+        self.loss_watch = health.LossWatch(chance_loss(setup.config), reported=self.progress.loss_exploded)
         self.warnings = RunWarnings(screen.info, setup.datasets.train)
         self.pending: deque[DispatchedStep] = deque()
 

@@ -268,7 +268,7 @@ def accumulating(config, _):
         batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
         model=dataclasses.replace(config.model, dtype="float16"),
         reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
-        loss_scale=LossScale(name="dynamic", initial=64.0, growth_steps=4),
+        loss_scale=LossScale(name="dynamic", initial=64.0),
         data=dataclasses.replace(config.data, resident="off"),
     )
 
@@ -280,7 +280,8 @@ def frozen(config, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [lambda config, _: config, accumulating, frozen], ids=["tiny", "accumulating", "frozen"])
-def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed):
+def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed, monkeypatch):
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 4)
     config = changed(tiny_resnet, tmp_path)
     plain = train(with_audits(config, None), tmp_path / "plain")
     result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases
