@@ -38,13 +38,13 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
-    from jaxdp import models
+    from jaxdp.models.summary import check_image_size, summary
 
     size = config.data.image_size
-    models.check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
+    check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
-        models.check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
-    counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+        check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
+    counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     if config.optimizer.name == "lars" and config.optimizer.adapt == "all":
         decayed, rest = counted["decayed"], counted["not_decayed"]
         counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
@@ -86,7 +86,7 @@ def _gathered_messages(
     import jax
 
     from jaxdp import models
-    from jaxdp.models.forward_dtypes import forward_dtypes
+    from jaxdp.parallel.forward_dtypes import forward_dtypes
 
     params, batch_stats = shapes
     model = models.create(config.model, platform="any")
@@ -374,13 +374,13 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
 
 def _describe_folding(plan: Plan) -> list[str]:
     """["batch norm folded into N convolutions"], or nothing with the separate form."""
-    from jaxdp import models
+    from jaxdp.models.summary import count_folded
 
     config = plan.config
     if config.model.name != RESNET or config.model.resolved_batch_norm != "folded":
         return []
     counts = {
-        models.count_folded(
+        count_folded(
             config.model,
             (phase.image_size, phase.image_size, 3),
             batch=phase.per_worker_batch,

@@ -209,12 +209,12 @@ def _fewest_values(config: Config, phase: PlannedPhase) -> tuple[str, float]:
     nothing, model, batch = ("", math.inf), config.model, phase.per_worker_batch
     if model.name == RESNET and batch > FEW_VALUES:
         return nothing
-    from jaxdp import models
+    from jaxdp.models.summary import count_normalized
 
     model = replace(model, classes=model.classes or 2)
     frozen = config.finetune.frozen_stages
     with contextlib.suppress(ConfigError):
-        counts = models.count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
+        counts = count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
         return min(counts.items(), key=lambda count: count[1], default=nothing)
     return nothing
 

@@ -34,6 +34,7 @@ BASE = {
     "flags",
     "foreign_flags",
     "losses",
+    "network",
     "recipes",
     "registration",
     "registry",

@@ -21,6 +21,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.strategies import STRATEGIES
@@ -299,4 +300,4 @@ def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)
     assert jaxdp.plan(names["config"], devices=4).total_steps > 0
-    assert models.summary(names["config"].model, (32, 32, 3))["parameters"] > 0
+    assert summary(names["config"].model, (32, 32, 3))["parameters"] > 0

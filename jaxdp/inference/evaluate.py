@@ -16,6 +16,7 @@ from jaxdp.data.sources import Datasets, open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.real_labels import RealLabels
+from jaxdp.models.summary import check_image_size
 from jaxdp.training import evaluation
 from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.xla.jax_options import own_options
@@ -113,7 +114,7 @@ def _evaluate_on(
     """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
     for text in data.warnings:
         print(f"jaxdp: {text}", file=sys.stderr, flush=True)
-    models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
+    check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
     return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)

@@ -19,6 +19,7 @@ from jaxdp.config import Config, Finetune, Model
 from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
 from jaxdp.models.resnet import TWO_BLOCKS
+from jaxdp.models.summary import summary
 from jaxdp.registration import register_model
 from jaxdp.training.finetune import read_weights
 from jaxdp.validation import validate
@@ -52,7 +53,7 @@ def random_images(count=2, size=33):
     ids=lambda value: value.title if isinstance(value, Model) else "",
 )
 def test_size_is_that_of_timms_table(config, millions, giga_macs):
-    counted = models.summary(config, (224, 224, 3))
+    counted = summary(config, (224, 224, 3))
     assert round(counted["parameters"] / 1e6, 2) == millions
     assert counted["macs"] / 1e9 == pytest.approx(giga_macs, abs=0.035)
 

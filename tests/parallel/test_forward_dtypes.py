@@ -10,7 +10,7 @@ from helpers.step import step_config
 
 from jaxdp import models, register_model
 from jaxdp.config import Model, Phase
-from jaxdp.models.forward_dtypes import forward_dtypes
+from jaxdp.parallel.forward_dtypes import forward_dtypes
 
 BFLOAT16, FLOAT32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
 
