@@ -7,8 +7,8 @@ imports neither JAX nor third-party packages.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jaxdp.registry import Registry
@@ -25,18 +25,30 @@ class Choice:
 class Source(Choice):
     """A data source.
 
-    in_memory: it makes its images itself, in one size. classes: their number, if known without the data. train_split,
-    eval_split: allowed values (None: any). train_images: size of the training set, if published. mean, std: pixel statistics
-    for normalization, on the scale 0 to 255, per channel or for all channels.
+    in_memory: it makes its images itself, in one size. from_python: the images are an argument of a function. needs_directory:
+    of the user's images. prepared: by tensorflow-datasets, under the same name. classes: their number, if known without the
+    data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the only training split without
+    its images, if there is another. train_images: size of the training set, if published. mean, std: pixel statistics for
+    normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about the images for model cards.
     """
 
     in_memory: bool = False
+    from_python: bool = False
+    needs_directory: bool = False
+    prepared: bool = False
     classes: int | None = None
     train_split: tuple[str, ...] | None = None
     eval_split: tuple[str, ...] | None = None
+    disjoint: Mapping[str, str] = field(default_factory=dict)
     train_images: int | None = None
     mean: float | tuple[float, ...] = (123.675, 116.28, 103.53)  # ImageNet's
     std: float | tuple[float, ...] = (58.395, 57.12, 57.375)
+    remark: str = ""
+
+    @property
+    def own_images(self) -> bool:
+        """Whether the images are the user's."""
+        return self.from_python or self.needs_directory
 
 
 @dataclass(frozen=True)
@@ -226,16 +238,23 @@ SOURCES = Choices(
             classes=10,
             train_split=("train", "fit"),
             eval_split=("test", "validation"),
+            disjoint={"validation": "fit"},
             mean=78.0,
             std=89.0,
         ),
-        "synthetic": Source("seeded images of any size and number", in_memory=True, mean=127.5, std=52.0),
-        "folder": Source("images in `directory`/SPLIT/CLASS/"),
-        "given": Source("the `datasets` argument of `jaxdp.train`"),
-        "imagenet2012": Source("ImageNet", classes=1000, train_images=1_281_167),
-        "cifar10": Source("CIFAR-10", classes=10, train_images=50_000),
+        "synthetic": Source(
+            "seeded images of any size and number",
+            in_memory=True,
+            mean=127.5,
+            std=52.0,
+            remark="The images of this source are synthetic patterns.",
+        ),
+        "folder": Source("images in `directory`/SPLIT/CLASS/", needs_directory=True),
+        "given": Source("the `datasets` argument of `jaxdp.train`", from_python=True),
+        "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167),
+        "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000),
     },
-    other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION"),
+    other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", prepared=True),
     other_reads="imagenet2012",
 )
 ON_DISK = ("folder", "given", "imagenet2012", "cifar10")  # sources whose images are read in the background

@@ -104,7 +104,8 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
     notes: whether a recipe file that calls `load_config` prints its notes.
     """
     chosen = flag_value(arguments, "--config")  # the parser reports a missing value
-    name, own_images = chosen or default, flag_value(arguments, f"--{SOURCES.field}") in ("folder", "given")
+    name, source = chosen or default, flag_value(arguments, f"--{SOURCES.field}")
+    own_images = source is not None and SOURCES[source].own_images
     shown = _shows_notes.set(notes and flag_value(arguments, "--rank") in (None, "0"))
     try:
         recipe = adapt(load_config(name), arguments)

@@ -342,8 +342,8 @@ def _check_paths(config: Config) -> None:
 def _check_source(config: Config) -> None:
     """The source has the directory, splits and classes that it needs."""
     data, source = config.data, SOURCES[config.data.source]
-    if data.source == "folder" and data.directory is None:
-        reason = "required with data.source='folder'"
+    if source.needs_directory and data.directory is None:
+        reason = f"required with data.source={data.source!r}"
         raise ConfigError(
             "data.directory", None, reason=reason, hint="use --data.directory FOLDER, which contains SPLIT/CLASS/"
         )
@@ -353,9 +353,10 @@ def _check_source(config: Config) -> None:
     ):
         if allowed is not None and split is not None and split not in allowed:
             raise one_of(field, split, allowed)
-    if data.source == "digits" and data.train_split == "train" and data.eval_split == "validation":
-        reason = "the validation split is part of the training split train"
-        raise ConfigError("data.eval_split", "validation", reason=reason, hint="use --data.train-split fit")
+    disjoint = source.disjoint.get(data.eval_split or "", data.train_split)
+    if data.train_split != disjoint:
+        reason = f"the {data.eval_split} split is part of the training split {data.train_split}"
+        raise ConfigError("data.eval_split", data.eval_split, reason=reason, hint=f"use --data.train-split {disjoint}")
     check_classes(config, source.classes)
 
 
@@ -367,7 +368,7 @@ def check_classes(config: Config, classes: int | None, *, counted: str | None = 
     if classes is not None and config.model.classes not in (None, classes):
         reason = counted or f"data.source={config.data.source!r} has {plural(classes, 'class')}"
         hint = f"omit it, or use {classes}"
-        if counted is None and config.data.source != "folder":
+        if counted is None and not SOURCES[config.data.source].own_images:
             hint += " (data sets given in Python: --data.source given)"
         raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
 

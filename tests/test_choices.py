@@ -27,7 +27,7 @@ from jaxdp.choices import (
     UpdateRule,
 )
 from jaxdp.config import Config, Optimizer, Reduce, Schedule
-from jaxdp.data import augment, sources
+from jaxdp.data import augment
 from jaxdp.errors import ConfigError
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
@@ -99,7 +99,7 @@ def test_documentation_lists_every_strategy():
         (MOMENTUM_RULES, schedules.MOMENTA),
         (AUGMENTATIONS, augment.TRANSFORMS),
         (MIXES, augment.MIXERS),
-        (SOURCES, sources.READERS),
+        (SOURCES, SOURCES.implementations),
     ],
     ids=lambda part: getattr(part, "field", ""),
 )
@@ -163,7 +163,7 @@ def test_extending_names_files_and_tables_that_exist():
     for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE):
         assert (ROOT / path).exists(), path
     sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
-    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "READERS": sources, "TRANSFORMS": augment}
+    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "TRANSFORMS": augment}
     for name, module in tables.items():
         path = f"jaxdp/{'/'.join(module.__name__.split('.')[1:])}.py"
         assert re.search(rf"`{path}`[^.]*`{name}`", sentences), name

@@ -10,9 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdp import models
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config
+from jaxdp.data.datasets import Datasets
 from jaxdp.data.image_folder import normalized
-from jaxdp.data.sources import Datasets, open_datasets
+from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.real_labels import RealLabels
@@ -60,9 +62,9 @@ def evaluate_weights(
     line). Raises ConfigError if the file or the data cannot be used.
     """
     config = weights_config(path) if config is None else config
-    if config.data.source == "given" and datasets is None:
+    if SOURCES[config.data.source].from_python and datasets is None:
         hint = "use --data.source imagenet2012, or folder with --data.directory"
-        raise ConfigError("data.source", "given", reason="weights come without images", hint=hint)
+        raise ConfigError("data.source", config.data.source, reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True)
     observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
@@ -94,10 +96,11 @@ def _evaluate(
     on_batch: Callable | None = None,
     real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
-    if (run_config(workdir) if config is None else config).data.source == "given" and datasets is None:
+    source = (run_config(workdir) if config is None else config).data.source
+    if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
         reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
-        raise ConfigError("data.source", "given", reason=reason, hint=hint)
+        raise ConfigError("data.source", source, reason=reason, hint=hint)
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True)

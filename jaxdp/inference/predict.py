@@ -12,9 +12,9 @@ import numpy as np
 from jaxdp import models
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
+from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import Loader
-from jaxdp.data.sources import pixel_stats, prediction_loader
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config

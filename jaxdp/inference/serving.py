@@ -8,7 +8,8 @@ import jax
 
 from jaxdp import __version__
 from jaxdp.config import RESNET, Config, evaluation_share
-from jaxdp.data.sources import evaluation_sides, pixel_stats
+from jaxdp.data.datasets import pixel_stats
+from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.models import preprocessing, weights

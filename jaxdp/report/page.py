@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
+from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
@@ -169,13 +170,14 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     """The run's confusion matrix, or why it is missing."""
     if run.status == "running":
         return "skipped: the run is still training and uses its devices; write the report again when it has finished"
-    if run.config.data.source == "given" and datasets is None:
+    is_given = SOURCES[run.config.data.source].from_python
+    if is_given and datasets is None:
         return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"
     from jaxdp.inference.evaluate import confusion_matrix
 
     try:
         config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
-        given = datasets if run.config.data.source == "given" else None
+        given = datasets if is_given else None
         metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"

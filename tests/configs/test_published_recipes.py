@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxdp.data.augment import normalize
-from jaxdp.data.sources import pixel_stats, training_examples
+from jaxdp.data.datasets import pixel_stats
+from jaxdp.data.sources import training_examples
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan

@@ -13,10 +13,10 @@ from helpers.runs import read_records
 
 import jaxdp
 from jaxdp.config import Config, Data
-from jaxdp.data import sources
+from jaxdp.data import datasets, sources
+from jaxdp.data.datasets import with_classes
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import Loader
-from jaxdp.data.sources import with_classes
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config
 
@@ -50,6 +50,16 @@ def test_number_of_classes_follows_from_a_folder_and_from_arrays(pictures):
     with pytest.raises(ConfigError, match=r"model.classes=3: the given data have 4 classes; omit it, or use 4"):
         sources.open_datasets(with_classes(given, 3), [stated(part) for part in items])
     assert sources.open_datasets(with_classes(given, 9), arrays, may_lack_classes=True).class_count == 9
+
+
+def test_sources_without_what_is_asked_of_them_say_so():
+    given = Config(data=Data(source="given", image_size=32))
+    for use in (sources.open_datasets, sources.inspect):
+        with pytest.raises(ConfigError, match=r"data\.source='given': the images are given from Python; pass them in Python: "):
+            use(given)
+    for config in (Config(), given):
+        with pytest.raises(ConfigError, match=r"has no files to read; use folder or a prepared data set"):
+            sources.open_split(config, "train")
 
 
 def test_one_source_for_both_sets_is_trained_on_as_training_images(tiny):
@@ -210,13 +220,13 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
     large = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=65)
     config = dataclasses.replace(folder_config(pictures), data=large)
     assert isinstance(sources.open_datasets(config).train, Loader)
-    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
+    monkeypatch.setattr(datasets, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
     assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, Loader)
 
 
 def test_is_resident_requires_images_in_memory(pictures):
     arrays = ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
-    arrays = sources.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
+    arrays = datasets.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
     assert sources.is_resident(Data(), arrays, "gpu")
     assert not sources.is_resident(Data(), arrays, "cpu")
     assert not sources.is_resident(Data(resident="off"), arrays, "gpu")

@@ -16,7 +16,7 @@ from helpers.runs import outcome, train_until
 import jaxdp
 from jaxdp import models
 from jaxdp.config import Checkpoint, Model
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.models.summary import summary
