@@ -133,15 +133,15 @@ class Choices(Registry[Entry, Any]):
         return "; ".join([*texts, self.other.help] if self.other else texts)
 
     def only(self, *names: str) -> Only:
-        """The annotation of a field that only these choices read. Raises KeyError for an unknown name."""
+        """The annotation of a field that only these choices read. Raises TypeError for an unknown name."""
         if unknown := [name for name in names if name not in self.builtin]:
-            raise KeyError(f"{self.field}: {', '.join(unknown)}")
+            raise TypeError(f"{self.field} has no {', '.join(unknown)}")
         return Only(self, names)
 
     def read_fields(self, name: str) -> list[str]:
-        """The fields SECTION.FIELD that the choice `name` reads and another choice ignores, sorted."""
+        """The fields SECTION.FIELD that the choice `name` reads and another choice ignores."""
         reader = name if name in self.builtin else self.other_reads
-        return sorted(field for field, names in self.readers.items() if reader is None or reader in names)
+        return [field for field, names in self.readers.items() if reader is None or reader in names]
 
     def ignored_fields(self, name: str) -> list[str]:
         """The fields SECTION.FIELD that the choice `name` ignores and another choice reads, sorted."""

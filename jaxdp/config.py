@@ -138,12 +138,17 @@ Std = Annotated[
 ]
 
 
-class _Strict:
+class Section:
+    """A group of fields of the config."""
+
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
+
+    def check(self) -> None:
+        """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
 
 @dataclass(frozen=True)
-class Data(_Strict):
+class Data(Section):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
@@ -189,6 +194,20 @@ class Data(_Strict):
     eval_examples: Annotated[Count, SOURCES.only("synthetic")] = 1000
     """Number of evaluation images (synthetic)"""
 
+    def check(self) -> None:
+        """The resize for evaluation is stated once, and normalization for three channels."""
+        if self.eval_resize is not None and self.eval_crop is not None:
+            reason = f"not possible with data.eval_resize ({self.eval_resize}), which states the same"
+            raise ConfigError("data.eval_crop", self.eval_crop, reason=reason, hint="omit one of them")
+        size, side = self.evaluated_size, self.eval_resize
+        if self.eval_interpolation == "area" and side is not None and not 0.1 <= size / side <= 1:
+            reason = f"must be 1 to 10 times the evaluated size ({size}) with area, which resizes the center crop"
+            raise ConfigError("data.eval_resize", side, reason=reason, hint="use --data.eval-crop 0.875")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 3):
+                hint = f"for example --data.{name} 0.5 0.5 0.5"
+                raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
+
     @property
     def image_bytes(self) -> int:
         """Bytes of one image as transferred to a device."""
@@ -207,7 +226,7 @@ class Data(_Strict):
 
 
 @dataclass(frozen=True)
-class Preprocessing(_Strict):
+class Preprocessing(Section):
     """Preparation of images that belongs to weights, in fields of `Data` (None, empty: those of the weights' file)."""
 
     image_size: Annotated[ImageSize | None, Doc("Height and width of the images of the training, in pixels")] = None
@@ -220,7 +239,7 @@ class Preprocessing(_Strict):
 
 
 @dataclass(frozen=True)
-class GivenNetwork(_Strict):
+class GivenNetwork(Section):
     """What a file of weights may not state about its network, in fields of `Model` (None: as the file states)."""
 
     blur_pool: BlurPool | None = None
@@ -228,7 +247,7 @@ class GivenNetwork(_Strict):
 
 
 @dataclass(frozen=True)
-class Augment(_Strict):
+class Augment(Section):
     """Random transforms of the pixels of training images."""
 
     flip: Annotated[bool, AUGMENTATIONS.only("paper", "random_resized_crop", "pad_and_crop")] = True
@@ -263,6 +282,18 @@ class Augment(_Strict):
     erase_mode: Literal["constant", "noise"] = "constant"
     """Content of the erased rectangle. constant: the mean of the data set; noise: independent normal numbers (timm: pixel)"""
 
+    def check(self) -> None:
+        """Color jitter has four parts, and the erased rectangle is drawn."""
+        if len(self.color_jitter) > len(JITTERED):
+            reason = f"must be at most four numbers: {', '.join(JITTERED)}"
+            hint = "for example --augment.color-jitter 0.4 0.4 0.4 0.1"
+            raise ConfigError("augment.color_jitter", self.color_jitter, reason=reason, hint=hint)
+        if (hue := self.jitter_strengths.get("hue", 0.0)) > 0.5:
+            raise ConfigError("augment.color_jitter", self.color_jitter, reason=f"the hue ({hue:g}) must be at most 0.5")
+        if self.erase_mode != "constant" and self.erase_probability == 0:
+            reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
+            raise ConfigError("augment.erase_mode", self.erase_mode, reason=reason, hint=hint)
+
     @property
     def jitter_strengths(self) -> dict[str, float]:
         """Name -> strength of the parts of color jitter that are not off."""
@@ -270,7 +301,7 @@ class Augment(_Strict):
 
 
 @dataclass(frozen=True)
-class Model(_Strict):
+class Model(Section):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -315,6 +346,15 @@ class Model(_Strict):
     """Algorithm of 1x1 and small-map convolutions. product: matrix products, faster on CPUs; auto: product on a CPU, else
     direct"""
 
+    def check(self) -> None:
+        """Folded batch normalization has a hand-written gradient only; the stem's pooling is blurred where there is one."""
+        if self.gradients == "autodiff" and self.batch_norm == "folded":
+            reason = "not possible with model.gradients='autodiff'"
+            raise ConfigError("model.batch_norm", "folded", reason=reason, hint="use --model.gradients custom_vjp")
+        if self.blur_pool == "convolutions_and_pool" and self.stem == "small":
+            reason = "model.stem='small' has no max pooling"
+            raise ConfigError("model.blur_pool", self.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
+
     @property
     def title(self) -> str:
         """The display name of the network."""
@@ -338,7 +378,7 @@ class Model(_Strict):
 
 
 @dataclass(frozen=True)
-class Phase(_Strict):
+class Phase(Section):
     """A phase: a part of training with one batch size and one image size."""
 
     global_batch: Count = 256
@@ -353,7 +393,7 @@ class Phase(_Strict):
 
 
 @dataclass(frozen=True)
-class Optimizer(_Strict):
+class Optimizer(Section):
     """Parameter updates and regularization."""
 
     name: OptimizerName = "lars"
@@ -391,9 +431,15 @@ class Optimizer(_Strict):
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (None: no averaging)"""
 
+    def check(self) -> None:
+        """The momentum rules assume that the effective rate is learning rate / (1 - momentum)."""
+        if self.momentum_rule != "constant" and not OPTIMIZERS[self.name].accumulates:
+            reason = f"not possible with optimizer.name={self.name!r}, whose momentum does not change the effective rate"
+            raise ConfigError("optimizer.momentum_rule", self.momentum_rule, reason=reason, hint="use constant")
+
 
 @dataclass(frozen=True)
-class Schedule(_Strict):
+class Schedule(Section):
     """Learning rate as a function of epochs."""
 
     name: ScheduleName = "cosine"
@@ -413,9 +459,17 @@ class Schedule(_Strict):
     factor: Annotated[Positive, SCHEDULES.only("goyal", "sony_b")] = 0.1
     """Learning-rate multiplier at each boundary (goyal, sony_b)"""
 
+    def check(self) -> None:
+        """Boundaries increase, and the warm-up ends before the first one."""
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ConfigError("schedule.boundaries", self.boundaries, reason="must increase")
+        if self.boundaries and self.warmup_epochs > self.boundaries[0]:
+            reason = f"must not exceed the first of schedule.boundaries ({self.boundaries[0]:g})"
+            raise ConfigError("schedule.warmup_epochs", self.warmup_epochs, reason=reason)
+
 
 @dataclass(frozen=True)
-class LossScale(_Strict):
+class LossScale(Section):
     """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
 
     A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
@@ -428,9 +482,15 @@ class LossScale(_Strict):
     initial: Annotated[Scale, LOSS_SCALES.only("static", "dynamic")] = 32768.0
     """First scale of dynamic loss scaling, or the static scale"""
 
+    def check(self) -> None:
+        """A dynamic scale starts within its range."""
+        if self.name == "dynamic" and not self.MINIMUM <= self.initial <= self.MAXIMUM:
+            reason = f"must be between {self.MINIMUM:g} and {self.MAXIMUM:g} with a dynamic scale"
+            raise ConfigError("loss_scale.initial", self.initial, reason=reason)
+
 
 @dataclass(frozen=True)
-class Finetune(_Strict):
+class Finetune(Section):
     """Training from pretrained weights."""
 
     weights: str | None = None
@@ -446,9 +506,16 @@ class Finetune(_Strict):
     head_multiplier: Positive = 1.0
     """Learning rate of the classifier relative to that of the other layers"""
 
+    def check(self) -> None:
+        """Fine-tuning starts from a file of weights."""
+        for name in ("frozen_stages", "new_head", "digest"):
+            if self.weights is None and (value := getattr(self, name)):
+                hint = "use --finetune.weights FILE, or omit it"
+                raise ConfigError(f"finetune.{name}", value, reason="requires finetune.weights", hint=hint)
+
 
 @dataclass(frozen=True)
-class Mesh(_Strict):
+class Mesh(Section):
     """Two-dimensional device mesh: rows are `horizontal` rings, columns are `vertical` rings."""
 
     vertical: Count | None = None
@@ -464,7 +531,7 @@ class Mesh(_Strict):
 
 
 @dataclass(frozen=True)
-class Reduce(_Strict):
+class Reduce(Section):
     """All-reduce of the gradients."""
 
     strategy: StrategyName = "torus"
@@ -482,7 +549,7 @@ class Reduce(_Strict):
 
 
 @dataclass(frozen=True)
-class Evaluation(_Strict):
+class Evaluation(Section):
     """Evaluation during training."""
 
     every_epochs: Positive | None = 1.0
@@ -492,7 +559,7 @@ class Evaluation(_Strict):
 
 
 @dataclass(frozen=True)
-class Stop(_Strict):
+class Stop(Section):
     """Early stopping: the run ends when a metric of its evaluations no longer improves, and its result is the best checkpoint.
 
     The learning rate stays that of the whole run: it does not depend on where the run ends.
@@ -507,9 +574,15 @@ class Stop(_Strict):
     """Difference that an improvement must exceed, in the unit of the metric: 0.001 is 0.1 % of accuracy. The best checkpoint is
     the best by any difference"""
 
+    def check(self) -> None:
+        """The difference counts in early stopping only."""
+        if self.min_delta and self.patience is None:
+            hint = "use --stop.patience 5, or omit it"
+            raise ConfigError("stop.min_delta", self.min_delta, reason="requires stop.patience", hint=hint)
+
 
 @dataclass(frozen=True)
-class Checkpoint(_Strict):
+class Checkpoint(Section):
     """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal.
 
     With early stopping, every evaluation that is the best so far is also followed by one.
@@ -526,7 +599,7 @@ class Checkpoint(_Strict):
 
 
 @dataclass(frozen=True)
-class Guard(_Strict):
+class Guard(Section):
     """Detection of runs that cannot continue."""
 
     non_finite: NonFinite = "stop"
@@ -545,7 +618,7 @@ class Guard(_Strict):
 
 
 @dataclass(frozen=True)
-class Compile(_Strict):
+class Compile(Section):
     """Compilation by XLA."""
 
     cache: str = "auto"
@@ -558,7 +631,7 @@ class Compile(_Strict):
 
 
 @dataclass(frozen=True)
-class Storage(_Strict):
+class Storage(Section):
     """Runs and data at URLs (s3://BUCKET/PATH, gs://BUCKET/PATH)."""
 
     directory: str = "auto"
@@ -573,7 +646,7 @@ class Storage(_Strict):
 
 
 @dataclass(frozen=True)
-class Logging(_Strict):
+class Logging(Section):
     """Logs and profiles."""
 
     every_steps: Count | None = None
@@ -591,7 +664,7 @@ class Logging(_Strict):
 
 
 @dataclass(frozen=True)
-class Config(_Strict):
+class Config(Section):
     """A run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)] = "run"

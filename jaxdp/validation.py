@@ -12,10 +12,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
+from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
 from jaxdp.config import (
     BELOW_ONE,
-    JITTERED,
     LARGEST_LEVEL,
     PATHS,
     RESNET,
@@ -24,8 +23,8 @@ from jaxdp.config import (
     TOP5_CLASSES,
     Config,
     Finetune,
+    Section,
     crops_while_loading,
-    evaluation_share,
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local, check_no_password, expand_user
@@ -126,6 +125,12 @@ def _check_dependent_fields(config: Config) -> None:
             raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}omit {omitted}")
 
 
+def _check_sections(config: Config) -> None:
+    for section in vars(config).values():
+        if isinstance(section, Section):
+            section.check()
+
+
 def _check_phases(config: Config) -> None:
     """Phases end in order, and the last one with the run."""
     if not config.batch:
@@ -177,27 +182,9 @@ def _check_deterministic(config: Config) -> None:
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
-def _check_momentum_rule(config: Config) -> None:
-    """The rules assume that the effective rate is learning rate / (1 - momentum)."""
-    optimizer = config.optimizer
-    if optimizer.momentum_rule != "constant" and not OPTIMIZERS[optimizer.name].accumulates:
-        reason = f"not possible with optimizer.name={optimizer.name!r}, whose momentum does not change the effective rate"
-        raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint="use constant")
-
-
-def _check_gradients(config: Config) -> None:
-    """Folded batch normalization has a hand-written gradient only."""
-    if config.model.gradients == "autodiff" and config.model.batch_norm == "folded":
-        reason = "not possible with model.gradients='autodiff'"
-        raise ConfigError("model.batch_norm", "folded", reason=reason, hint="use --model.gradients custom_vjp")
-
-
 def _check_blocks(config: Config) -> None:
-    """Blur and drop-path have something to act on."""
+    """Drop-path has blocks to act on."""
     model = config.model
-    if model.blur_pool == "convolutions_and_pool" and model.stem == "small":
-        reason = "model.stem='small' has no max pooling"
-        raise ConfigError("model.blur_pool", model.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
     if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
         raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
@@ -230,7 +217,7 @@ def unusable_fields(config: Config) -> dict[str, str]:
 
 
 def _check_policies(config: Config) -> None:
-    """The random operations have magnitudes of their policy, and fields that apply."""
+    """The random operations have magnitudes of their policy."""
     ranges, policy = config.augment, config.data.auto_augment
     if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
         hint = f"use {round(ranges.magnitude)}"
@@ -238,30 +225,6 @@ def _check_policies(config: Config) -> None:
     if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
         reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
         raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
-    if len(ranges.color_jitter) > len(JITTERED):
-        reason = f"must be at most four numbers: {', '.join(JITTERED)}"
-        hint = "for example --augment.color-jitter 0.4 0.4 0.4 0.1"
-        raise ConfigError("augment.color_jitter", ranges.color_jitter, reason=reason, hint=hint)
-    if (hue := ranges.jitter_strengths.get("hue", 0.0)) > 0.5:
-        raise ConfigError("augment.color_jitter", ranges.color_jitter, reason=f"the hue ({hue:g}) must be at most 0.5")
-    if ranges.erase_mode != "constant" and ranges.erase_probability == 0:
-        reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
-        raise ConfigError("augment.erase_mode", ranges.erase_mode, reason=reason, hint=hint)
-
-
-def _check_evaluation(config: Config) -> None:
-    """The resize for evaluation is stated once, and normalization for three channels."""
-    data = config.data
-    if data.eval_resize is not None and data.eval_crop is not None:
-        reason = f"not possible with data.eval_resize ({data.eval_resize}), which states the same"
-        raise ConfigError("data.eval_crop", data.eval_crop, reason=reason, hint="omit one of them")
-    if data.eval_interpolation == "area" and data.eval_resize is not None and not 0.1 <= evaluation_share(config) <= 1:
-        reason = f"must be 1 to 10 times the evaluated size ({data.evaluated_size}) with area, which resizes the center crop"
-        raise ConfigError("data.eval_resize", data.eval_resize, reason=reason, hint="use --data.eval-crop 0.875")
-    for name, values in (("mean", data.mean), ("std", data.std)):
-        if len(values) not in (0, 3):
-            hint = f"for example --data.{name} 0.5 0.5 0.5"
-            raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
 
 
 def check_targets(config: Config) -> None:
@@ -284,49 +247,32 @@ def check_targets(config: Config) -> None:
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
     stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if stop.min_delta and stop.patience is None:
-        hint = "use --stop.patience 5, or omit it"
-        raise ConfigError("stop.min_delta", stop.min_delta, reason="requires stop.patience", hint=hint)
     if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
         reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
         raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
 
 
 def _check_loss_scale(config: Config) -> None:
-    """float16 has loss scaling, and a dynamic scale starts within its range."""
-    scale = config.loss_scale
+    """float16 has loss scaling."""
     for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
-        if value == "float16" and scale.name == "none":
+        if value == "float16" and config.loss_scale.name == "none":
             hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
             raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
-    if scale.name == "dynamic" and not scale.MINIMUM <= scale.initial <= scale.MAXIMUM:
-        reason = f"must be between {scale.MINIMUM:g} and {scale.MAXIMUM:g} with a dynamic scale"
-        raise ConfigError("loss_scale.initial", scale.initial, reason=reason)
 
 
 def _check_schedule(config: Config) -> None:
-    """The warm-up ends before the run and before the first boundary, and boundaries increase."""
-    warmup, boundaries = config.schedule.warmup_epochs, config.schedule.boundaries
+    """The warm-up ends before the run."""
+    warmup = config.schedule.warmup_epochs
     if warmup >= config.epochs:
         raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
-    if list(boundaries) != sorted(set(boundaries)):
-        raise ConfigError("schedule.boundaries", boundaries, reason="must increase")
-    if boundaries and warmup > boundaries[0]:
-        reason = f"must not exceed the first of schedule.boundaries ({boundaries[0]:g})"
-        raise ConfigError("schedule.warmup_epochs", warmup, reason=reason)
 
 
 def _check_finetune(config: Config) -> None:
-    """Fine-tuning starts a ResNet from a file of weights."""
+    """Fine-tuning starts a ResNet."""
     finetune = config.finetune
     if config.model.name != RESNET and finetune != Finetune():
         field, value = next((name, value) for name, value in vars(finetune).items() if value != getattr(Finetune(), name))
         raise ConfigError(f"finetune.{field}", value, reason=f"not supported with model.name={config.model.name!r}")
-    if finetune.weights is None:
-        for field in ("frozen_stages", "new_head", "digest"):
-            if value := getattr(finetune, field):
-                hint = "use --finetune.weights FILE, or omit it"
-                raise ConfigError(f"finetune.{field}", value, reason="requires finetune.weights", hint=hint)
 
 
 def _check_passwords(config: Config) -> None:
@@ -396,6 +342,7 @@ def _check_trackers(config: Config) -> None:
 CHECKS = (
     _check_passwords,
     _check_dependent_fields,
+    _check_sections,
     _check_profile,
     _check_trackers,
     _check_phases,
@@ -403,11 +350,8 @@ CHECKS = (
     _check_deterministic,
     _check_augmentation,
     _check_policies,
-    _check_momentum_rule,
-    _check_evaluation,
     check_targets,
     check_stop,
-    _check_gradients,
     _check_blocks,
     _check_loss_scale,
     _check_schedule,

@@ -27,7 +27,7 @@ from jaxdp.choices import (
     UpdateRule,
 )
 from jaxdp.config import Config, Optimizer, Reduce, Schedule
-from jaxdp.data import augment
+from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
@@ -56,7 +56,7 @@ def test_table_has_the_choices_of_its_config_field(table):
 
 
 def test_only_with_an_unknown_choice_raises():
-    with pytest.raises(KeyError, match=r"optimizer\.name: no_optimizer"):
+    with pytest.raises(TypeError, match=r"optimizer\.name has no no_optimizer"):
         OPTIMIZERS.only("sgd", "no_optimizer")
 
 
@@ -99,7 +99,7 @@ def test_documentation_lists_every_strategy():
         (MOMENTUM_RULES, schedules.MOMENTA),
         (AUGMENTATIONS, augment.TRANSFORMS),
         (MIXES, augment.MIXERS),
-        (SOURCES, SOURCES.implementations),
+        (SOURCES, sources.SOURCES.implementations),
     ],
     ids=lambda part: getattr(part, "field", ""),
 )
