@@ -6,9 +6,10 @@ tables in `choices.py`, and `TABLE.only(...)` names the choices that read a fiel
 
 import math
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import core_schema
 from typing_extensions import Doc
 
 from jaxdp.choices import (
@@ -25,6 +26,7 @@ from jaxdp.choices import (
     SCHEDULES,
     SOURCES,
     STOP_METRICS,
+    Choices,
     Only,
 )
 from jaxdp.errors import ConfigError as ConfigError
@@ -43,44 +45,16 @@ BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 
-if TYPE_CHECKING:
-    MomentumRule: TypeAlias = str
-    ScheduleName: TypeAlias = str
-    LossName: TypeAlias = str
-    LossScaleName: TypeAlias = str
-    AugmentationName: TypeAlias = str
-    AutoAugmentName: TypeAlias = str
-    MixName: TypeAlias = str
-    BatchStatistics: TypeAlias = str
-    NonFinite: TypeAlias = str
-    StopMetric: TypeAlias = str
-else:
-    (
-        MomentumRule,
-        ScheduleName,
-        LossName,
-        LossScaleName,
-        AugmentationName,
-        AutoAugmentName,
-        MixName,
-        BatchStatistics,
-        NonFinite,
-        StopMetric,
-    ) = (
-        Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
-        for kind, table in (
-            ("Momentum as a function of the global batch", MOMENTUM_RULES),
-            ("Learning-rate schedule", SCHEDULES),
-            ("Loss", LOSSES),
-            ("Loss scaling", LOSS_SCALES),
-            ("Random transform of training images", AUGMENTATIONS),
-            ("Policy of random operations on the pixels of the crop", AUTO_AUGMENTS),
-            ("Blending of each image with another of its worker's batch", MIXES),
-            ("Batch statistics (mean and variance of batch normalization) for evaluation", BATCH_STATISTICS),
-            ("Action on a non-finite loss or gradient", NON_FINITE),
-            ("Metric of evaluations that early stopping follows, and by which a checkpoint is the best", STOP_METRICS),
-        )
-    )
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a field whose value is a name in a table."""
+
+    table: Choices
+
+    def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.table))
+
 
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
@@ -179,11 +153,14 @@ class Data(Section):
     eval_interpolation: Annotated[EvalInterpolation, FromDisk] = "bilinear"
     mean: Mean = ()
     std: Std = ()
-    augmentation: AugmentationName = "none"
-    auto_augment: AutoAugmentName = "none"
+    augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
+    """Random transform of training images"""
+    auto_augment: Annotated[str, OneOf(AUTO_AUGMENTS)] = "none"
+    """Policy of random operations on the pixels of the crop"""
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
-    mix: MixName = "none"
+    mix: Annotated[str, OneOf(MIXES)] = "none"
+    """Blending of each image with another of its worker's batch"""
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup", "cutmix", "mixup_or_cutmix")] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
     that of mixup)"""
@@ -331,7 +308,8 @@ class Model(Section):
     `loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
-    statistics: BatchStatistics = "moving_average"
+    statistics: Annotated[str, OneOf(BATCH_STATISTICS)] = "moving_average"
+    """Batch statistics (mean and variance of batch normalization) for evaluation"""
     norm_momentum: Annotated[BelowOne, BATCH_STATISTICS.only("moving_average")] = 0.9
     """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
@@ -399,7 +377,8 @@ class Optimizer(Section):
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
-    momentum_rule: MomentumRule = "constant"
+    momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
+    """Momentum as a function of the global batch"""
     momentum_batch: Annotated[Count, MOMENTUM_RULES.only("noise_scale", "as_printed")] = 32768
     """Global batch at which `momentum` applies (noise_scale, as_printed)"""
     nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")] = False
@@ -420,7 +399,8 @@ class Optimizer(Section):
     """Decay per step of the average of squared gradients (adamw, lamb)"""
     adam_eps: Annotated[NonNegative, OPTIMIZERS.only("adamw", "lamb")] = 1e-8
     """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
-    loss: LossName = "softmax"
+    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
+    """Loss"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     target_threshold: Annotated[BelowOne | None, LOSSES.only("binary", "binary_sum")] = None
@@ -442,7 +422,8 @@ class Optimizer(Section):
 class Schedule(Section):
     """Learning rate as a function of epochs."""
 
-    name: ScheduleName = "cosine"
+    name: Annotated[str, OneOf(SCHEDULES)] = "cosine"
+    """Learning-rate schedule"""
     learning_rate: Positive = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
@@ -478,7 +459,8 @@ class LossScale(Section):
 
     GROWTH_STEPS, MINIMUM, MAXIMUM, GIVE_UP_AFTER = 2000, 1.0, 2.0**24, 50
 
-    name: LossScaleName = "none"
+    name: Annotated[str, OneOf(LOSS_SCALES)] = "none"
+    """Loss scaling"""
     initial: Annotated[Scale, LOSS_SCALES.only("static", "dynamic")] = 32768.0
     """First scale of dynamic loss scaling, or the static scale"""
 
@@ -565,7 +547,8 @@ class Stop(Section):
     The learning rate stays that of the whole run: it does not depend on where the run ends.
     """
 
-    metric: StopMetric = "eval_accuracy"
+    metric: Annotated[str, OneOf(STOP_METRICS)] = "eval_accuracy"
+    """Metric of evaluations that early stopping follows, and by which a checkpoint is the best"""
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better, by more than `min_delta`, than at the last evaluation that improved. The first one improves; one
@@ -602,7 +585,8 @@ class Checkpoint(Section):
 class Guard(Section):
     """Detection of runs that cannot continue."""
 
-    non_finite: NonFinite = "stop"
+    non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
+    """Action on a non-finite loss or gradient"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""

@@ -91,7 +91,7 @@ UPDATES = {
 RESNET = {name: "bfloat16" for name in UPDATES} | dict.fromkeys(["adamw", "lamb, clipped", "lars", "small buckets"], "float32")
 RESNET |= {"without overlap": "float32"}
 QUICK_RESNET = {"lars", "frozen stem, another rate of the head"}
-OPTIMIZERS = ["lars", "lars, norm of the sum", "lars, clipped", "lars, clipped, norm of the sum", "sgd", "sgd, Nesterov"]
+OPTIMIZERS = ["lars", "lars, clipped", "sgd", "sgd, Nesterov"]
 
 
 class SmallNet(nn.Module):
