@@ -138,9 +138,6 @@ class Data(Section):
     end"""
     threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, FromDisk] = None
     """Number of decoding threads (None: one per core)"""
-    resident: Literal["auto", "on", "off"] = "auto"
-    """Whether each device holds the training set and only indices are transferred. auto: on accelerators, for sets in memory
-    of at most 512 MiB"""
     ahead_bytes: Bytes = 2**31
     """Host memory for prefetched images, in bytes; larger batches are transferred in chunks"""
     image_size: ImageSize = 32
@@ -707,7 +704,6 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
     "data.ahead_bytes",
-    "data.resident",
 )
 
 

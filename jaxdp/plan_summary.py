@@ -207,7 +207,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     config, optimizer = plan.config, plan.config.optimizer
     size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
     shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
-    memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
+    memory = input_bytes(plan)
     state, decayed, not_decayed = state_bytes(plan, model_summary), model_summary["decayed"], model_summary["not_decayed"]
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     gradient = f"{model_summary['gradient_bytes']:,} bytes"
@@ -220,7 +220,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
         ("compute", f"{model_summary['macs']:,} multiply-adds an image{f' of {size}x{size}' * (sizes != {size})}"),
         ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {shown} an epoch"),
-        ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for {resident}"),
+        ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for two batches"),
         ("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}"),
         ("devices", devices),
     ]
@@ -271,10 +271,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
 
 
 def input_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes of input images in the largest phase: {"host": prefetched on a host, "device": two batches on each device}.
-
-    With data.resident=on, each device holds all images and none are prefetched.
-    """
+    """Bytes of input images in the largest phase: {"host": prefetched on a host, "device": two batches on each device}."""
     host = device = 0
     for phase in plan.phases:
         data = at_image_size(plan.config, phase.image_size).data
@@ -283,8 +280,6 @@ def input_bytes(plan: Plan) -> dict[str, int]:
         )
         host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
         device = max(device, 2 * phase.per_device_batch * data.image_bytes)
-    if plan.config.data.resident == "on":
-        return {"host": 0, "device": plan.examples * plan.config.data.image_bytes}
     return {"host": host, "device": device}
 
 

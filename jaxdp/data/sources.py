@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
-from jaxdp.config import Data as DataConfig
 from jaxdp.data import given
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, EncodedItems, FileSource, Source, model_classes, with_classes
 from jaxdp.data.digits import Digits
@@ -79,15 +78,11 @@ def open_datasets(config: Config, pair: Sequence[ItemSource] | None = None, *, m
     return source_of(config).open(config, may_lack_classes=may_lack_classes)
 
 
-def is_resident(data: DataConfig, datasets: Datasets, platform: str) -> bool:
-    """Whether the whole training set is kept on the devices. Raises ConfigError where `on` is impossible."""
-    train, reasons = datasets.train, []
-    if not isinstance(train, ArraySource):
-        reasons.append(f"images of {data.source} are not kept in memory")
-    elif datasets.resized:
-        reasons.append("the phases have images of different sizes")
-    if data.resident == "on" and reasons:
-        raise ConfigError("data.resident", "on", reason=reasons[0], hint="give auto or off")
-    if data.resident == "auto":
-        return isinstance(train, ArraySource) and not reasons and train.images.nbytes <= IN_MEMORY_BYTES and platform != "cpu"
-    return data.resident == "on"
+def is_resident(datasets: Datasets, platform: str) -> bool:
+    """Whether every device holds the training set, so that only indices are transferred: a small one in memory, of one size.
+
+    A CPU holds it already.
+    """
+    train = datasets.train
+    small = isinstance(train, ArraySource) and train.images.nbytes <= IN_MEMORY_BYTES
+    return small and not datasets.resized and platform != "cpu"

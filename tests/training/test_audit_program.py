@@ -262,14 +262,13 @@ def with_audits(config, every, **changes):
 
 
 def accumulating(config, _):
-    """Two micro-batches a step in float16, the loss scaled, the images sent step by step."""
+    """Two micro-batches a step in float16, the loss scaled."""
     return dataclasses.replace(
         config,
         batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
         model=dataclasses.replace(config.model, dtype="float16"),
         reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
         loss_scale=LossScale(name="dynamic", initial=64.0),
-        data=dataclasses.replace(config.data, resident="off"),
     )
 
 
