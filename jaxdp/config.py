@@ -748,23 +748,6 @@ def crops_while_loading(config: Config) -> bool:
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
 
 
-def policy_words(config: Config) -> list[str]:
-    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
-    data, ranges = config.data, config.augment
-    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
-    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
-    if data.auto_augment != "none":
-        used = [field.removeprefix("augment.") for field in AUTO_AUGMENTS.read_fields(data.auto_augment)]
-        values = {name: getattr(ranges, name) for name in used}
-        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
-        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
-    if strengths := ranges.jitter_strengths:
-        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items()) + ")")
-    if ranges.erase_probability:
-        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
-    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
-
-
 def evaluation_words(config: Config) -> str:
     """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
     data, size = config.data, config.data.evaluated_size

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.choices import LOSSES, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, OPTIMIZERS
 from jaxdp.config import (
     HELD_OUT_LABELS,
     RESNET,
@@ -15,7 +15,6 @@ from jaxdp.config import (
     at_image_size,
     evaluation_words,
     phase_image_size,
-    policy_words,
     training_labels,
 )
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
@@ -355,7 +354,7 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
-    words += policy_words(config)
+    words += _policy_words(config)
     if data.sets_evaluation or data.mean or data.std:
         words.append(evaluation_words(config))
     if data.mix != "none":
@@ -365,6 +364,23 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     if model.remat:
         words.append("activations recomputed in the backward pass")
     return ", ".join(words)
+
+
+def _policy_words(config: Config) -> list[str]:
+    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
+    data, ranges = config.data, config.augment
+    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
+    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
+    if data.auto_augment != "none":
+        used = [field.removeprefix("augment.") for field in AUTO_AUGMENTS.read_fields(data.auto_augment)]
+        values = {name: getattr(ranges, name) for name in used}
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
+        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
+    if strengths := ranges.jitter_strengths:
+        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items()) + ")")
+    if ranges.erase_probability:
+        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
+    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
 
 
 def _describe_folding(plan: Plan) -> list[str]:

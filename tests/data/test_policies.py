@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.config import Augment, Config, Data, policy_words
+from jaxdp.config import Augment, Config, Data
 from jaxdp.data import policies
 from jaxdp.data.augment import augment, keys_for
 from jaxdp.data.pixel_operations import Kind
 from jaxdp.errors import ConfigError
+from jaxdp.plan_summary import _policy_words
 from jaxdp.validation import from_json, to_json
 
 MEAN, SIZE = (123.675, 116.28, 103.53), 16
@@ -235,11 +236,11 @@ def test_fields_that_do_not_apply_are_refused(config, message):
 def test_plan_names_every_random_operation():
     ranges = {"color_jitter": (0.0, 0.0, 0.0, 0.1), "erase_probability": 0.25, "crop_interpolation": "random"}
     config = config_of("rand_augment_increasing", data={"repeats": 3}, magnitude=6.0, **ranges)
-    assert policy_words(config) == [
+    assert _policy_words(config) == [
         "crops antialiased (bilinear or bicubic, at random)",
         "rand augment increasing (operations 2, magnitude 6.0)",
         "color jitter (hue 0.1)",
         "erasing (constant, probability 0.25)",
         "each image 3 times a batch",
     ]
-    assert policy_words(Config()) == []
+    assert _policy_words(Config()) == []
