@@ -676,6 +676,7 @@ class Config(Section):
     logging: Logging = field(default_factory=Logging)
 
 
+# Each table learns which fields its choices read.
 for _section in fields(Config):
     _owner = type(getattr(Config(), _section.name))
     for _field, _hint in get_type_hints(_owner, include_extras=True).items() if is_dataclass(_owner) else ():
