@@ -59,7 +59,7 @@ def raising_process(workdir: str, ends_at: float) -> None:
     from jaxdp.recipes import load_config
 
     config = tyro.cli(Config, default=load_config("digits"), args=[*TRAINING, *GUARD])
-    config = dataclasses.replace(config, data=Data(image_size=80, resident="off"))  # too large to be decoded at the start
+    config = dataclasses.replace(config, data=Data(image_size=80))  # too large to be decoded at the start
     jaxdp.train(config, workdir, datasets=(Raising(256, ends_at), Raising(64, float("inf"))))
 
 

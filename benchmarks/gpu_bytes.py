@@ -26,14 +26,11 @@ from jaxdp.xla import kernels
 
 ROOT = Path(__file__).parent.parent
 FOLDED, OHWI = ["--model.batch-norm", "folded"], ["--compile.conv-layout", "ohwi"]
-POOL = ["--model.pool-maxima"]
 CASES = {
     "separate": [],
     "separate, ohwi": OHWI,
     "folded": FOLDED,
     "folded, ohwi": FOLDED + OHWI,
-    "separate, ohwi, pool maxima, ReLU bits": [*OHWI, *POOL, "--model.relu-bits"],
-    "folded, ohwi, pool maxima": FOLDED + OHWI + POOL,
     "autodiff": ["--model.gradients", "autodiff"],
 }
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}

@@ -253,7 +253,7 @@ def train(workdir: str, datasets) -> None:
         jaxdp.register_model("linear", Linear)
         arguments = [*TINY, *json.loads(os.environ.get("HANGS_MORE", "[]"))]
         config = load_config("digits", arguments)
-        data, batch = Data(image_size=80, resident="off", threads=2), (Phase(global_batch=16, per_worker_batch=4),)
+        data, batch = Data(image_size=80, threads=2), (Phase(global_batch=16, per_worker_batch=4),)
         config = dataclasses.replace(config, data=data, batch=batch)
         jaxdp.train(config, workdir, datasets=datasets)
 

@@ -36,6 +36,7 @@ from jaxdp.bench.input import make_images
 from jaxdp.config import Storage
 from jaxdp.data import prefetch, sources
 from jaxdp.data.loader import Loader
+from jaxdp.data.transforms import training_transform
 from jaxdp.storage.location import CONNECTIONS, open_location
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ def measure(
     opened = sources.open_split(config, "train")
     if hasattr(opened, "start"):
         opened.start()
-    transform, size = sources.training_transform(config)
+    transform, size = training_transform(config)
     loader = Loader(opened, transform=transform, size=size, classes=2, threads=threads)
     rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))

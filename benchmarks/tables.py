@@ -514,7 +514,7 @@ def choices() -> str:
     """The named values of every field that has them."""
     names = {table.field: list(table) for table in TABLES_OF_CHOICES}
     names["model.blur_pool"] = list(get_args(BlurPool))
-    names["reduce.strategy"] = [name for name, strategy in STRATEGIES.items() if strategy.builtin]
+    names["reduce.strategy"] = list(STRATEGIES.builtin)
     lines = ["| field | values |", "|---|---|"]
     for field, values in names.items():
         lines.append(f"| `{field}` | {', '.join([*(f'`{value}`' for value in values), *filter(None, [OTHERS.get(field)])])} |")

@@ -11,7 +11,7 @@ Our choices where the source is silent or not followed, and flags for alternativ
                    `--batch.0.per-worker-batch`
     mixed labels   every class that a mixed image contains is a target of 1 (section 3.1), if its share exceeds 0.2, the
                    threshold in training commands of timm: `--optimizer.target-threshold 0.5`
-    switching      mixup or CutMix with probability 1/2, timm's default: `--data.cutmix-probability 0.5`
+    switching      mixup or CutMix with probability 1/2, timm's default
     gradients      clipped to norm 1, the default of timm's LAMB: `--optimizer.clip-norm 5`
     epsilon        1e-6 in LAMB, timm's default: `--optimizer.adam-eps 1e-8`
     warm-up        5 epochs from 1e-4; the end of the cosine is 1e-6, both defaults of timm: `--schedule.start 0`

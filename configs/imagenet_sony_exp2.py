@@ -18,8 +18,7 @@ Our choices where the source is silent or contradicts itself, and flags for alte
                    configuration A; the paper does not say. The first author's library adapts every tensor:
                    `--optimizer.adapt all`
     weight decay   not given; 1e-4 as in the LARS authors' solver: `--optimizer.weight-decay`
-    augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels:
-                   `--augment.*`
+    augmentation   ranges not given; the public ImageNet values of the first author's library, stored images of 320 pixels
 """
 
 from jaxdp.config import Config, Data, LossScale, Model, Optimizer, Phase, Reduce, Schedule

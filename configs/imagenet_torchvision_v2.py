@@ -11,7 +11,7 @@ Our choices where the source is silent or not followed, and flags for alternativ
     weight decay   2e-5, not on biases and normalization; the source decays the classifier's bias too
     averaging      every step; the source averages every 32 steps, with a decay of 1 - 1024 x 32 / 600 x 2e-5, whose 32nd root
                    is the decay here: `--optimizer.average-decay 0.9999`
-    mixing         mixup with alpha 0.2 or CutMix with 1.0, for each worker's batch: `--data.cutmix-probability 0.5`
+    mixing         mixup with alpha 0.2 or CutMix with 1.0, for each worker's batch
     rate           changes every step; the source's changes every epoch
     repetition     4 copies of an image in a batch, and every image in 4 epochs; the source shuffles anew for each epoch, which
                    sees a random quarter of the images

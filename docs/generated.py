@@ -18,7 +18,7 @@ from typing_extensions import Doc
 import jaxdp
 from jaxdp import flags
 from jaxdp.cli import bench, main
-from jaxdp.config import RESUME_SAFE_FIELDS, Config
+from jaxdp.config import RESUME_SAFE_FIELDS, Config, OneOf
 
 ROOT = Path(__file__).parents[1]
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "None"}
@@ -51,9 +51,10 @@ def field_names() -> list[str]:
 
 def _section(field: dataclasses.Field) -> tuple[type | None, str]:
     """(class, prefix of the names of its fields) of a field that is a section, or a tuple of sections; else None."""
-    if dataclasses.is_dataclass(field.type):
-        return field.type, f"{field.name}."
-    item = (*get_args(field.type), None)[0]
+    annotation: Any = get_args(field.type)[0] if get_origin(field.type) is Annotated else field.type
+    if dataclasses.is_dataclass(annotation):
+        return annotation, f"{field.name}."
+    item = (*get_args(annotation), None)[0]
     return (item, f"{field.name}.N.") if dataclasses.is_dataclass(item) else (None, "")
 
 
@@ -67,9 +68,10 @@ def _field(owner: type, field: dataclasses.Field, prefix: str) -> str:
 
 def _help(owner: type, field: dataclasses.Field) -> str:
     """The text below a field, or that of its type, in which the names of choices become a list."""
-    if text := _texts(owner).get(field.name):
+    text, tables = _texts(owner).get(field.name), [mark.table for mark in get_args(field.type) if isinstance(mark, OneOf)]
+    if text and not tables:
         return f"{text}."
-    head, _, names = _doc(field.type).partition(". ")
+    head, _, names = (f"{text}. {tables[0].help}" if tables else _doc(field.type)).partition(". ")
     if not names:
         return f"{head}."
     entries = [re.sub(r"^([\w,. ]+?): ", r"`\1`: ", entry) for entry in names.split("; ")]
@@ -89,7 +91,8 @@ def _type(annotation: Any, marks: tuple = ()) -> str:
     """The type of an annotation in words, with its range or its choices."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _type(arguments[0], (*marks, *arguments[1:]))
+        names = [name for mark in arguments[1:] if isinstance(mark, OneOf) for name in mark.table]
+        return " or ".join(f"`{name}`" for name in names) or _type(arguments[0], (*marks, *arguments[1:]))
     if origin in (Union, types.UnionType):
         return " or ".join(map(_type, arguments))
     if origin is Literal:

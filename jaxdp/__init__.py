@@ -24,9 +24,9 @@ _MODULE_OF = {
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.training.first_gradient",
-    "register_model": "jaxdp.registry",
-    "register_optimizer": "jaxdp.registry",
-    "register_strategy": "jaxdp.registry",
+    "register_model": "jaxdp.registration",
+    "register_optimizer": "jaxdp.registration",
+    "register_strategy": "jaxdp.registration",
     "train": "jaxdp.session",
     "Stopped": "jaxdp.distributed.preemption",
 }

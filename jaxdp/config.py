@@ -1,18 +1,36 @@
 """The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py`.
+tables in `choices.py`, and `TABLE.only(...)` names the choices that read a field.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic_core import core_schema
 from typing_extensions import Doc
 
-from jaxdp import choices
+from jaxdp.choices import (
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    BATCH_STATISTICS,
+    LOSS_SCALES,
+    LOSSES,
+    MIXES,
+    MOMENTUM_RULES,
+    NON_FINITE,
+    ON_DISK,
+    OPTIMIZERS,
+    SCHEDULES,
+    SOURCES,
+    STOP_METRICS,
+    Choices,
+    Only,
+)
 from jaxdp.errors import ConfigError as ConfigError
+from jaxdp.registry import NAME_PATTERN
 from jaxdp.strategies import STRATEGIES
 
 LARGEST, SMALLEST = 1e15, 1e-15  # bounds of numbers that devices use in float32, which must hold their squares
@@ -22,56 +40,25 @@ NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
 Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
-Enlargement = Annotated[float, Field(ge=0.01, le=100)]
 Strength = Annotated[float, Field(ge=0, le=100)]
-Ratio = Annotated[float, Field(ge=1, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
 
-if TYPE_CHECKING:
-    MomentumRule: TypeAlias = str
-    ScheduleName: TypeAlias = str
-    LossName: TypeAlias = str
-    LossScaleName: TypeAlias = str
-    AugmentationName: TypeAlias = str
-    AutoAugmentName: TypeAlias = str
-    MixName: TypeAlias = str
-    BatchStatistics: TypeAlias = str
-    NonFinite: TypeAlias = str
-    StopMetric: TypeAlias = str
-else:
-    (
-        MomentumRule,
-        ScheduleName,
-        LossName,
-        LossScaleName,
-        AugmentationName,
-        AutoAugmentName,
-        MixName,
-        BatchStatistics,
-        NonFinite,
-        StopMetric,
-    ) = (
-        Annotated[Literal[tuple(table)], Doc(f"{kind}. {table.help}")]
-        for kind, table in (
-            ("Momentum as a function of the global batch", choices.MOMENTUM_RULES),
-            ("Learning-rate schedule", choices.SCHEDULES),
-            ("Loss", choices.LOSSES),
-            ("Loss scaling", choices.LOSS_SCALES),
-            ("Random transform of training images", choices.AUGMENTATIONS),
-            ("Policy of random operations on the pixels of the crop", choices.AUTO_AUGMENTS),
-            ("Blending of each image with another of its worker's batch", choices.MIXES),
-            ("Batch statistics (mean and variance of batch normalization) for evaluation", choices.BATCH_STATISTICS),
-            ("Action on a non-finite loss or gradient", choices.NON_FINITE),
-            ("Metric of evaluations that early stopping follows, and by which a checkpoint is the best", choices.STOP_METRICS),
-        )
-    )
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a field whose value is a name in a table."""
+
+    table: Choices
+
+    def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
+        return core_schema.literal_schema(list(self.table))
+
 
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
 TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
-NAME_PATTERN = r"[a-z][a-z0-9_]*"
 RegisteredName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]  # `validate` looks the name up in the registry
 StrategyName = Annotated[
     RegisteredName,
@@ -80,16 +67,19 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
-OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {choices.OPTIMIZERS.help}")]
+OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
-    Doc(f"Data set: {', '.join(choices.SOURCES.entries)}, or one of tensorflow-datasets. {choices.SOURCES.help}"),
+    Doc(f"Data set: {', '.join(SOURCES.entries)}, or one of tensorflow-datasets. {SOURCES.help}"),
 ]
 
+FromDisk = SOURCES.only(*ON_DISK)
 LARGEST_IMAGE = 4096
+JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
-Shares = tuple[Annotated[float, Field(ge=0, le=1)], ...]
+FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList]
 EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
 # Two ways to state the resize for evaluation, with their defaults: either replaces both.
 EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
@@ -117,62 +107,80 @@ EvalInterpolation = Annotated[
 Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
 Std = Annotated[
     tuple[Annotated[float, Field(ge=1e-3, le=1)], ...],
+    FromList,
     Doc("Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"),
 ]
 
 
-class _Strict:
-    __pydantic_config__ = ConfigDict(extra="forbid")
+class Section:
+    """A group of fields of the config."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
+
+    def check(self) -> None:
+        """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
 
 @dataclass(frozen=True)
-class Data(_Strict):
+class Data(Section):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
-    directory: str | None = None
+    directory: Annotated[str | None, FromDisk] = None
     """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
-    train_split: str = "train"
+    train_split: Annotated[str, SOURCES.only("digits", *ON_DISK)] = "train"
     """Training split; for prepared data sets also a slice, such as train[:10%]; for digits train, or fit to hold out the
     validation split for tuning"""
-    eval_split: str | None = None
+    eval_split: Annotated[str | None, SOURCES.only("digits", *ON_DISK)] = None
     """Evaluation split (None: val, validation or test, whichever exists); for digits test or validation"""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Action on an image that cannot be read. stop: fail and name it; skip: use the next image, count it and list it at the
     end"""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, FromDisk] = None
     """Number of decoding threads (None: one per core)"""
-    resident: Literal["auto", "on", "off"] = "auto"
-    """Whether each device holds the training set and only indices are transferred. auto: on accelerators, for sets in memory
-    of at most 512 MiB"""
     ahead_bytes: Bytes = 2**31
     """Host memory for prefetched images, in bytes; larger batches are transferred in chunks"""
     image_size: ImageSize = 32
     """Height and width of the network's input, in pixels"""
     stored_size: ImageSize | None = None
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
-    eval_size: EvalSize = None
-    eval_resize: EvalResize = None
-    eval_crop: EvalCrop = None
-    eval_interpolation: EvalInterpolation = "bilinear"
+    eval_size: Annotated[EvalSize, FromDisk] = None
+    eval_resize: Annotated[EvalResize, FromDisk] = None
+    eval_crop: Annotated[EvalCrop, FromDisk] = None
+    eval_interpolation: Annotated[EvalInterpolation, FromDisk] = "bilinear"
     mean: Mean = ()
     std: Std = ()
-    augmentation: AugmentationName = "none"
-    auto_augment: AutoAugmentName = "none"
+    augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
+    """Random transform of training images"""
+    auto_augment: Annotated[str, OneOf(AUTO_AUGMENTS)] = "none"
+    """Policy of random operations on the pixels of the crop"""
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
-    mix: MixName = "none"
-    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    mix: Annotated[str, OneOf(MIXES)] = "none"
+    """Blending of each image with another of its worker's batch"""
+    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup", "cutmix", "mixup_or_cutmix")] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
     that of mixup)"""
-    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup_or_cutmix")] = 1.0
     """Parameter of the distribution of CutMix's ratio (mixup_or_cutmix)"""
-    cutmix_probability: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Probability of CutMix in place of mixup (mixup_or_cutmix)"""
-    train_examples: Count = 4096
+    train_examples: Annotated[Count, SOURCES.only("synthetic")] = 4096
     """Number of training images (synthetic)"""
-    eval_examples: Count = 1000
+    eval_examples: Annotated[Count, SOURCES.only("synthetic")] = 1000
     """Number of evaluation images (synthetic)"""
+
+    def check(self) -> None:
+        """The resize for evaluation is stated once, and normalization for three channels."""
+        if self.eval_resize is not None and self.eval_crop is not None:
+            reason = f"not possible with data.eval_resize ({self.eval_resize}), which states the same"
+            raise ConfigError("data.eval_crop", self.eval_crop, reason=reason, hint="omit one of them")
+        size, side = self.evaluated_size, self.eval_resize
+        if self.eval_interpolation == "area" and side is not None and not 0.1 <= size / side <= 1:
+            reason = f"must be 1 to 10 times the evaluated size ({size}) with area, which resizes the center crop"
+            raise ConfigError("data.eval_resize", side, reason=reason, hint="use --data.eval-crop 0.875")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 3):
+                hint = f"for example --data.{name} 0.5 0.5 0.5"
+                raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
 
     @property
     def image_bytes(self) -> int:
@@ -192,7 +200,7 @@ class Data(_Strict):
 
 
 @dataclass(frozen=True)
-class Preprocessing(_Strict):
+class Preprocessing(Section):
     """Preparation of images that belongs to weights, in fields of `Data` (None, empty: those of the weights' file)."""
 
     image_size: Annotated[ImageSize | None, Doc("Height and width of the images of the training, in pixels")] = None
@@ -205,7 +213,7 @@ class Preprocessing(_Strict):
 
 
 @dataclass(frozen=True)
-class GivenNetwork(_Strict):
+class GivenNetwork(Section):
     """What a file of weights may not state about its network, in fields of `Model` (None: as the file states)."""
 
     blur_pool: BlurPool | None = None
@@ -213,65 +221,61 @@ class GivenNetwork(_Strict):
 
 
 @dataclass(frozen=True)
-class Augment(_Strict):
-    """Ranges of the random transforms; the defaults are the public ImageNet values of the paper's first author."""
+class Augment(Section):
+    """Random transforms of the pixels of training images."""
 
-    min_scale: Enlargement = 0.77
-    """Smallest enlargement of the stored image before the crop (paper)"""
-    max_scale: Enlargement = 1.54
-    """Largest enlargement of the stored image before the crop (paper)"""
-    angle: Strength = 0.5
-    """Largest rotation in either direction, in radians (paper)"""
-    aspect: Ratio = 1.3
-    """Largest ratio of the enlargements of height and width, and of its inverse (paper)"""
-    distortion: Strength = 0.2
-    """Strength of barrel and pincushion distortion (paper)"""
-    flip: bool = True
+    flip: Annotated[bool, AUGMENTATIONS.only("paper", "random_resized_crop", "pad_and_crop")] = True
     """Left-right flip with probability one half"""
-    brightness: Strength = 0.0
-    """Largest offset of all pixels in either direction; white is 1 (paper)"""
-    contrast: Ratio = 1.1
-    """Largest factor per channel on the distance of pixels from `contrast_center`, and its inverse (paper)"""
-    contrast_center: Strength = 0.5
-    """Pixel value that contrast leaves unchanged; white is 1 (paper)"""
-    noise: Strength = 0.0
-    """Largest standard deviation of the Gaussian noise; white is 1 (paper)"""
-    padding: Annotated[int, Field(ge=0, le=4096)] | None = None
+    padding: Annotated[Annotated[int, Field(ge=0, le=4096)] | None, AUGMENTATIONS.only("paper", "pad_and_crop")] = None
     """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
-    min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
+    min_area: Annotated[float, Field(ge=1e-6, le=1), AUGMENTATIONS.only("random_resized_crop")] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: CropInterpolation = "unfiltered"
+    crop_interpolation: Annotated[CropInterpolation, AUGMENTATIONS.only("random_resized_crop")] = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
-    operations: Annotated[int, Field(ge=1, le=16)] = 2
+    operations: Annotated[int, Field(ge=1, le=16), AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")] = 2
     """Number of operations on each image, drawn with replacement (rand_augment, rand_augment_increasing)"""
-    magnitude: Annotated[float, Field(ge=0, le=30)] | None = None
+    magnitude: Annotated[
+        Annotated[float, Field(ge=0, le=30)] | None, AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")
+    ] = None
     """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
     rand_augment_increasing: the mean, up to 10, 7 published"""
-    magnitude_std: Strength | None = None
+    magnitude_std: Annotated[Strength | None, AUTO_AUGMENTS.only("rand_augment_increasing")] = None
     """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
-    operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
+    operation_interpolation: Annotated[
+        Literal["nearest", "bilinear", "bicubic", "random"] | None,
+        AUTO_AUGMENTS.only("rand_augment", "trivial_augment", "rand_augment_increasing"),
+    ] = None
     """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
     torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
-    fill: Shares = ()
-    """Red, green and blue outside of the rotated, sheared or shifted image; white is 1 (empty: the mean of the data set for
-    rand_augment_increasing, else black)"""
-    jitter_brightness: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the brightness, as a share in either direction, as in torchvision's ColorJitter"""
-    jitter_contrast: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the contrast, as `jitter_brightness`"""
-    jitter_saturation: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Largest change of the saturation, as `jitter_brightness`"""
-    jitter_hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Largest turn of the hue in either direction; 1 is a full turn"""
+    color_jitter: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], FromList] = ()
+    """Largest changes of brightness, contrast and saturation, as shares in either direction, and largest turn of the hue, at
+    most 0.5, as in torchvision's ColorJitter (empty, or 0: none)"""
     erase_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability of erasing a random rectangle of the normalized image, of 0.02 to 0.33 of its area"""
     erase_mode: Literal["constant", "noise"] = "constant"
     """Content of the erased rectangle. constant: the mean of the data set; noise: independent normal numbers (timm: pixel)"""
 
+    def check(self) -> None:
+        """Color jitter has four parts, and the erased rectangle is drawn."""
+        if len(self.color_jitter) > len(JITTERED):
+            reason = f"must be at most four numbers: {', '.join(JITTERED)}"
+            hint = "for example --augment.color-jitter 0.4 0.4 0.4 0.1"
+            raise ConfigError("augment.color_jitter", self.color_jitter, reason=reason, hint=hint)
+        if (hue := self.jitter_strengths.get("hue", 0.0)) > 0.5:
+            raise ConfigError("augment.color_jitter", self.color_jitter, reason=f"the hue ({hue:g}) must be at most 0.5")
+        if self.erase_mode != "constant" and self.erase_probability == 0:
+            reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
+            raise ConfigError("augment.erase_mode", self.erase_mode, reason=reason, hint=hint)
+
+    @property
+    def jitter_strengths(self) -> dict[str, float]:
+        """Name -> strength of the parts of color jitter that are not off."""
+        return {name: strength for name, strength in zip(JITTERED, self.color_jitter, strict=False) if strength}
+
 
 @dataclass(frozen=True)
-class Model(_Strict):
+class Model(Section):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -301,8 +305,9 @@ class Model(_Strict):
     `loss_scale`"""
     norm: Literal["per_worker", "synchronized"] = "per_worker"
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
-    statistics: BatchStatistics = "moving_average"
-    norm_momentum: BelowOne = 0.9
+    statistics: Annotated[str, OneOf(BATCH_STATISTICS)] = "moving_average"
+    """Batch statistics (mean and variance of batch normalization) for evaluation"""
+    norm_momentum: Annotated[BelowOne, BATCH_STATISTICS.only("moving_average")] = 0.9
     """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
@@ -312,14 +317,18 @@ class Model(_Strict):
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
     """Batch normalization behind 1x1 convolutions in training. separate: of the convolution's result; folded: into its kernel,
     which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
-    pool_maxima: bool = False
-    """Gradient of the ImageNet stem from the values at the maxima that pooling keeps, which moves less memory on a GPU"""
-    relu_bits: bool = False
-    """A bit for each ReLU behind a shortcut, kept for the gradient, which moves less memory on a GPU; not behind folded
-    batch normalization"""
     convolution: Literal["auto", "direct", "product"] = "auto"
     """Algorithm of 1x1 and small-map convolutions. product: matrix products, faster on CPUs; auto: product on a CPU, else
     direct"""
+
+    def check(self) -> None:
+        """Folded batch normalization has a hand-written gradient only; the stem's pooling is blurred where there is one."""
+        if self.gradients == "autodiff" and self.batch_norm == "folded":
+            reason = "not possible with model.gradients='autodiff'"
+            raise ConfigError("model.batch_norm", "folded", reason=reason, hint="use --model.gradients custom_vjp")
+        if self.blur_pool == "convolutions_and_pool" and self.stem == "small":
+            reason = "model.stem='small' has no max pooling"
+            raise ConfigError("model.blur_pool", self.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
 
     @property
     def title(self) -> str:
@@ -344,7 +353,7 @@ class Model(_Strict):
 
 
 @dataclass(frozen=True)
-class Phase(_Strict):
+class Phase(Section):
     """A phase: a part of training with one batch size and one image size."""
 
     global_batch: Count = 256
@@ -359,39 +368,39 @@ class Phase(_Strict):
 
 
 @dataclass(frozen=True)
-class Optimizer(_Strict):
+class Optimizer(Section):
     """Parameter updates and regularization."""
 
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
-    momentum_rule: MomentumRule = "constant"
-    momentum_batch: Count = 32768
+    momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
+    """Momentum as a function of the global batch"""
+    momentum_batch: Annotated[Count, MOMENTUM_RULES.only("noise_scale", "as_printed")] = 32768
     """Global batch at which `momentum` applies (noise_scale, as_printed)"""
-    nesterov: bool = False
+    nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")] = False
     """Nesterov momentum (lars, sgd)"""
     velocity_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the accumulated or averaged gradient between steps; bfloat16 halves its memory"""
     weight_decay: NonNegative = 1e-4
     """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
     unless `adapt` is all"""
-    trust_coefficient: Positive = 0.001
-    """LARS coefficient (eta): factor on the trust ratio |w| / |g|, whose denominator `denominator` sets (lars)"""
-    eps: NonNegative = 1e-6
+    trust_coefficient: Annotated[Positive, OPTIMIZERS.only("lars")] = 0.001
+    """LARS coefficient (eta): factor on the trust ratio |w| / (|g| + decay |w|) (lars)"""
+    eps: Annotated[NonNegative, OPTIMIZERS.only("lars")] = 1e-6
     """Constant in the denominator of the trust ratio (lars)"""
-    denominator: Literal["sum_of_norms", "norm_of_sum"] = "sum_of_norms"
-    """Denominator of the trust ratio (lars): |g| + decay |w| (You et al., MLPerf) or |g + decay w| (optax)"""
-    adapt: Literal["weights", "all"] = "weights"
+    adapt: Annotated[Literal["weights", "all"], OPTIMIZERS.only("lars")] = "weights"
     """Tensors with trust ratio and weight decay (lars). weights: not biases and normalization (TensorFlow, MLPerf); all:
     every tensor (nnabla)"""
-    beta2: BelowOne = 0.999
+    beta2: Annotated[BelowOne, OPTIMIZERS.only("adamw", "lamb")] = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""
-    adam_eps: NonNegative = 1e-8
+    adam_eps: Annotated[NonNegative, OPTIMIZERS.only("adamw", "lamb")] = 1e-8
     """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
-    loss: LossName = "softmax"
+    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
+    """Loss"""
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
-    target_threshold: BelowOne | None = None
+    target_threshold: Annotated[BelowOne | None, LOSSES.only("binary", "binary_sum")] = None
     """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
@@ -399,48 +408,68 @@ class Optimizer(_Strict):
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (None: no averaging)"""
 
+    def check(self) -> None:
+        """The momentum rules assume that the effective rate is learning rate / (1 - momentum)."""
+        if self.momentum_rule != "constant" and not OPTIMIZERS[self.name].accumulates:
+            reason = f"not possible with optimizer.name={self.name!r}, whose momentum does not change the effective rate"
+            raise ConfigError("optimizer.momentum_rule", self.momentum_rule, reason=reason, hint="use constant")
+
 
 @dataclass(frozen=True)
-class Schedule(_Strict):
+class Schedule(Section):
     """Learning rate as a function of epochs."""
 
-    name: ScheduleName = "cosine"
+    name: Annotated[str, OneOf(SCHEDULES)] = "cosine"
+    """Learning-rate schedule"""
     learning_rate: Positive = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
     """Length of the linear warm-up, in epochs"""
-    start: NonNegative = 0.0
+    start: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a", "sony_b")] = 0.0
     """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
     256)"""
-    end: NonNegative = 0.0
+    end: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a")] = 0.0
     """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
-    power: Positive = 2.0
+    power: Annotated[Positive, SCHEDULES.only("polynomial", "sony_a", "sony_b")] = 2.0
     """Exponent of the decay (polynomial, sony_a, sony_b)"""
-    boundaries: tuple[Positive, ...] = ()
+    boundaries: Annotated[tuple[Positive, ...], FromList, SCHEDULES.only("goyal", "sony_b")] = ()
     """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
-    factor: Positive = 0.1
+    factor: Annotated[Positive, SCHEDULES.only("goyal", "sony_b")] = 0.1
     """Learning-rate multiplier at each boundary (goyal, sony_b)"""
 
+    def check(self) -> None:
+        """Boundaries increase, and the warm-up ends before the first one."""
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise ConfigError("schedule.boundaries", self.boundaries, reason="must increase")
+        if self.boundaries and self.warmup_epochs > self.boundaries[0]:
+            reason = f"must not exceed the first of schedule.boundaries ({self.boundaries[0]:g})"
+            raise ConfigError("schedule.warmup_epochs", self.warmup_epochs, reason=reason)
+
 
 @dataclass(frozen=True)
-class LossScale(_Strict):
-    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it."""
+class LossScale(Section):
+    """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
 
-    name: LossScaleName = "none"
-    initial: Scale = 32768.0
+    A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
+    GIVE_UP_AFTER consecutive skipped steps end the run; with a static scale the first one does.
+    """
+
+    GROWTH_STEPS, MINIMUM, MAXIMUM, GIVE_UP_AFTER = 2000, 1.0, 2.0**24, 50
+
+    name: Annotated[str, OneOf(LOSS_SCALES)] = "none"
+    """Loss scaling"""
+    initial: Annotated[Scale, LOSS_SCALES.only("static", "dynamic")] = 32768.0
     """First scale of dynamic loss scaling, or the static scale"""
-    growth_steps: Count = 2000
-    """Number of finite steps after which the scale doubles (dynamic)"""
-    minimum: Scale = 1.0
-    """Smallest scale (dynamic)"""
-    maximum: Scale = 16777216.0
-    """Largest scale (dynamic)"""
-    give_up_after: Count = 50
-    """Number of consecutive skipped steps that ends the run (dynamic; a static scale ends it at the first)"""
+
+    def check(self) -> None:
+        """A dynamic scale starts within its range."""
+        if self.name == "dynamic" and not self.MINIMUM <= self.initial <= self.MAXIMUM:
+            reason = f"must be between {self.MINIMUM:g} and {self.MAXIMUM:g} with a dynamic scale"
+            raise ConfigError("loss_scale.initial", self.initial, reason=reason)
 
 
 @dataclass(frozen=True)
-class Finetune(_Strict):
+class Finetune(Section):
     """Training from pretrained weights."""
 
     weights: str | None = None
@@ -456,9 +485,16 @@ class Finetune(_Strict):
     head_multiplier: Positive = 1.0
     """Learning rate of the classifier relative to that of the other layers"""
 
+    def check(self) -> None:
+        """Fine-tuning starts from a file of weights."""
+        for name in ("frozen_stages", "new_head", "digest"):
+            if self.weights is None and (value := getattr(self, name)):
+                hint = "use --finetune.weights FILE, or omit it"
+                raise ConfigError(f"finetune.{name}", value, reason="requires finetune.weights", hint=hint)
+
 
 @dataclass(frozen=True)
-class Mesh(_Strict):
+class Mesh(Section):
     """Two-dimensional device mesh: rows are `horizontal` rings, columns are `vertical` rings."""
 
     vertical: Count | None = None
@@ -471,12 +507,10 @@ class Mesh(_Strict):
     keep_memory: bool = True
     """Reuse of freed memory by later steps on a single CPU device; the process keeps its peak memory, and computations run
     synchronously"""
-    idle: Literal["allow", "refuse"] = "allow"
-    """Action if a batch cannot be divided among all devices. allow: leave some idle; refuse: fail"""
 
 
 @dataclass(frozen=True)
-class Reduce(_Strict):
+class Reduce(Section):
     """All-reduce of the gradients."""
 
     strategy: StrategyName = "torus"
@@ -494,7 +528,7 @@ class Reduce(_Strict):
 
 
 @dataclass(frozen=True)
-class Evaluation(_Strict):
+class Evaluation(Section):
     """Evaluation during training."""
 
     every_epochs: Positive | None = 1.0
@@ -504,13 +538,14 @@ class Evaluation(_Strict):
 
 
 @dataclass(frozen=True)
-class Stop(_Strict):
+class Stop(Section):
     """Early stopping: the run ends when a metric of its evaluations no longer improves, and its result is the best checkpoint.
 
     The learning rate stays that of the whole run: it does not depend on where the run ends.
     """
 
-    metric: StopMetric = "eval_accuracy"
+    metric: Annotated[str, OneOf(STOP_METRICS)] = "eval_accuracy"
+    """Metric of evaluations that early stopping follows, and by which a checkpoint is the best"""
     patience: Count | None = None
     """Number of consecutive evaluations without improvement that end the run (None: no early stopping). An evaluation improves
     if its metric is better, by more than `min_delta`, than at the last evaluation that improved. The first one improves; one
@@ -519,9 +554,15 @@ class Stop(_Strict):
     """Difference that an improvement must exceed, in the unit of the metric: 0.001 is 0.1 % of accuracy. The best checkpoint is
     the best by any difference"""
 
+    def check(self) -> None:
+        """The difference counts in early stopping only."""
+        if self.min_delta and self.patience is None:
+            hint = "use --stop.patience 5, or omit it"
+            raise ConfigError("stop.min_delta", self.min_delta, reason="requires stop.patience", hint=hint)
+
 
 @dataclass(frozen=True)
-class Checkpoint(_Strict):
+class Checkpoint(Section):
     """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal.
 
     With early stopping, every evaluation that is the best so far is also followed by one.
@@ -538,15 +579,11 @@ class Checkpoint(_Strict):
 
 
 @dataclass(frozen=True)
-class Guard(_Strict):
+class Guard(Section):
     """Detection of runs that cannot continue."""
 
-    non_finite: NonFinite = "stop"
-    skip_at_most: Count = 10
-    """Number of skipped steps after which the run ends (skip)"""
-    exploding: Annotated[float, Field(gt=1, le=LARGEST)] = 4.0
-    """Ratio of the mean loss of twenty steps to the chance-level loss, that of equal scores for all classes, above which a
-    warning is logged"""
+    non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
+    """Action on a non-finite loss or gradient"""
     stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
     """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
     rank 0 names the slow rank"""
@@ -562,7 +599,7 @@ class Guard(_Strict):
 
 
 @dataclass(frozen=True)
-class Compile(_Strict):
+class Compile(Section):
     """Compilation by XLA."""
 
     cache: str = "auto"
@@ -573,11 +610,12 @@ class Compile(_Strict):
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
     conv_layout: Literal["hwio", "ohwi"] = "hwio"
-    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none"""
+    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none; not yet measured on a
+    GPU"""
 
 
 @dataclass(frozen=True)
-class Storage(_Strict):
+class Storage(Section):
     """Runs and data at URLs (s3://BUCKET/PATH, gs://BUCKET/PATH)."""
 
     directory: str = "auto"
@@ -592,7 +630,7 @@ class Storage(_Strict):
 
 
 @dataclass(frozen=True)
-class Logging(_Strict):
+class Logging(Section):
     """Logs and profiles."""
 
     every_steps: Count | None = None
@@ -610,7 +648,7 @@ class Logging(_Strict):
 
 
 @dataclass(frozen=True)
-class Config(_Strict):
+class Config(Section):
     """A run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=200)] = "run"
@@ -624,7 +662,7 @@ class Config(_Strict):
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
     model: Model = field(default_factory=Model)
-    batch: tuple[Phase, ...] = (Phase(),)
+    batch: Annotated[tuple[Phase, ...], FromList] = (Phase(),)
     """Phases of batch size, in order"""
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
@@ -641,11 +679,16 @@ class Config(_Strict):
     logging: Logging = field(default_factory=Logging)
 
 
-for _table in choices.TABLES:
-    _table.check_fields(type(getattr(Config(), _table.section)))
+# Each table learns which fields its choices read.
+for _section in fields(Config):
+    _owner = type(getattr(Config(), _section.name))
+    for _field, _hint in get_type_hints(_owner, include_extras=True).items() if is_dataclass(_owner) else ():
+        for _mark in get_args(_hint):
+            if isinstance(_mark, Only):
+                _mark.table.readers[f"{_section.name}.{_field}"] = _mark.names
 
 # Sources that make images of one size in memory.
-IN_MEMORY = tuple(name for name, source in choices.SOURCES.entries.items() if source.in_memory)
+IN_MEMORY = tuple(name for name, source in SOURCES.entries.items() if source.in_memory)
 
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
@@ -665,7 +708,6 @@ RESUME_SAFE_FIELDS = (
     "data.directory",
     "data.threads",
     "data.ahead_bytes",
-    "data.resident",
 )
 
 
@@ -689,7 +731,7 @@ def at_image_size(config: Config, size: int) -> Config:
 
 def chance_loss(config: Config) -> float:
     """The chance-level loss: that of equal scores for all classes."""
-    return choices.LOSSES[config.optimizer.loss].chance(config.model.class_count)
+    return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
 HELD_OUT_LABELS = "plain labels"
@@ -708,24 +750,6 @@ def training_labels(config: Config) -> str:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
-
-
-def policy_words(config: Config) -> list[str]:
-    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
-    data, ranges = config.data, config.augment
-    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
-    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
-    if data.auto_augment != "none":
-        used = choices.AUTO_AUGMENTS[data.auto_augment].uses.split()
-        values = {name: getattr(ranges, name) for name in used}
-        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
-        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
-    strengths = {name: getattr(ranges, f"jitter_{name}") for name in ("brightness", "contrast", "saturation", "hue")}
-    if any(strengths.values()):
-        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items() if value) + ")")
-    if ranges.erase_probability:
-        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
-    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
 
 
 def evaluation_words(config: Config) -> str:

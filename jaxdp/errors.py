@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import inspect
 import os
 import sys
 import traceback
@@ -85,6 +86,15 @@ def one_of(field: str, value: str, choices: Iterable[object]) -> ConfigError:
 def first_line(error: BaseException, otherwise: str | None = None) -> str:
     """The first line of an error's message; if it is empty, `otherwise` or the error's type."""
     return (str(error).splitlines() or [otherwise or type(error).__name__])[0]
+
+
+def kind_of(thing: object) -> str:
+    """What an object is, in a few words: "the function build", "the class Net", "an instance of Net", "None"."""
+    if isinstance(thing, type):
+        return f"the class {thing.__name__}"
+    if inspect.isroutine(thing):
+        return f"the function {thing.__name__}"
+    return "None" if thing is None else f"an instance of {type(thing).__name__}"
 
 
 def plural(number: float, noun: str, spec: str = "") -> str:

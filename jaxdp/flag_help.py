@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from jaxdp.config import OneOf
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
 
@@ -111,10 +112,13 @@ def _view(flags: list["Flag"]) -> type:
 
 
 def _look(flag: "Flag") -> dict[str, Any]:
-    """How tyro shows the value of a flag that may be None or empty: without these, whose meaning is in the text."""
-    if flag.required or not (NoneType in flag.types or flag.repeated):
+    """How tyro shows the value of a flag: the names of a table, but not None or empty, whose meaning is in the text."""
+    may_be_empty = NoneType in flag.types or flag.repeated
+    if flag.required or not (may_be_empty or flag.choices):
         return {}
-    look: dict[str, Any] = {"help_behavior_hint": lambda default: "" if default in ("None", "") else f"(default: {default})"}
+    look: dict[str, Any] = {}
+    if may_be_empty:
+        look["help_behavior_hint"] = lambda default: "" if default in ("None", "") else f"(default: {default})"
     if not flag.metavar and not flag.repeated:
         look["metavar"] = f"{{{','.join(flag.choices)}}}" if flag.choices else flag.value_name
     return look
@@ -129,15 +133,19 @@ def _simplify(options: type, flags: dict[tuple[type, str], "Flag"]) -> None:
     import tyro
     from typing_extensions import Doc
 
-    texts = _docstrings(options)
     for field in dataclasses.fields(options):
-        for inner in (field.type, *get_args(field.type)):
+        for inner in _types_in(field.type):
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 _simplify(inner, flags)
-        look = _look(flags[options, field.name]) if (options, field.name) in flags else {}
-        marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text) for text in [texts.get(field.name)] if text]
-        if marks:
-            options.__annotations__[field.name] = Annotated[field.type, *marks]
+        if flag := flags.get((options, field.name)):
+            look, text = _look(flag), _text(flag) if field.name in _docstrings(options) else ""
+            marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text)] * bool(text)
+            options.__annotations__[field.name] = Annotated[field.type, *marks] if marks else field.type
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    """An annotation and the arguments inside it."""
+    return [annotation, *(inner for argument in get_args(annotation) for inner in _types_in(argument))]
 
 
 @functools.cache
@@ -150,11 +158,12 @@ def _docstrings(options: type) -> dict[str, str]:
 
 
 def _text(flag: "Flag") -> str:
-    """The help of a flag: the docstring of its field, or the text of its type."""
+    """The help of a flag: the docstring of its field, or the text of its type, and the names in its table."""
     from typing_extensions import Doc
 
-    marks = (mark.documentation for mark in get_args(flag.field.type) if isinstance(mark, Doc))
-    return _docstrings(flag.owner).get(flag.field.name) or next(marks, "")
+    marks = get_args(flag.field.type)
+    text = _docstrings(flag.owner).get(flag.field.name) or next((m.documentation for m in marks if isinstance(m, Doc)), "")
+    return ". ".join([text, *(mark.table.help for mark in marks if isinstance(mark, OneOf))])
 
 
 def purpose(flag: "Flag") -> str:

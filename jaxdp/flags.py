@@ -11,8 +11,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
+from jaxdp.config import OneOf
 from jaxdp.errors import ConfigError, nearest, one_of, plural
-from jaxdp.files import RUNS, check_local, check_no_password, is_run
+from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
 from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
 
@@ -178,7 +179,7 @@ class Flags:
                 for shown in (name, f"no-{name}")[: 1 + negatable]:
                     self.named[f"--{prefix}{shown}"] = dataclasses.replace(flag, name=f"--{prefix}{shown}", switch=True)
                 continue
-            flag.types, flag.repeated = _value_types(annotation)
+            flag.types, flag.repeated = _value_types(field.type)
             flag.required = required and not flag.repeated
             if tyro.conf.Positional in marks:
                 self.positional.append(dataclasses.replace(flag, name=name.upper()))
@@ -209,7 +210,8 @@ def _value_types(annotation: Any) -> tuple[tuple, bool]:
     """(types and literal choices of a value, whether any number of values is allowed)."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _value_types(arguments[0])
+        names = next((tuple(mark.table) for mark in arguments[1:] if isinstance(mark, OneOf)), None)
+        return (names, False) if names else _value_types(arguments[0])
     if origin in (Union, UnionType):
         parts = [_value_types(part) for part in arguments]
         return tuple(kind for kinds, _ in parts for kind in kinds), any(repeated for _, repeated in parts)
@@ -270,8 +272,6 @@ def check(flags: Flags, arguments: list[str], program: str) -> str | None:
 
 def _meant_by(word: str, flags: Flags) -> str | None:
     """The flags with which a command takes a recipe, a folder of images or a file to write; None for another word."""
-    from jaxdp.recipes import known_recipes
-
     for flag, suffix in (("--output", ".safetensors"), ("--card", ".md")):
         if flag in flags.named and word.endswith(suffix):
             return f"{flag} {shlex.quote(word)}"

@@ -105,7 +105,6 @@ _ROWS = {
     "bce-loss": Counterpart("--optimizer.loss", form="--optimizer.loss binary"),
     "bce-target-thresh": Counterpart("--optimizer.target-threshold"),
     "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
-    "mixup-switch-prob": Counterpart("--data.cutmix-probability", "of mixup_or_cutmix"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
     "-b batch batch-size": Counterpart(
@@ -149,10 +148,7 @@ _ROWS = {
     ),
     "ra-magnitude": Counterpart("--augment.magnitude", "of rand_augment and rand_augment_increasing"),
     "color-jitter": Counterpart(
-        "--augment.jitter-brightness",
-        "timm: also contrast and saturation",
-        "0.4",
-        form="--augment.jitter-brightness {0} --augment.jitter-contrast {0} --augment.jitter-saturation {0}",
+        "--augment.color-jitter", "brightness, contrast, saturation, hue", "0.4", form="--augment.color-jitter {0} {0} {0}"
     ),
     "reprob random-erase": Counterpart("--augment.erase-probability"),
     "remode": Counterpart(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.choices import LOSSES, MIXES, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, OPTIMIZERS
 from jaxdp.config import (
     HELD_OUT_LABELS,
     RESNET,
@@ -15,7 +15,6 @@ from jaxdp.config import (
     at_image_size,
     evaluation_words,
     phase_image_size,
-    policy_words,
     training_labels,
 )
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
@@ -38,13 +37,13 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
-    from jaxdp import models
+    from jaxdp.models.summary import check_image_size, summary
 
     size = config.data.image_size
-    models.check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
+    check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
-        models.check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
-    counted = models.summary(config.model, (size, size, 3), config.finetune.frozen_stages)
+        check_image_size(config.model, phase_image_size(config, index), trained=size, field=f"batch.{index}.image_size")
+    counted = summary(config.model, (size, size, 3), config.finetune.frozen_stages)
     if config.optimizer.name == "lars" and config.optimizer.adapt == "all":
         decayed, rest = counted["decayed"], counted["not_decayed"]
         counted |= {"decayed": {key: decayed[key] + rest[key] for key in rest}, "not_decayed": dict.fromkeys(rest, 0)}
@@ -72,8 +71,8 @@ def _norms_messages(optimizer: Optimizer, tensors: int) -> list[int]:
     """Bytes of the messages of sums of squares of a sharded update."""
     rule = OPTIMIZERS[optimizer.name]
     first = 4 * tensors * (1 + rule.uses_weight_norms)
-    own_norm = rule.uses_weight_norms and not (optimizer.name == "lars" and optimizer.denominator == "sum_of_norms")
-    return [first, 4 * tensors] if own_norm else [first]  # of the decayed gradient, or of Adam's update
+    own_norm = rule.uses_weight_norms and optimizer.name != "lars"
+    return [first, 4 * tensors] if own_norm else [first]  # of Adam's update
 
 
 def _gathered_messages(
@@ -86,7 +85,7 @@ def _gathered_messages(
     import jax
 
     from jaxdp import models
-    from jaxdp.models.forward_dtypes import forward_dtypes
+    from jaxdp.parallel.forward_dtypes import forward_dtypes
 
     params, batch_stats = shapes
     model = models.create(config.model, platform="any")
@@ -207,7 +206,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     config, optimizer = plan.config, plan.config.optimizer
     size, sizes = config.data.image_size, {phase.image_size for phase in plan.phases}
     shown = " to ".join(f"{side}x{side}" for side in sorted({min(sizes), max(sizes)}))
-    memory, resident = input_bytes(plan), "all images" if config.data.resident == "on" else "two batches"
+    memory = input_bytes(plan)
     state, decayed, not_decayed = state_bytes(plan, model_summary), model_summary["decayed"], model_summary["not_decayed"]
     parts = ", ".join(f"{part.replace('_', ' ')} {_megabytes(size)}" for part, size in state.items())
     gradient = f"{model_summary['gradient_bytes']:,} bytes"
@@ -220,7 +219,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("model", f"{config.model.title}, {config.model.dtype}, {model_summary['parameters']:,} parameters"),
         ("compute", f"{model_summary['macs']:,} multiply-adds an image{f' of {size}x{size}' * (sizes != {size})}"),
         ("data", f"{config.data.source}, {plural(plan.examples, 'image', ',')} of {shown} an epoch"),
-        ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for {resident}"),
+        ("input", f"up to {_size(memory['host'])} per host, {_size(memory['device'])} per device for two batches"),
         ("state", f"{_megabytes(sum(state.values()))} MB per device: {parts}"),
         ("devices", devices),
     ]
@@ -271,10 +270,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
 
 
 def input_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes of input images in the largest phase: {"host": prefetched on a host, "device": two batches on each device}.
-
-    With data.resident=on, each device holds all images and none are prefetched.
-    """
+    """Bytes of input images in the largest phase: {"host": prefetched on a host, "device": two batches on each device}."""
     host = device = 0
     for phase in plan.phases:
         data = at_image_size(plan.config, phase.image_size).data
@@ -283,8 +279,6 @@ def input_bytes(plan: Plan) -> dict[str, int]:
         )
         host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
         device = max(device, 2 * phase.per_device_batch * data.image_bytes)
-    if plan.config.data.resident == "on":
-        return {"host": 0, "device": plan.examples * plan.config.data.image_bytes}
     return {"host": host, "device": device}
 
 
@@ -294,8 +288,9 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     Which fields a registered one reads is not known: only those that differ from the defaults.
     """
     words = [f"{optimizer.name}{' with Nesterov momentum' if optimizer.nesterov else ''}"]
-    used = sorted({*OPTIMIZERS[optimizer.name].uses.split()} - {"nesterov", "velocity_dtype"})
-    if optimizer.name not in OPTIMIZERS:
+    read = {field.removeprefix("optimizer.") for field in OPTIMIZERS.read_fields(optimizer.name)}
+    used = sorted({"weight_decay"} | read - {"nesterov"})
+    if optimizer.name not in OPTIMIZERS.builtin:
         used = [field for field in used if getattr(optimizer, field) != getattr(Optimizer(), field)]
     words += [f"{field.replace('_', ' ')} {_format(getattr(optimizer, field))}" for field in used]
     if optimizer.velocity_dtype != "float32":
@@ -359,28 +354,44 @@ def _describe_settings(plan: Plan, *, has_batch_norm: bool) -> str:
     words.append(f"augmentation {data.augmentation.replace('_', ' ')}")
     if data.stored_size not in (None, data.image_size):
         words[-1] += f" from {data.stored_size}x{data.stored_size}"
-    words += policy_words(config)
+    words += _policy_words(config)
     if data.sets_evaluation or data.mean or data.std:
         words.append(evaluation_words(config))
     if data.mix != "none":
         own = "mixup alpha" if data.mix == "mixup_or_cutmix" else "alpha"
-        names = {name: own if name == "mix_alpha" else name.replace("_", " ") for name in MIXES[data.mix].uses.split()}
-        used = [f"{words} {getattr(data, name):g}" for name, words in names.items()]
+        used = [f"{own} {data.mix_alpha:g}"] + [f"cutmix alpha {data.cutmix_alpha:g}"] * (data.mix == "mixup_or_cutmix")
         words.append(f"{data.mix.replace('_', ' ')} ({', '.join(used)})")
     if model.remat:
         words.append("activations recomputed in the backward pass")
     return ", ".join(words)
 
 
+def _policy_words(config: Config) -> list[str]:
+    """The random operations on pixels, and repeated augmentation, in a few words each; empty if all are off."""
+    data, ranges = config.data, config.augment
+    filters = "bilinear or bicubic, at random" if ranges.crop_interpolation == "random" else ranges.crop_interpolation
+    words = [f"crops antialiased ({filters})"] * (filters != "unfiltered")
+    if data.auto_augment != "none":
+        used = [field.removeprefix("augment.") for field in AUTO_AUGMENTS.read_fields(data.auto_augment)]
+        values = {name: getattr(ranges, name) for name in used}
+        texts = [f"{name.replace('_', ' ')} {value}" for name, value in values.items() if value not in (None, ())]
+        words.append(data.auto_augment.replace("_", " ") + (f" ({', '.join(texts)})" if texts else ""))
+    if strengths := ranges.jitter_strengths:
+        words.append("color jitter (" + ", ".join(f"{name} {value:g}" for name, value in strengths.items()) + ")")
+    if ranges.erase_probability:
+        words.append(f"erasing ({ranges.erase_mode}, probability {ranges.erase_probability:g})")
+    return words + [f"each image {data.repeats} times a batch"] * (data.repeats > 1)
+
+
 def _describe_folding(plan: Plan) -> list[str]:
     """["batch norm folded into N convolutions"], or nothing with the separate form."""
-    from jaxdp import models
+    from jaxdp.models.summary import count_folded
 
     config = plan.config
     if config.model.name != RESNET or config.model.resolved_batch_norm != "folded":
         return []
     counts = {
-        models.count_folded(
+        count_folded(
             config.model,
             (phase.image_size, phase.image_size, 3),
             batch=phase.per_worker_batch,

@@ -209,12 +209,12 @@ def _fewest_values(config: Config, phase: PlannedPhase) -> tuple[str, float]:
     nothing, model, batch = ("", math.inf), config.model, phase.per_worker_batch
     if model.name == RESNET and batch > FEW_VALUES:
         return nothing
-    from jaxdp import models
+    from jaxdp.models.summary import count_normalized
 
     model = replace(model, classes=model.classes or 2)
     frozen = config.finetune.frozen_stages
     with contextlib.suppress(ConfigError):
-        counts = models.count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
+        counts = count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
         return min(counts.items(), key=lambda count: count[1], default=nothing)
     return nothing
 
@@ -300,12 +300,6 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
         reason = f"{shared} cannot be divided evenly among {' and '.join(divisors)}"
         raise ConfigError(field, phase.global_batch, reason=reason, hint=f"use the nearest possible batch {near}{omit}")
     used = max(usable)
-    if used < machine.devices and mesh.idle == "refuse":
-        share = machine.devices * (phase.per_worker_batch or 1)
-        near = max(share, round(phase.global_batch / share) * share)
-        reason = f"batch.{index} can use {used} of {plural(machine.devices, 'device')} for its {shared}"
-        hint = f"use the nearest global batch {near}, {plural(used, 'device')}, or --mesh.idle allow"
-        raise ConfigError("mesh.idle", "refuse", reason=reason, hint=hint)
     return choose_shape(mesh, used, machine.hosts)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -10,15 +11,15 @@ import traceback
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jaxdp.config
-from jaxdp.choices import SOURCES
-from jaxdp.config import Config
+from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
+from jaxdp.config import EVAL_RESIZES, Config
 from jaxdp.errors import ConfigError, first_line, suggest
-from jaxdp.files import check_local, expand_user, read_text
+from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
-from jaxdp.validation import from_json, reset_ignored_fields, scale_schedule, unusable_with_flags, validate
+from jaxdp.validation import from_json, unusable_fields, validate, with_choices, with_fields
 
 _shows_notes = ContextVar("shows_notes", default=True)
 # Variables of the launchers that `jaxdp.distributed.launchers` knows: number of processes -> rank
@@ -31,21 +32,9 @@ RANKS = {
 }
 
 
-def config_directories() -> list[Path]:
-    """Directories that are searched for a recipe's name: ./configs, then configs of the checkout or of the package."""
-    package = Path(__file__).parent
-    return [Path("configs"), package.parent / "configs", package / "configs"]
-
-
 def apply_flags(config: Config, flags: list[str], program: str = "jaxdp") -> Config:
     """`config` with command-line flags such as ["--batch.0.global-batch", "64"] applied."""
     return parse(type(config), flags, program, default=config)
-
-
-def known_recipes() -> dict[str, Path]:
-    """The files of the recipes by name."""
-    files = [file for directory in config_directories() for file in sorted(directory.glob("*.py"))]
-    return {file.stem: file for file in reversed(files)}  # the first directory has precedence
 
 
 def find_config(name_or_path: str) -> Path:
@@ -115,7 +104,8 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
     notes: whether a recipe file that calls `load_config` prints its notes.
     """
     chosen = flag_value(arguments, "--config")  # the parser reports a missing value
-    name, own_images = chosen or default, flag_value(arguments, f"--{SOURCES.field}") in ("folder", "given")
+    name, source = chosen or default, flag_value(arguments, f"--{SOURCES.field}")
+    own_images = source is not None and SOURCES[source].own_images
     shown = _shows_notes.set(notes and flag_value(arguments, "--rank") in (None, "0"))
     try:
         recipe = adapt(load_config(name), arguments)
@@ -126,12 +116,14 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
 
 def adapt(config: Config, flags: list[str]) -> Recipe:
     """The config with fields that fit the choices and the number of epochs in `flags`; flags for those fields still apply."""
-    unusable = unusable_with_flags(config, flags)
-    config = reset_ignored_fields(config, flags)
-    scaled = scale_schedule(config, flags)
-    before, after = config.schedule, scaled.schedule
+    chosen = choices_in(flags)
+    sources = {field: name for field, name in chosen.items() if field in (SOURCES.field, AUGMENTATIONS.field)}
+    unusable = unusable_fields(with_fields(config, sources)) if sources else {}
+    reset = reset_for_flags(config, flags)
+    scaled = scale_schedule(reset, flags)
+    before, after = reset.schedule, scaled.schedule
     parts = {
-        "phases": scaled.batch != config.batch,
+        "phases": scaled.batch != reset.batch,
         "warm-up": after.warmup_epochs != before.warmup_epochs,
         "learning-rate steps": after.boundaries != before.boundaries,
     }
@@ -145,6 +137,59 @@ def adapt(config: Config, flags: list[str]) -> Recipe:
     epochs = f"from {config.epochs:g} epochs to {float(flag_value(flags, '--epochs') or config.epochs):g}"
     notes += [f"the recipe's schedule is scaled {epochs}: {changed} (--no-scale-schedule keeps it)"]
     return Recipe(scaled, "\n".join(notes))
+
+
+def choices_in(flags: list[str]) -> dict[str, str]:
+    """The named choices that flags make, by config field. The parser reports unknown names."""
+    given = ((table, flag_value(flags, f"--{table.field}")) for table in TABLES)
+    return {table.field: name for table, name in given if name is not None and (name in table or table.other)}
+
+
+def reset_for_flags(config: Config, flags: list[str]) -> Config:
+    """`config` with the choices that flags make, and defaults in the fields that these ignore.
+
+    This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
+    still rejected by `validate`. A flag for one of `EVAL_RESIZES` resets the other.
+    """
+    config = with_choices(config, choices_in(flags))
+    if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
+    return config
+
+
+def reset_for_network(config: Config, flags: list[str]) -> Config:
+    """`reset_for_flags` for a network that exists, whose number of classes stays."""
+    return with_fields(reset_for_flags(config, flags), {"model.classes": config.model.classes})
+
+
+def scale_schedule(config: Config, flags: list[str]) -> Config:
+    """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
+
+    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
+    """
+    keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
+    try:
+        ratio = float(flag_value(flags, "--epochs") or config.epochs) / config.epochs
+    except ValueError:  # the parser reports it
+        return config
+    if keep or ratio == 1 or not 0 < ratio < math.inf:
+        return config
+
+    def scaled(field: str, epochs: Any) -> Any:
+        if flag_value(flags, f"--{field}") is not None or epochs is None:
+            return epochs
+        return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
+
+    batch = tuple(
+        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
+        for index, phase in enumerate(config.batch)
+    )
+    schedule = dataclasses.replace(
+        config.schedule,
+        warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),
+        boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
+    )
+    return dataclasses.replace(config, batch=batch, schedule=schedule)
 
 
 def register_from(recipe: str | None) -> None:

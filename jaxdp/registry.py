@@ -1,143 +1,82 @@
-"""The user's own models, optimizers and all-reduce strategies, by the names that a config refers to."""
+"""Tables of named choices: the built-in ones, and those that users register."""
 
-import inspect
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
 
-from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import NAME_PATTERN, RESNET, Config
 from jaxdp.errors import ConfigError, suggest
-from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 
-own_models: dict[str, Callable] = {}
-own_optimizers: dict[str, Callable] = {}
-elementwise_optimizers: set[str] = set()
+NAME_PATTERN = r"[a-z][a-z0-9_]*"
+
+Entry = TypeVar("Entry")
+Implementation = TypeVar("Implementation")
 
 
-def register_model(name: str, build: Any) -> None:
-    """Register a model for `Model(name=name)` in this process.
+class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
+    """The choices of one config field, by name.
 
-    build: one of these; docs/extending.md describes their interface.
+    An entry tells a config, its help and a plan about a choice, without JAX. Its implementation may need JAX: the module that
+    has it adds that of a built-in entry with `implement`, and a user adds both with `register`.
 
-    - a function of the model config that returns a flax.linen module, or such a module or its class;
-    - a function of (model config, rngs) that returns a flax.nnx module, or such a class;
-    - a function of the model config that returns an object with init(key, image_shape) -> (params, batch_stats) and
-      apply(params, batch_stats, images, train) -> (logits, moments).
-
-    A module class with a parameter `classes` or `num_classes` receives it, and `dtype` if it takes it, in place of the config.
-
-    images: [B, H, W, 3] float32, normalized. logits: [B, classes]. params: float32 arrays; weight decay applies to those with
-    two or more dimensions. Of an object, batch_stats has {"mean", "var"} for each layer of batch normalization, and in training
-    moments has {"mean", "square"}: mean and mean square over the worker's batch; both are {} without such layers.
-    Resuming or evaluating a run requires the same registration. A repeated name replaces the model.
-    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    field: the config field, such as `optimizer.name`. function: the public function with which users register, such as
+    `register_optimizer`; "" if there is none. reserved: other values of the field, which no entry can have as its name.
     """
-    _free(name, (RESNET,))
-    if not callable(build):
-        reason = f"{kind_of(build)} is no Flax module and cannot be called"
-        raise ConfigError("register_model", name, reason=reason, hint=model_hint(name))
-    own_models[name] = build
 
+    def __init__(self, field: str, entries: Mapping[str, Entry], *, function: str = "", reserved: tuple[str, ...] = ()) -> None:
+        self.field, self.function, self.reserved = field, function, reserved
+        self.entries, self.builtin = dict(entries), tuple(entries)
+        self.implementations: dict[str, Implementation] = {}
 
-def register_strategy(name: str, *stages: Stage, scatters: bool = False) -> None:
-    """Register an all-reduce strategy for `Reduce(strategy=name)` in this process.
+    def __getitem__(self, name: str) -> Entry:
+        return self.entries[name]
 
-    stages: functions from a vector to a vector, applied in order inside `shard_map` over the axes of
-    `jaxdp.parallel.mesh.AXES`. Together they turn each device's vector [n] into the sum over all devices, in the first n
-    elements. Stages of `jaxdp.parallel.allreduce` can be reused. A repeated name replaces the stages. scatters: after the first
-    stage each device has its shard of the row's sum, in the order of the devices of the row, and the last stage gathers the
-    shards of a row, so that `reduce.update sharded` may leave it out.
-    Raises ConfigError for an invalid or reserved name, and for `scatters` with fewer than two stages.
-    """
-    if not stages:
-        raise ConfigError("register_strategy", name, reason="needs at least one stage")
-    builtin = (*(strategy.name for strategy in STRATEGIES.values() if strategy.builtin), AUTO)
-    _free(name, builtin)
-    for stage in stages:
-        if not callable(stage):
-            raise ConfigError(name, stage, reason="must be a function")
-    if scatters and len(stages) < 2:
-        reason = "a strategy that scatters has a first and a last stage"
-        raise ConfigError("register_strategy", name, reason=reason, hint="register its stages one by one")
-    STRATEGIES[name] = Strategy(name=name, stages=stages, scatters=scatters, builtin=False)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
 
+    def __len__(self) -> int:
+        return len(self.entries)
 
-def register_optimizer(name: str, build: Callable, *, elementwise: bool = False) -> None:
-    """Register an optimizer for `Optimizer(name=name)` in this process.
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
 
-    build: a function of (config.optimizer, learning_rate, momentum) that returns an `optax.GradientTransformation`. It may read
-    any field of the config. learning_rate and momentum are traced scalars with the values of the step; the structure of the
-    state must not depend on them. Updates are added to the parameters, and must be proportional to the learning rate. Clipping
-    of gradients, averaging of weights and the classifier's multiplier apply as to the built-in optimizers. Resuming a run
-    requires the same registration. A repeated name replaces the optimizer. elementwise: the update of each value depends on
-    this value alone and its history (no norms of tensors), as `reduce.update sharded` requires.
-    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
-    """
-    _free(name, tuple(OPTIMIZERS))
-    if not callable(build):
-        hint = f"for example jaxdp.register_optimizer({name!r}, lambda config, rate, momentum: optax.lion(rate, momentum))"
-        raise ConfigError("register_optimizer", name, reason=f"{kind_of(build)} cannot be called", hint=hint)
-    own_optimizers[name] = build
-    (elementwise_optimizers.add if elementwise else elementwise_optimizers.discard)(name)
+    @property
+    def registered(self) -> list[str]:
+        """Names of the user's entries."""
+        return [name for name in self.entries if name not in self.builtin]
 
+    def implement(self, implementations: Mapping[str, Implementation]) -> dict[str, Implementation]:
+        """Add the implementations of the built-in entries. Raises TypeError unless they are exactly one for each.
 
-def model_hint(name: str) -> str:
-    """What `register_model` takes, with an example."""
-    example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
-    return f"register a Flax module, its class, or a function of (config) or (config, rngs) that returns one: {example}"
+        Returns all implementations by name, with those that users register later.
+        """
+        if missing := [name for name in self.builtin if name not in implementations]:
+            raise TypeError(f"{self.field}: no implementation of {', '.join(missing)}")
+        if unknown := [name for name in implementations if name not in self.builtin]:
+            raise TypeError(f"{self.field}: {', '.join(unknown)} is implemented but has no entry")
+        self.implementations |= implementations
+        return self.implementations
 
+    def register(self, name: str, entry: Entry, implementation: Implementation) -> None:
+        """Add or replace an entry of the user's. Raises ConfigError for an invalid name, or that of a built-in entry."""
+        if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
+            raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
+        taken = (*self.builtin, *self.reserved)
+        if name in taken:
+            raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(taken)}")
+        self.entries[name], self.implementations[name] = entry, implementation
 
-def kind_of(thing: object) -> str:
-    """What an object is, in a few words: "the function build", "the class Net", "an instance of Net", "None"."""
-    if isinstance(thing, type):
-        return f"the class {thing.__name__}"
-    if inspect.isroutine(thing):
-        return f"the function {thing.__name__}"
-    return "None" if thing is None else f"an instance of {type(thing).__name__}"
+    def implementation(self, name: str) -> Implementation:
+        """The implementation of an entry. Raises ConfigError for an unknown name."""
+        self.check(name)
+        return self.implementations[name]
 
-
-def check_names(config: Config) -> None:
-    """Raise ConfigError if the model, the optimizer or the strategy of a config is neither built in nor registered."""
-    check_model(config.model.name)
-    known = (*OPTIMIZERS, *own_optimizers)
-    if config.optimizer.name not in known:
-        raise _unknown("optimizer.name", config.optimizer.name, known=known, function="register_optimizer")
-    known = (*STRATEGIES, AUTO)
-    if config.reduce.strategy not in known:
-        raise _unknown("reduce.strategy", config.reduce.strategy, known=known, function="register_strategy")
-    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
-        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
-
-
-def replicated_reason(config: Config) -> str | None:
-    """Why the update of a config cannot be sharded, or None if it can."""
-    strategy, optimizer = config.reduce.strategy, config.optimizer.name
-    if strategy != AUTO and not STRATEGIES[strategy].scatters:
-        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
-        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
-    if optimizer not in (*OPTIMIZERS, *elementwise_optimizers):
-        return f"optimizer.name={optimizer!r} is not registered as elementwise"
-    if config.compile.conv_layout != Config().compile.conv_layout:
-        return f"compile.conv_layout={config.compile.conv_layout!r} stores whole kernels"
-    return None
-
-
-def check_model(name: str) -> None:
-    """Raise ConfigError for a model that is neither built in nor registered."""
-    known = (RESNET, *own_models)
-    if name not in known:
-        raise _unknown("model.name", name, known=known, function="register_model")
-
-
-def _unknown(field: str, name: str, *, known: Iterable[str], function: str) -> ConfigError:
-    register = f"register it with jaxdp.{function}({name!r}, ...) in Python, or give the recipe that registers it with --config"
-    return ConfigError(field, name, reason="unknown name", hint=f"{suggest(name, known)}, or {register}")
-
-
-def _free(name: str, reserved: tuple[str, ...]) -> None:
-    """Raise ConfigError for an invalid or reserved name."""
-    if not (isinstance(name, str) and re.fullmatch(NAME_PATTERN, name)):
-        raise ConfigError("name", name, reason="must consist of lower-case letters, digits and _, and start with a letter")
-    if name in reserved:
-        raise ConfigError("name", name, reason="reserved", hint=f"choose a name other than {', '.join(reserved)}")
+    def check(self, name: str) -> None:
+        """Raise ConfigError for a value of the field that is neither built in nor registered."""
+        known = (*self.entries, *self.reserved)
+        if name in known:
+            return
+        hint = suggest(name, known)
+        if self.function:
+            call = f"jaxdp.{self.function}({name!r}, ...)"
+            hint += f", or register it with {call} in Python, or give the recipe that registers it with --config"
+        raise ConfigError(self.field, name, reason="unknown name", hint=hint)

@@ -41,7 +41,7 @@ from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run import Run
 from jaxdp.training.run_setup import RunSetup
-from jaxdp.validation import changes, check_type, from_dict, reset_ignored_fields, validate
+from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
 from jaxdp.xla import jax_options
 
 
@@ -112,8 +112,7 @@ def run_session(
     resume = expand_user(resume, "--resume")
     if datasets is not None:
         check_type(config)
-        config = reset_ignored_fields(config, ["--data.source", "given"])
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, source="given"))
+        config = with_choices(config, {"data.source": "given"})
     config, callbacks = validate(config), _checked(callbacks)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
     path = run_dir.resolve_workdir(workdir, config) if url is None else run_copy(config.storage, url)

@@ -1,6 +1,6 @@
-"""The table of all-reduce strategies: the stages of each, what can be verified, where it runs, and what it costs.
+"""The table of all-reduce strategies: what can be verified of each, where it runs, and what it costs.
 
-docs/extending.md lists the steps to add one. This module does not import JAX, so a config is validated without it.
+`jaxdp.parallel.allreduce` implements them. This module does not import JAX, so a config is validated without it.
 """
 
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxdp.errors import plural
+from jaxdp.registry import Registry
 
 if TYPE_CHECKING:
     import jax
@@ -34,11 +35,11 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """An all-reduce strategy.
+    """An all-reduce strategy. Its implementation in `STRATEGIES` is its stages, functions that are applied in order.
+
+    Together they turn each device's vector [n] into the sum over all devices, in the first n elements.
 
     name: the value of `reduce.strategy`. help: noun phrase for `--help`.
-    stages: functions applied in order to each device's vector [n]; the first n elements of the result are the sum over all
-        devices. A string names a function of `jaxdp.parallel.allreduce`.
     check_vma: passed to `jax.shard_map`, which then verifies that all devices end with the same values; False for
         point-to-point exchange, for which it cannot.
     scatters: the first stage is a reduce-scatter along the rows, and the last one the all-gather along the rows; in between,
@@ -49,11 +50,9 @@ class Strategy:
     max_devices: the largest number of devices; None for no limit.
     cost: (vertical, horizontal) -> costs of candidate algorithms; the model uses the fastest. None if the cost is unknown.
     gather_cost: the part of `cost` that is the last stage, for a strategy that scatters.
-    builtin: part of jaxdp; False for strategies added by `jaxdp.register_strategy`.
     """
 
     name: str
-    stages: tuple[str | Stage, ...]
     check_vma: bool = False
     scatters: bool = False
     sums_along_axes: bool = False
@@ -61,7 +60,6 @@ class Strategy:
     max_devices: int | None = None
     cost: Callable[[int, int], list[Cost]] | None = None
     gather_cost: Callable[[int, int], Cost] | None = None
-    builtin: bool = True
     help: str = ""
 
     def unsupported_reason(self, devices: int) -> str | None:
@@ -105,50 +103,46 @@ def _parameter_server_cost(vertical: int, horizontal: int) -> list[Cost]:
     return [Cost(2, 2 * vertical * horizontal)]
 
 
-STRATEGIES: dict[str, Strategy] = {
-    strategy.name: strategy
-    for strategy in (
-        Strategy(
-            name="psum",
-            help="algorithm chosen by XLA",
-            stages=("psum",),
-            check_vma=True,
-            auto_candidate=True,
-            cost=_psum_cost,
-        ),
-        Strategy(name="ring", help="exchange with the next device", stages=("ring",), auto_candidate=True, cost=_ring_cost),
-        # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
-        # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
-        Strategy(
-            name="hierarchical",
-            help="all-reduce along rows, then along columns",
-            stages=("all_reduce_rows", "all_reduce_columns"),
-            check_vma=True,
-            sums_along_axes=True,
-            auto_candidate=True,
-            cost=_hierarchical_cost,
-        ),
-        # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
-        Strategy(
-            name="torus",
-            help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
-            stages=("reduce_scatter_rows", "all_reduce_columns", "all_gather_rows"),
-            check_vma=True,
-            scatters=True,
-            sums_along_axes=True,
-            auto_candidate=True,
-            cost=_torus_cost,
-            gather_cost=_gather_rows_cost,
-        ),
-        Strategy(
-            name="parameter_server",
-            help="exchange through one device",
-            stages=("parameter_server",),
-            max_devices=64,
-            cost=_parameter_server_cost,
-        ),
-    )
-}
+BUILTIN = (
+    Strategy(
+        name="psum",
+        help="algorithm chosen by XLA",
+        check_vma=True,
+        auto_candidate=True,
+        cost=_psum_cost,
+    ),
+    Strategy(name="ring", help="exchange with the next device", auto_candidate=True, cost=_ring_cost),
+    # Jia et al., arXiv 1807.11205. There one master per row takes part in the second stage. In an SPMD program every device
+    # does, so all columns carry the whole vector at once and nothing has to be broadcast along the rows.
+    Strategy(
+        name="hierarchical",
+        help="all-reduce along rows, then along columns",
+        check_vma=True,
+        sums_along_axes=True,
+        auto_candidate=True,
+        cost=_hierarchical_cost,
+    ),
+    # The 2D-torus all-reduce of Mikami et al., arXiv 1811.05233, section 2.2.
+    Strategy(
+        name="torus",
+        help="reduce-scatter along rows, all-reduce along columns, all-gather along rows",
+        check_vma=True,
+        scatters=True,
+        sums_along_axes=True,
+        auto_candidate=True,
+        cost=_torus_cost,
+        gather_cost=_gather_rows_cost,
+    ),
+    Strategy(
+        name="parameter_server",
+        help="exchange through one device",
+        max_devices=64,
+        cost=_parameter_server_cost,
+    ),
+)
+STRATEGIES: Registry[Strategy, tuple[Stage, ...]] = Registry(
+    "reduce.strategy", {one.name: one for one in BUILTIN}, function="register_strategy", reserved=(AUTO,)
+)
 
 
 def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:

@@ -5,17 +5,16 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, OPTIMIZERS, SOURCES, TABLES
+from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
 from jaxdp.config import (
     BELOW_ONE,
-    EVAL_RESIZES,
     LARGEST_LEVEL,
     PATHS,
     RESNET,
@@ -24,13 +23,12 @@ from jaxdp.config import (
     TOP5_CLASSES,
     Config,
     Finetune,
+    Section,
     crops_while_loading,
-    evaluation_share,
 )
 from jaxdp.errors import ConfigError, one_of, plural, suggest
 from jaxdp.files import check_local, check_no_password, expand_user
-from jaxdp.flags import flag_value
-from jaxdp.registry import check_names
+from jaxdp.registration import check_names
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
@@ -40,10 +38,7 @@ MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
 def validate(config: Config) -> Config:
     """An equal Config with checked values. Raises ConfigError for the first invalid field."""
     check_type(config)
-    try:
-        config = from_json(to_json(config))
-    except TypeError as error:
-        raise ConfigError("config", reason=str(error), hint="use numbers, strings, booleans, tuples and None") from None
+    config = _checked(lambda: _adapter().validate_python(config))
     check_names(config)
     return config
 
@@ -62,15 +57,19 @@ def to_json(config: Config) -> str:
 
 def from_json(text: str) -> Config:
     """The Config written by `to_json`. Raises ConfigError for unknown fields, wrong types and values out of range."""
+    return _checked(lambda: _adapter().validate_json(text))
+
+
+def _checked(parse: Callable[[], Config]) -> Config:
+    """The Config that `parse` returns, with its paths expanded and its relations checked."""
     try:
-        config = _adapter().validate_json(text, strict=True)
+        config = parse()
     except ValidationError as error:
         raise _config_error(error) from None
     for path in PATHS:
         section, _, field = path.partition(".")
         if (value := getattr(getattr(config, section), field)) is not None:
-            expanded = dataclasses.replace(getattr(config, section), **{field: expand_user(value, path)})
-            config = dataclasses.replace(config, **{section: expanded})
+            config = with_fields(config, {path: expand_user(value, path)})
     for check in CHECKS:
         check(config)
     return config
@@ -116,15 +115,20 @@ def _check_dependent_fields(config: Config) -> None:
     values, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(Config()))
     for table in TABLES:
         choice = values[table.field]
-        fields = [f"{table.section}.{name}" for name in table.ignored_fields(choice)]
-        if changed := [field for field in fields if values[field] != defaults[field]]:
-            users = table.users(field.rpartition(".")[2] for field in changed)
+        if changed := [field for field in table.ignored_fields(choice) if values[field] != defaults[field]]:
+            users = [name for name in table.builtin if {*changed} <= {*table.read_fields(name)}]
             normal = {field: "empty" if defaults[field] == () else defaults[field] for field in changed}
             omitted = ", ".join(f"{field} (default: {value})" for field, value in normal.items())
             others = f" (or {', '.join(users[1:])})" if users[1:] else ""
             set_choice = f"use --{table.field.replace('_', '-')} {users[0]}{others}, or " if users else ""
             reason = f"not used with {table.field}={choice!r}"
             raise ConfigError(changed[0], values[changed[0]], reason=reason, hint=f"{set_choice}omit {omitted}")
+
+
+def _check_sections(config: Config) -> None:
+    for section in vars(config).values():
+        if isinstance(section, Section):
+            section.check()
 
 
 def _check_phases(config: Config) -> None:
@@ -178,48 +182,17 @@ def _check_deterministic(config: Config) -> None:
         raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
 
 
-def _check_momentum_rule(config: Config) -> None:
-    """The rules assume that the effective rate is learning rate / (1 - momentum)."""
-    optimizer = config.optimizer
-    if optimizer.momentum_rule != "constant" and not OPTIMIZERS[optimizer.name].accumulates:
-        reason = f"not possible with optimizer.name={optimizer.name!r}, whose momentum does not change the effective rate"
-        raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint="use constant")
-
-
-def _check_gradients(config: Config) -> None:
-    """Options of the hand-written gradients apply to the gradients and the stem of the config."""
-    model = config.model
-    if model.gradients == "autodiff":
-        for name, value in {"batch_norm": "folded", "pool_maxima": True, "relu_bits": True}.items():
-            if getattr(model, name) == value:
-                reason = "not possible with model.gradients='autodiff'"
-                raise ConfigError(f"model.{name}", value, reason=reason, hint="use --model.gradients custom_vjp")
-    if model.pool_maxima and model.stem == "small":
-        hint = "omit --model.pool-maxima"
-        raise ConfigError("model.pool_maxima", True, reason="model.stem='small' has no max pooling", hint=hint)
-
-
 def _check_blocks(config: Config) -> None:
-    """Blur and drop-path have something to act on."""
+    """Drop-path has blocks to act on."""
     model = config.model
-    if model.blur_pool == "convolutions_and_pool" and model.stem == "small":
-        reason = "model.stem='small' has no max pooling"
-        raise ConfigError("model.blur_pool", model.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
-    if model.blur_pool not in ("none", "convolutions") and model.pool_maxima:
-        reason = f"not possible with model.blur_pool={model.blur_pool!r}, whose maxima have stride 1"
-        raise ConfigError("model.pool_maxima", True, reason=reason, hint="omit --model.pool-maxima")
     if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
         reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
         raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
 
 
 def _check_augmentation(config: Config) -> None:
-    """Ranges are not empty, and stored images have a size that the augmentation can use."""
-    ranges, data = config.augment, config.data
-    if ranges.min_scale > ranges.max_scale:
-        reason = f"must not exceed augment.max_scale ({ranges.max_scale:g})"
-        raise ConfigError("augment.min_scale", ranges.min_scale, reason=reason)
-    name = data.augmentation
+    """Stored images have a size that the augmentation can use."""
+    data, name = config.data, config.data.augmentation
     for field, reason in unusable_fields(config).items():
         raise ConfigError(field, flatten(dataclasses.asdict(config))[field], reason=reason, hint="omit it")
     for index, phase in enumerate(config.batch):
@@ -244,7 +217,7 @@ def unusable_fields(config: Config) -> dict[str, str]:
 
 
 def _check_policies(config: Config) -> None:
-    """The random operations have magnitudes of their policy, colors of three channels, and fields that apply."""
+    """The random operations have magnitudes of their policy."""
     ranges, policy = config.augment, config.data.auto_augment
     if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
         hint = f"use {round(ranges.magnitude)}"
@@ -252,27 +225,6 @@ def _check_policies(config: Config) -> None:
     if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
         reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
         raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
-    if len(ranges.fill) not in (0, 3):
-        hint = "for example --augment.fill 0.5 0.5 0.5"
-        raise ConfigError("augment.fill", ranges.fill, reason="must be three numbers: red, green, blue", hint=hint)
-    if ranges.erase_mode != "constant" and ranges.erase_probability == 0:
-        reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
-        raise ConfigError("augment.erase_mode", ranges.erase_mode, reason=reason, hint=hint)
-
-
-def _check_evaluation(config: Config) -> None:
-    """The resize for evaluation is stated once, and normalization for three channels."""
-    data = config.data
-    if data.eval_resize is not None and data.eval_crop is not None:
-        reason = f"not possible with data.eval_resize ({data.eval_resize}), which states the same"
-        raise ConfigError("data.eval_crop", data.eval_crop, reason=reason, hint="omit one of them")
-    if data.eval_interpolation == "area" and data.eval_resize is not None and not 0.1 <= evaluation_share(config) <= 1:
-        reason = f"must be 1 to 10 times the evaluated size ({data.evaluated_size}) with area, which resizes the center crop"
-        raise ConfigError("data.eval_resize", data.eval_resize, reason=reason, hint="use --data.eval-crop 0.875")
-    for name, values in (("mean", data.mean), ("std", data.std)):
-        if len(values) not in (0, 3):
-            hint = f"for example --data.{name} 0.5 0.5 0.5"
-            raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
 
 
 def check_targets(config: Config) -> None:
@@ -295,49 +247,32 @@ def check_targets(config: Config) -> None:
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
     stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if stop.min_delta and stop.patience is None:
-        hint = "use --stop.patience 5, or omit it"
-        raise ConfigError("stop.min_delta", stop.min_delta, reason="requires stop.patience", hint=hint)
     if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
         reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
         raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
 
 
 def _check_loss_scale(config: Config) -> None:
-    """float16 has loss scaling, and a dynamic scale starts within its range."""
-    scale = config.loss_scale
+    """float16 has loss scaling."""
     for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
-        if value == "float16" and scale.name == "none":
+        if value == "float16" and config.loss_scale.name == "none":
             hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
             raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
-    if scale.name == "dynamic" and not scale.minimum <= scale.initial <= scale.maximum:
-        reason = f"must be between loss_scale.minimum ({scale.minimum:g}) and loss_scale.maximum ({scale.maximum:g})"
-        raise ConfigError("loss_scale.initial", scale.initial, reason=reason)
 
 
 def _check_schedule(config: Config) -> None:
-    """The warm-up ends before the run and before the first boundary, and boundaries increase."""
-    warmup, boundaries = config.schedule.warmup_epochs, config.schedule.boundaries
+    """The warm-up ends before the run."""
+    warmup = config.schedule.warmup_epochs
     if warmup >= config.epochs:
         raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
-    if list(boundaries) != sorted(set(boundaries)):
-        raise ConfigError("schedule.boundaries", boundaries, reason="must increase")
-    if boundaries and warmup > boundaries[0]:
-        reason = f"must not exceed the first of schedule.boundaries ({boundaries[0]:g})"
-        raise ConfigError("schedule.warmup_epochs", warmup, reason=reason)
 
 
 def _check_finetune(config: Config) -> None:
-    """Fine-tuning starts a ResNet from a file of weights."""
+    """Fine-tuning starts a ResNet."""
     finetune = config.finetune
     if config.model.name != RESNET and finetune != Finetune():
         field, value = next((name, value) for name, value in vars(finetune).items() if value != getattr(Finetune(), name))
         raise ConfigError(f"finetune.{field}", value, reason=f"not supported with model.name={config.model.name!r}")
-    if finetune.weights is None:
-        for field in ("frozen_stages", "new_head", "digest"):
-            if value := getattr(finetune, field):
-                hint = "use --finetune.weights FILE, or omit it"
-                raise ConfigError(f"finetune.{field}", value, reason="requires finetune.weights", hint=hint)
 
 
 def _check_passwords(config: Config) -> None:
@@ -353,8 +288,8 @@ def _check_paths(config: Config) -> None:
 def _check_source(config: Config) -> None:
     """The source has the directory, splits and classes that it needs."""
     data, source = config.data, SOURCES[config.data.source]
-    if data.source == "folder" and data.directory is None:
-        reason = "required with data.source='folder'"
+    if source.needs_directory and data.directory is None:
+        reason = f"required with data.source={data.source!r}"
         raise ConfigError(
             "data.directory", None, reason=reason, hint="use --data.directory FOLDER, which contains SPLIT/CLASS/"
         )
@@ -364,9 +299,10 @@ def _check_source(config: Config) -> None:
     ):
         if allowed is not None and split is not None and split not in allowed:
             raise one_of(field, split, allowed)
-    if data.source == "digits" and data.train_split == "train" and data.eval_split == "validation":
-        reason = "the validation split is part of the training split train"
-        raise ConfigError("data.eval_split", "validation", reason=reason, hint="use --data.train-split fit")
+    disjoint = source.disjoint.get(data.eval_split or "", data.train_split)
+    if data.train_split != disjoint:
+        reason = f"the {data.eval_split} split is part of the training split {data.train_split}"
+        raise ConfigError("data.eval_split", data.eval_split, reason=reason, hint=f"use --data.train-split {disjoint}")
     check_classes(config, source.classes)
 
 
@@ -378,7 +314,7 @@ def check_classes(config: Config, classes: int | None, *, counted: str | None = 
     if classes is not None and config.model.classes not in (None, classes):
         reason = counted or f"data.source={config.data.source!r} has {plural(classes, 'class')}"
         hint = f"omit it, or use {classes}"
-        if counted is None and config.data.source != "folder":
+        if counted is None and not SOURCES[config.data.source].own_images:
             hint += " (data sets given in Python: --data.source given)"
         raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
 
@@ -406,6 +342,7 @@ def _check_trackers(config: Config) -> None:
 CHECKS = (
     _check_passwords,
     _check_dependent_fields,
+    _check_sections,
     _check_profile,
     _check_trackers,
     _check_phases,
@@ -413,11 +350,8 @@ CHECKS = (
     _check_deterministic,
     _check_augmentation,
     _check_policies,
-    _check_momentum_rule,
-    _check_evaluation,
     check_targets,
     check_stop,
-    _check_gradients,
     _check_blocks,
     _check_loss_scale,
     _check_schedule,
@@ -494,74 +428,26 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for key, part in items for name, value in flatten(part, f"{prefix}{key}.").items()}
 
 
-def reset_ignored_fields(config: Config, flags: list[str]) -> Config:
-    """`config` with defaults in the fields that the choices made by `flags` ignore.
+def with_choices(config: Config, chosen: Mapping[str, str]) -> Config:
+    """`config` with the choices in `chosen`, such as {"optimizer.name": "sgd"}, and defaults in the fields that they ignore.
 
-    This allows `--optimizer.name sgd` with a recipe that sets a trust coefficient. A flag that sets an ignored field itself is
-    still rejected by `validate`. If a flag chooses another source, a number of classes that is the recipe's source's is reset.
+    With another source, a number of classes that is that of the config's source is reset too.
     """
-    source, chosen = config.data.source, flag_value(flags, f"--{SOURCES.field}")
-    if chosen not in (None, source) and config.model.classes == SOURCES[source].classes:
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, classes=None))
-    return reset_for_flags(config, flags)
-
-
-def reset_for_flags(config: Config, flags: list[str]) -> Config:
-    """`reset_ignored_fields` for a network that exists, whose number of classes stays.
-
-    A flag for one of `EVAL_RESIZES` resets the other.
-    """
-    defaults = Config()
+    defaults, classes = flatten(dataclasses.asdict(Config())), SOURCES[config.data.source].classes
+    if chosen.get(SOURCES.field, config.data.source) != config.data.source and config.model.classes == classes:
+        config = with_fields(config, {"model.classes": None})
+    config = with_fields(config, chosen)
     for table in TABLES:
-        name = flag_value(flags, f"--{table.field}")
-        if name is not None and (name in table or table.other):
-            unused = {field: getattr(getattr(defaults, table.section), field) for field in table.ignored_fields(name)}
-            section = dataclasses.replace(getattr(config, table.section), **unused)
-            config = dataclasses.replace(config, **{table.section: section})
-    for name in unusable_with_flags(config, flags):
-        section_name, _, field = name.partition(".")
-        section = getattr(config, section_name)
-        section = dataclasses.replace(section, **{field: getattr(getattr(defaults, section_name), field)})
-        config = dataclasses.replace(config, **{section_name: section})
-    if any(flag_value(flags, f"--data.{name}") not in (None, "None") for name in EVAL_RESIZES):
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, **EVAL_RESIZES))
+        if table.field in chosen:
+            config = with_fields(config, {field: defaults[field] for field in table.ignored_fields(chosen[table.field])})
+    if {SOURCES.field, AUGMENTATIONS.field} & chosen.keys():
+        config = with_fields(config, {field: defaults[field] for field in unusable_fields(config)})
     return config
 
 
-def unusable_with_flags(config: Config, flags: list[str]) -> dict[str, str]:
-    """`unusable_fields` for the source and the augmentation that `flags` choose; empty if they choose neither."""
-    given = {name: flag_value(flags, f"--data.{name}") for name in ("source", "augmentation")}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not chosen or chosen.get("augmentation", "none") not in AUGMENTATIONS:  # the parser reports it
-        return {}
-    return unusable_fields(dataclasses.replace(config, data=dataclasses.replace(config.data, **chosen)))
-
-
-def scale_schedule(config: Config, flags: list[str]) -> Config:
-    """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
-
-    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
-    """
-    keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
-    try:
-        ratio = float(flag_value(flags, "--epochs") or config.epochs) / config.epochs
-    except ValueError:  # the parser reports it
-        return config
-    if keep or ratio == 1 or not 0 < ratio < math.inf:
-        return config
-
-    def scaled(field: str, epochs: Any) -> Any:
-        if flag_value(flags, f"--{field}") is not None or epochs is None:
-            return epochs
-        return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
-
-    batch = tuple(
-        dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
-        for index, phase in enumerate(config.batch)
-    )
-    schedule = dataclasses.replace(
-        config.schedule,
-        warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),
-        boundaries=scaled("schedule.boundaries", config.schedule.boundaries),
-    )
-    return dataclasses.replace(config, batch=batch, schedule=schedule)
+def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
+    """`config` with other values in the fields SECTION.FIELD."""
+    for path, value in values.items():
+        section, _, field = path.partition(".")
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **{field: value})})
+    return config

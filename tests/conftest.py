@@ -21,7 +21,8 @@ import jax
 import pytest
 from helpers.linear import NormalizedLinear
 
-from jaxdp import registry
+import jaxdp
+from jaxdp.choices import MODELS, OPTIMIZERS
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.loggers import callbacks
@@ -38,7 +39,7 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0"
 @pytest.fixture(autouse=True)
 def tables_as_before():
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
-    tables = (STRATEGIES, registry.own_models, registry.own_optimizers)
+    tables = [part for table in (STRATEGIES, MODELS, OPTIMIZERS) for part in (table.entries, table.implementations)]
     entries = [list(table.items()) for table in tables]
     yield
     for table, before in zip(tables, entries, strict=True):
@@ -53,9 +54,9 @@ def plots() -> None:
 
 
 @pytest.fixture
-def normalized_linear(monkeypatch) -> None:
+def normalized_linear() -> None:
     """Registers the smallest network with statistics as the model "normalized_linear"."""
-    monkeypatch.setitem(registry.own_models, "normalized_linear", NormalizedLinear)
+    jaxdp.register_model("normalized_linear", NormalizedLinear)
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ import dataclasses
 import re
 import textwrap
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_type_hints
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+import jaxdp.config
 from jaxdp import schedules
 from jaxdp.choices import (
     AUGMENTATIONS,
@@ -25,9 +26,11 @@ from jaxdp.choices import (
     Choices,
     UpdateRule,
 )
-from jaxdp.config import Config, Optimizer, Reduce, Schedule
+from jaxdp.config import Config, OneOf, Optimizer, Reduce, Schedule
 from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
+from jaxdp.flag_help import _text
+from jaxdp.flags import Flags
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
 from jaxdp.strategies import STRATEGIES
@@ -46,27 +49,30 @@ def section_of(field: str) -> type:
 @by_field
 def test_table_has_the_choices_of_its_config_field(table):
     section, field = table.field.split(".")
-    hints = get_type_hints(section_of(table.field))
-    if table.other is None:
-        assert set(get_args(hints[field])) == set(table)
-    else:
-        assert hints[field] is str
+    hint = get_type_hints(section_of(table.field), include_extras=True)[field]
+    assert get_type_hints(section_of(table.field))[field] is str
+    assert (table.other is None) == any(isinstance(mark, OneOf) and mark.table is table for mark in hint.__metadata__)
     assert getattr(getattr(Config(), section), field) in table
 
 
-@by_field
-def test_fields_that_a_choice_uses_exist_in_the_config(table):
-    known = {field.name for field in dataclasses.fields(getattr(Config(), table.section))}
-    for name, choice in table.entries.items():
-        assert set(choice.uses.split()) <= known, name
+def test_only_with_an_unknown_choice_raises():
+    with pytest.raises(TypeError, match=r"optimizer\.name has no no_optimizer"):
+        OPTIMIZERS.only("sgd", "no_optimizer")
+
+
+def test_fields_of_an_optimizer_are_read_or_ignored():
+    assert OPTIMIZERS.read_fields("sgd") == ["optimizer.nesterov"]
+    assert OPTIMIZERS.ignored_fields("lars") == ["optimizer.adam_eps", "optimizer.beta2"]
+    assert OPTIMIZERS.ignored_fields("registered_by_a_user") == []
+    assert SOURCES.ignored_fields("imagenette/320px") == ["data.eval_examples", "data.train_examples"]
 
 
 @by_field
 def test_help_of_the_field_names_every_choice(table):
-    hint = get_type_hints(section_of(table.field), include_extras=True)[table.field.split(".")[1]]
-    (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
+    text = _text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
+    assert text.endswith(table.help)
     for name in table:
-        assert name in doc
+        assert name in text
 
 
 @by_field
@@ -77,7 +83,7 @@ def test_documentation_lists_every_choice(table):
 
 def test_documentation_lists_every_strategy():
     (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith("| `reduce.strategy` |")]
-    builtin = [name for name, strategy in STRATEGIES.items() if strategy.builtin]
+    builtin = list(STRATEGIES.builtin)
     assert re.findall(r"`(\w+)`", row.split("|")[2]) == [*builtin, "auto"]
     hint = get_type_hints(Reduce, include_extras=True)["strategy"]
     (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
@@ -93,7 +99,7 @@ def test_documentation_lists_every_strategy():
         (MOMENTUM_RULES, schedules.MOMENTA),
         (AUGMENTATIONS, augment.TRANSFORMS),
         (MIXES, augment.MIXERS),
-        (SOURCES, sources.READERS),
+        (SOURCES, sources.SOURCES.implementations),
     ],
     ids=lambda part: getattr(part, "field", ""),
 )
@@ -102,11 +108,11 @@ def test_every_choice_has_an_implementation(table, functions):
 
 
 def test_implement_without_a_function_for_a_choice_raises():
-    table = Choices("optimizer.name", "optimizer", {"sgd": Choice(""), "adamw": Choice("")})
+    table = Choices("optimizer.name", {"sgd": Choice(""), "adamw": Choice("")})
     with pytest.raises(TypeError, match=r"optimizer\.name: no implementation of adamw"):
         table.implement({"sgd": len})
-    with pytest.raises(TypeError, match=r"optimizer\.name: lion is implemented but missing in jaxdp/choices\.py"):
-        table.implement({"sgd": len, "adamw": len, "lion": len})
+    with pytest.raises(TypeError, match=r"optimizer\.name: other is implemented but has no entry"):
+        table.implement({"sgd": len, "adamw": len, "other": len})
 
 
 def test_build_optimizer_with_an_unknown_name_raises_key_error():
@@ -157,7 +163,7 @@ def test_extending_names_files_and_tables_that_exist():
     for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE):
         assert (ROOT / path).exists(), path
     sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
-    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "READERS": sources, "TRANSFORMS": augment}
+    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "TRANSFORMS": augment}
     for name, module in tables.items():
         path = f"jaxdp/{'/'.join(module.__name__.split('.')[1:])}.py"
         assert re.search(rf"`{path}`[^.]*`{name}`", sentences), name
@@ -165,15 +171,17 @@ def test_extending_names_files_and_tables_that_exist():
 
 
 def test_lion_of_the_guide_equals_optax():
-    """The entry and the constructor, executed from docs/extending.md."""
+    """The entry, the field and the constructor, executed from docs/extending.md, with the constants of optax."""
     section = EXTENDING_PAGE.partition("### Add an optimizer")[2]
-    constructor = textwrap.dedent(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0])
+    field, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:2])
     (entry,) = re.findall(r'`("lion": UpdateRule.*?)`', section)
-    names = dict(vars(optimizer))
-    exec(constructor, names)
-    Choices("optimizer.name", "optimizer", eval(f"{{{entry}}}", {"UpdateRule": UpdateRule})).check_fields(Optimizer)
-    config = Optimizer(weight_decay=0.1)
-    ours, peer = names["_lion"](config, 0.1, 0.9), optax.lion(0.1, b1=0.9, b2=config.beta2, weight_decay=0.1)
+    table = Choices("optimizer.name", eval(f"{{{entry}}}", {"UpdateRule": UpdateRule}))
+    names = vars(jaxdp.config) | {"OPTIMIZERS": table}
+    exec("@dataclass(frozen=True)\nclass WithLion(Optimizer):\n" + textwrap.indent(field, "    "), names)
+    functions = dict(vars(optimizer))
+    exec(constructor, functions)
+    config = names["WithLion"](weight_decay=0.1)
+    ours, peer = functions["_lion"](config, 0.1, 0.9), optax.lion(0.1, b1=0.9, weight_decay=0.1)
     weights = jnp.array([[1.0, -2.0]])
     our_state, peer_state = ours.init(weights), peer.init(weights)
     for gradient in ([0.3, 0.5], [-1.0, 0.2], [0.1, 4.0]):
@@ -182,13 +190,7 @@ def test_lion_of_the_guide_equals_optax():
         np.testing.assert_allclose(updates, expected, rtol=1e-6)
 
 
-def test_choice_that_uses_a_field_that_the_config_lacks_raises_with_choice_and_field():
-    table = Choices("optimizer.name", "optimizer", {"lion": Choice("", "weight_decay lion_eps")})
-    with pytest.raises(TypeError, match=r"^optimizer\.name: lion uses lion_eps, which Optimizer does not have$"):
-        table.check_fields(Optimizer)
-
-
 def test_choices_module_imports_no_third_party_package():
     tree = ast.parse((ROOT / "jaxdp/choices.py").read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules <= {"collections.abc", "dataclasses", "typing"}
+    assert modules <= {"collections.abc", "dataclasses", "typing", "jaxdp.registry"}

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "jaxdp"
@@ -39,8 +40,10 @@ BASE = {
     "flags",
     "foreign_flags",
     "losses",
+    "network",
     "recipes",
     "records",
+    "registration",
     "registry",
     "schedules",
     "strategies",
@@ -87,6 +90,26 @@ def test_imports_between_folders_point_one_way():
             if module.startswith("jaxdp.") and there != here and level[there] >= level[here]:
                 wrong.append(f"{path} imports {module}")
     assert not wrong
+
+
+def test_no_module_imports_itself_through_others():
+    """Imports inside functions count, those for type checkers do not."""
+    modules = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+
+    def imports(path: Path) -> set[str]:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        return (found & modules.keys()) - {"jaxdp", module_of(path)}
+
+    TopologicalSorter({name: imports(path) for name, path in modules.items()}).prepare()  # raises CycleError with the circle
 
 
 def test_every_folder_says_what_belongs_there():

@@ -7,8 +7,9 @@ import pytest
 from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
+from jaxdp.files import known_recipes
 from jaxdp.planning import make_plan
-from jaxdp.recipes import find_config, known_recipes, load_config, load_recipe, register_from
+from jaxdp.recipes import find_config, load_config, load_recipe, register_from
 from jaxdp.validation import to_json
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +104,7 @@ def test_load_config_of_a_binary_file_raises(tmp_path):
 @pytest.mark.parametrize("flags", [["--optimizer.name", "sgd"], ["--optimizer.name=lars", "--optimizer.name=sgd"]])
 def test_flag_for_another_choice_resets_fields_that_only_the_recipes_choice_uses(flags, tmp_path):
     recipe = tmp_path / "mine.py"
-    fields = "trust_coefficient=0.01, eps=1e-9, denominator='norm_of_sum', weight_decay=0.5"
+    fields = "trust_coefficient=0.01, eps=1e-9, adapt='all', weight_decay=0.5"
     lines = "from jaxdp.config import Config, Optimizer", "def config():", f"    return Config(optimizer=Optimizer({fields}))"
     recipe.write_text("\n".join(lines))
     assert load_config(recipe, flags).optimizer == Optimizer(name="sgd", weight_decay=0.5)
@@ -198,7 +199,7 @@ def test_load_config_with_a_flag_for_a_scaled_field_takes_the_flag(capsys):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("epochs", ["1", "0.05", "1000"])
 def test_every_recipe_can_be_planned_with_other_epochs(path, epochs):
-    config = load_config(path.stem, ["--epochs", epochs, "--mesh.idle", "allow"])
+    config = load_config(path.stem, ["--epochs", epochs])
     examples = SOURCES[config.data.source].train_images or 1437
     assert make_plan(config, examples=examples, devices=8).total_samples >= float(epochs) * examples
 

@@ -13,13 +13,15 @@ from helpers.runs import outcome, train_until
 from PIL import Image
 
 import jaxdp
-from jaxdp import models, registry
+from jaxdp import models
+from jaxdp.choices import MODELS, OPTIMIZERS
 from jaxdp.cli import main
 from jaxdp.config import Config, Model, Optimizer, Phase, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.inference.evaluate import evaluate
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
 from jaxdp.strategies import STRATEGIES
@@ -138,7 +140,7 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
         jaxdp.train(config, tmp_path / name)
         results[name] = outcome(tmp_path / name)
     assert results["mine"] == results["sgd"]
-    registry.own_optimizers.clear()
+    del OPTIMIZERS.entries["mine"]
     with pytest.raises(ConfigError, match=r"optimizer\.name='mine': unknown name; .*register_optimizer\('mine', \.\.\.\)"):
         jaxdp.train(config, tmp_path / "mine")
 
@@ -204,7 +206,7 @@ def test_run_with_a_registered_model_resumes_only_while_the_model_is_registered(
     jaxdp.register_model("linear", Linear)
     assert jaxdp.train(config, tmp_path).steps == jaxdp.plan(config).total_steps
     assert evaluate(None, tmp_path)["eval_examples"] == 23
-    registry.own_models.clear()
+    del MODELS.entries["linear"]
     longer = dataclasses.replace(config, epochs=3.0)
     assert [row["error"] for row in list_checkpoints(tmp_path)] == [None] * len(list_checkpoints(tmp_path))  # needs no model
     for call in (
@@ -246,7 +248,7 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
     jaxdp.train(with_model(dataclasses.replace(tiny, epochs=2.0, batch=tiny.batch[-1:]), "flat"), tmp_path / "run")
     newest = str(choose_checkpoint(tmp_path / "run").path)
     for command in (["evaluate"], ["predict", str(picture)], ["export", "--output", str(tmp_path / "w.safetensors")]):
-        registry.own_models.clear()
+        MODELS.entries.pop("flat", None)
         with pytest.raises(SystemExit, match="2"):
             main.main([*command, *run])
         assert "in Python, or give the recipe that registers it with --config" in capsys.readouterr().err
@@ -254,7 +256,7 @@ def test_commands_with_the_recipe_that_registers_the_model_load_its_run(tiny, tm
         assert json.loads(capsys.readouterr().out)["checkpoint"] == newest
     main.main(["evaluate", *run, "--config", str(recipe), "--data.eval-examples", "7", "--json"])
     assert json.loads(capsys.readouterr().out)["eval_examples"] == 7
-    registry.own_models.clear()
+    del MODELS.entries["flat"]
     main.main(["report", run[1], "--config", str(recipe)])
     assert "missing" not in capsys.readouterr().err
 
@@ -298,4 +300,4 @@ def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)
     assert jaxdp.plan(names["config"], devices=4).total_steps > 0
-    assert models.summary(names["config"].model, (32, 32, 3))["parameters"] > 0
+    assert summary(names["config"].model, (32, 32, 3))["parameters"] > 0

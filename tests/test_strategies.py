@@ -82,7 +82,7 @@ def test_validate_unknown_strategy_raises_config_error_with_the_nearest_name():
 
 def test_register_strategy_adds_an_entry_without_cost_that_auto_does_not_measure():
     jaxdp.register_strategy("mine", allreduce.psum)
-    assert not STRATEGIES["mine"].builtin
+    assert STRATEGIES.registered == ["mine"]
     assert STRATEGIES["mine"].cost is None
     assert "mine" not in auto_candidates(8)
     assert validate(Config(reduce=Reduce(strategy="mine"))).reduce.strategy == "mine"

@@ -15,7 +15,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.plan_summary import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
-from jaxdp.validation import changes, flatten, from_dict, validate
+from jaxdp.validation import changes, flatten, from_dict, validate, with_choices
 
 EXTREMES = (0, -1, 1, 0.5, 5e-324, 1e-308, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**32, 2**63, 2**64 + 1, 10**30)
 EXTREMES += ("", "x" * 5000, "\x1b[2J\n", True, None, ())
@@ -36,15 +36,10 @@ def set_field(fields: dict, name: str, value):
 
 def with_field_in_use(name: str) -> dict:
     """A valid config in which the field is in use."""
-    recipe = "imagenet_goyal_256" if name in ("schedule.boundaries", "schedule.factor") else "digits"
-    fields = dataclasses.asdict(load_config(recipe))
+    readers = {table.field: table.readers[name] for table in TABLES if name in table.readers}
+    chosen = {field: "cifar10" if "cifar10" in names else names[0] for field, names in readers.items()}  # needs no directory
+    fields = dataclasses.asdict(with_choices(load_config("digits"), chosen))
     fields["batch"] = [dict(phase) for phase in fields["batch"]]
-    for table in TABLES:
-        if name in (f"{table.section}.{field}" for field in table.dependent_fields) and recipe == "digits":
-            choice = table.users([name.rpartition(".")[2]])[-1]
-            set_field(fields, table.field, choice)
-            for field in table.ignored_fields(choice):
-                fields[table.section][field] = getattr(getattr(Config(), table.section), field)
     if name.startswith("augment.") or name == "data.stored_size":
         fields["data"]["stored_size"] = None
     return fields

@@ -23,7 +23,7 @@ from jaxdp.data.image_folder import ImageFolder
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import ItemSource, Loader, default_threads
 from jaxdp.data.sampler import sample_ids
-from jaxdp.data.sources import training_transform
+from jaxdp.data.transforms import training_transform
 
 FILES, HEIGHT, WIDTH = 256, 350, 400
 SMALL_IMAGES, SMALL_BATCH, SMALL_STEPS = 50_000, 512, 40

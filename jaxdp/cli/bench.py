@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from jaxdp.cli.options import ConfigFields, Switch
-from jaxdp.config import IN_MEMORY, Config
+from jaxdp.config import Config
 from jaxdp.errors import EXIT_FAILURE, ConfigError, one_of
 from jaxdp.flag_help import rows
 from jaxdp.flags import flag_value, parse
@@ -215,9 +215,6 @@ def _bench_input(options: Input, flags: list[str]) -> None:
     from jaxdp.parallel.mesh import make_mesh
 
     has_source = any(flag_value(flags, flag) is not None for flag in ("--data.source", "--data.directory"))
-    if has_source and config.data.source in IN_MEMORY:
-        reason = "has no files to read"
-        raise ConfigError("data.source", config.data.source, reason=reason, hint="use folder or a prepared data set")
     source = open_split(config, config.data.train_split) if has_source else None
     count = max(n for n in range(1, len(devices) + 1) if options.batch_size % n == 0)
     record = bench.run(config, make_mesh(1, count), batch_size=options.batch_size, repeats=options.repeats, source=source)

@@ -7,8 +7,7 @@ from jaxdp.cli.options import ConfigFields, Switch, weights_flag
 from jaxdp.config import Config
 from jaxdp.flag_help import asks_for_help
 from jaxdp.flags import flag_value, parse
-from jaxdp.recipes import register_from
-from jaxdp.validation import reset_for_flags
+from jaxdp.recipes import register_from, reset_for_network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +42,11 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.training.run_dir import run_config
 
     weights, workdir = weights_flag(arguments), None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
-    default = None if workdir is None else Evaluate(workdir, run=reset_for_flags(run_config(workdir), arguments))
+    default = None if workdir is None else Evaluate(workdir, run=reset_for_network(run_config(workdir), arguments))
     if weights is not None:
         from jaxdp.inference.load_run import weights_config
 
-        default = Evaluate("", run=reset_for_flags(weights_config(weights), arguments))
+        default = Evaluate("", run=reset_for_network(weights_config(weights), arguments))
     options = parse(Evaluate, arguments, program, default=default)
     register_from(options.config)
     from jaxdp.inference.evaluate import evaluate, evaluate_weights

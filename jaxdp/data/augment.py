@@ -16,6 +16,12 @@ from jaxdp.choices import AUGMENTATIONS, MIXES
 from jaxdp.config import Augment, Config, Data, crops_while_loading
 
 ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radians, ratio, ratio, share of the image's size
+# Of `paper_transform`: the public ImageNet values of the paper's first author, for stored images of 320 pixels; the paper gives
+# none. Enlargement, ratio of the enlargements of width and height, radians, strength of the distortion; then ratio and fixed
+# point of the contrast.
+PAPER_SCALE, PAPER_ASPECT, PAPER_ANGLE, PAPER_DISTORTION = (0.77, 1.54), 1.3, 0.5, 0.2
+PAPER_CONTRAST, PAPER_CONTRAST_CENTER = 1.1, 0.5
+CUTMIX_PROBABILITY = 0.5  # of `mixup_or_cutmix`, as in timm and torchvision
 PixelStat = jax.typing.ArrayLike | tuple[float, ...]
 MIX_KEY, MODEL_KEY = 1, 2  # uses of `worker_key`
 CROP_ATTEMPTS = 10  # of `random_resized_crop`, as in torchvision
@@ -81,11 +87,15 @@ def random_affine(image: jax.Array, key: jax.Array, *, size: int, ranges: Augmen
 
 
 def paper_draws(key: jax.Array) -> dict[str, jax.Array]:
-    """The random numbers of `paper_transform`: uniform in [0, 1), "contrast" [3], and "key" for the noise."""
-    names = ("scale", "aspect", "angle", "row", "column", "flip", "brightness", "distortion", "noise")
-    uniform, channels, noise = jax.random.split(key, 3)
+    """The random numbers of `paper_transform`: uniform in [0, 1), "contrast" [3].
+
+    Those for brightness and noise, which nnabla has and the published values turn off, are drawn and left out.
+    """
+    names = ("scale", "aspect", "angle", "row", "column", "flip", "", "distortion", "")
+    uniform, channels, _ = jax.random.split(key, 3)
     draws = dict(zip(names, jax.random.uniform(uniform, (len(names),), jnp.float32), strict=True))
-    return draws | {"contrast": jax.random.uniform(channels, (3,), jnp.float32), "key": noise}
+    del draws[""]
+    return draws | {"contrast": jax.random.uniform(channels, (3,), jnp.float32)}
 
 
 def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int, ranges: Augment) -> jax.Array:
@@ -98,32 +108,29 @@ def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int,
        in height. The crop's center is u (enlarged - size) + (size - 1) / 2.
     2. An output pixel p, relative to the center and in half sizes, is distorted to p (1 + d r^2) / (1 + d), where r is its
        radius and d = exp((2u - 1) distortion) - 1; it is divided by the enlargement and rotated by (2u - 1) angle.
-    3. Pixels x become (x + brightness - center) contrast + center, plus noise.
+    3. Pixels x become (x - center) contrast^(2u - 1) + center, in each channel.
     """
     height, width, _ = image.shape
     padding = ranges.padding or 0
-    scale = ranges.min_scale * (ranges.max_scale / ranges.min_scale) ** draws["scale"]
-    stretch = ranges.aspect ** (draws["aspect"] - 0.5)
+    smallest, largest = PAPER_SCALE
+    scale = smallest * (largest / smallest) ** draws["scale"]
+    stretch = PAPER_ASPECT ** (draws["aspect"] - 0.5)
     enlarge_rows, enlarge_columns = scale / stretch, scale * stretch
     center, half = (size - 1) / 2, size / 2
     rows, columns = (axis - half for axis in _grid(size, size))
-    distortion = jnp.exp((2 * draws["distortion"] - 1) * ranges.distortion) - 1
+    distortion = jnp.exp((2 * draws["distortion"] - 1) * PAPER_DISTORTION) - 1
     factor = (1 + distortion * (rows**2 + columns**2) / half**2) / (1 + distortion)
     rows = (factor * rows + half - center) / enlarge_rows
     columns = (factor * columns + half - center) / enlarge_columns
-    angle = (2 * draws["angle"] - 1) * ranges.angle
+    angle = (2 * draws["angle"] - 1) * PAPER_ANGLE
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     rows, columns = sin * columns + cos * rows, cos * columns - sin * rows
     columns = jnp.where(ranges.flip & (draws["flip"] < 0.5), -columns, columns)
     row = draws["row"] * ((height + 2 * padding) * enlarge_rows - size) + center
     column = draws["column"] * ((width + 2 * padding) * enlarge_columns - size) + center
     pixels = resample(image, rows + row / enlarge_rows - padding, columns + column / enlarge_columns - padding) / 255
-    contrast = ranges.contrast ** (2 * draws["contrast"] - 1)
-    pixels += (2 * draws["brightness"] - 1) * ranges.brightness
-    pixels = (pixels - ranges.contrast_center) * contrast + ranges.contrast_center
-    if ranges.noise:
-        pixels += jax.random.normal(draws["key"], pixels.shape, jnp.float32) * (draws["noise"] * ranges.noise)
-    return 255 * pixels
+    contrast = PAPER_CONTRAST ** (2 * draws["contrast"] - 1)
+    return 255 * ((pixels - PAPER_CONTRAST_CENTER) * contrast + PAPER_CONTRAST_CENTER)
 
 
 def paper_augmentation(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
@@ -231,7 +238,7 @@ def _cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Arra
 
 
 def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    cuts = jax.random.uniform(jax.random.fold_in(key, 2), dtype=jnp.float32) < data.cutmix_probability
+    cuts = jax.random.uniform(jax.random.fold_in(key, 2), dtype=jnp.float32) < CUTMIX_PROBABILITY
     blended = _mixup(data, images, partners, key=key)
     pasted = _cutmix(dataclasses.replace(data, mix_alpha=data.cutmix_alpha), images, partners, key=key)
     return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])

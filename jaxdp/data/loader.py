@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
@@ -85,10 +85,6 @@ class Loader:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
         images, labels = self.batch(np.array([index]), np.array([index]))
         return images[0], labels[0]
-
-    def add_bad_images(self, reasons: Mapping[str, str]) -> None:
-        """Record images that an earlier session of the run could not read."""
-        self.bad_images.update(reasons)
 
     def read_ahead(self, order: Iterable[np.ndarray]) -> None:
         """Let a source that fetches images over a network know the coming order. order: arrays of indices."""

@@ -196,7 +196,7 @@ def change_values(image: jax.Array, kind: jax.Array, value: jax.Array) -> jax.Ar
     return result.astype(jnp.uint8)
 
 
-def apply(image: jax.Array, operation: Operation, *, interpolation: str, fill: jax.Array) -> jax.Array:
+def apply_operation(image: jax.Array, operation: Operation, *, interpolation: str, fill: jax.Array) -> jax.Array:
     """One operation on one image, uint8 [H, W, 3]. operation: of scalars. interpolation, fill: see `transform`."""
     moved = transform(image, operation.matrix, operation.cubic, interpolation=interpolation, fill=fill)
     return change_values(moved, operation.kind, operation.value)

@@ -16,9 +16,17 @@ from jax import lax
 
 from jaxdp.choices import AUTO_AUGMENTS
 from jaxdp.config import LARGEST_LEVEL, Augment, Config
-from jaxdp.data import pixel_operations
 from jaxdp.data.augment import PixelStat, keys_for
-from jaxdp.data.pixel_operations import Kind, Operation
+from jaxdp.data.pixel_operations import (
+    Kind,
+    Operation,
+    apply_operation,
+    blended,
+    fixed_point,
+    gray,
+    mean_gray,
+    shift_hue,
+)
 
 POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the crops split off 0 to 2
 BINS = 31  # of the magnitudes, in torchvision
@@ -103,7 +111,7 @@ def table(policy: str, size: int, nearest: bool) -> Operation:
         signs = np.array([1.0, -1.0 if operation in (*GEOMETRIC, *BLENDS) else 1.0])
         signed = magnitudes(policy, operation, size)[:, None] * signs
         moves = {operation: -signed if operation in ("right", "down") else signed} if operation in GEOMETRIC else {}
-        matrix = pixel_operations.fixed_point(np.broadcast_to(affine(size, **moves), (BINS, 2, 2, 3)), nearest=nearest)
+        matrix = fixed_point(np.broadcast_to(affine(size, **moves), (BINS, 2, 2, 3)), nearest=nearest)
         value = (1 + signed if operation in BLENDS else signed).astype(np.float32)
         kind = operation if isinstance(operation, Kind) else Kind.NONE
         rows.append((np.full((BINS, 2), kind, np.int32), value, matrix))
@@ -143,7 +151,7 @@ def increasing_operation(index: jax.Array, level: jax.Array, sign: jax.Array, *,
     is_one = {operation: index == number for number, operation in enumerate(INCREASING)}
     strongest = {"shear_x": 0.3, "shear_y": 0.3, "right": 0.45 * size, "down": 0.45 * size, "degrees": 30.0}
     moves = {name: jnp.where(is_one[name], sign * level * largest, 0.0) for name, largest in strongest.items()}
-    matrix = pixel_operations.fixed_point(affine(size, jnp, **moves), nearest=nearest)
+    matrix = fixed_point(affine(size, jnp, **moves), nearest=nearest)
     value = jnp.maximum(1 + 0.9 * sign * level, 0.1)
     others = {
         Kind.POSTERIZE: 4 - jnp.floor(4 * level),
@@ -199,24 +207,16 @@ def auto_augment(config: Config, images: jax.Array, keys: jax.Array, *, mean: Pi
     """The policy `data.auto_augment` on images [B, S, S, 3] uint8. keys: [B]. mean: see `change_pixels`."""
     policy, size, interpolation = POLICIES[config.data.auto_augment], images.shape[1], interpolation_of(config)
     assert policy is not None
-    published = 0.0 if policy.black else mean
-    color = 255 * jnp.asarray(config.augment.fill, jnp.float32) if config.augment.fill else jnp.asarray(published, jnp.float32)
-    fill = jnp.broadcast_to(jnp.round(color), (3,))
+    fill = jnp.broadcast_to(jnp.round(jnp.asarray(0.0 if policy.black else mean, jnp.float32)), (3,))
 
     def one(image: jax.Array, key: jax.Array) -> jax.Array:
         operations = draw_operations(config, key, size)
         for number in range(len(operations.kind)):
             operation = Operation(*(leaf[number] for leaf in operations))
-            image = pixel_operations.apply(image, operation, interpolation=interpolation, fill=fill)
+            image = apply_operation(image, operation, interpolation=interpolation, fill=fill)
         return image
 
     return jax.vmap(one)(images, keys)
-
-
-def jitter_strengths(ranges: Augment) -> dict[str, float]:
-    """Name -> strength of the parts of color jitter that are not off."""
-    names = ("brightness", "contrast", "saturation", "hue")
-    return {name: strength for name in names if (strength := getattr(ranges, f"jitter_{name}"))}
 
 
 def jitter(image: jax.Array, key: jax.Array, *, strengths: dict[str, float]) -> jax.Array:
@@ -242,12 +242,12 @@ def jitter_once(image: jax.Array, which: jax.Array, factors: dict[str, jax.Array
     for name, is_selected in selected.items():
         factor = factor if name == "hue" else jnp.where(is_selected, factors[name], factor)
     if "saturation" in selected:
-        degenerate = jnp.where(selected["saturation"], pixel_operations.gray(image)[..., None], degenerate)
+        degenerate = jnp.where(selected["saturation"], gray(image)[..., None], degenerate)
     if "contrast" in selected:
-        degenerate = jnp.where(selected["contrast"], pixel_operations.mean_gray(image), degenerate)
-    result = pixel_operations.blended(degenerate, image, factor).astype(jnp.uint8)
+        degenerate = jnp.where(selected["contrast"], mean_gray(image), degenerate)
+    result = blended(degenerate, image, factor).astype(jnp.uint8)
     if "hue" in selected:
-        result = jnp.where(selected["hue"], pixel_operations.shift_hue(image, factors["hue"]), result)
+        result = jnp.where(selected["hue"], shift_hue(image, factors["hue"]), result)
     return result
 
 
@@ -293,7 +293,7 @@ def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, me
 
     positions: [B] uint32. mean: of the data set, on the 0-255 scale, a number or one for each channel.
     """
-    strengths = jitter_strengths(config.augment)
+    strengths = config.augment.jitter_strengths
     if config.data.auto_augment == "none" and not strengths:
         return images
     if images.dtype != jnp.uint8:  # a crop on the device interpolates

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import google_crc32c
 
-from jaxdp.config import Storage
+from jaxdp.config import Config, Storage
 from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.data.records import allow_open_files
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
+from jaxdp.files import is_url
 from jaxdp.storage.cache import Cache
 from jaxdp.storage.local import local_directory
 from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, StorageError, join_url, open_location
@@ -188,3 +189,8 @@ class Remote:
             if checksum:
                 checksum.update(piece)
         return int.from_bytes(crc.digest(), "big"), checksum.tag if checksum else None
+
+
+def open_remote(config: Config) -> Remote | None:
+    """The data set at the URL of `data.directory`; None for a local directory."""
+    return Remote(config.data.directory, config.storage) if config.data.directory and is_url(config.data.directory) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import IN_MEMORY
+from jaxdp.choices import SOURCES
 from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS, Records
 from jaxdp.data.remote_prepared import RemotePrepared
@@ -19,7 +19,7 @@ from jaxdp.files import check_local, expand_user
 from jaxdp.storage.location import StorageError
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
-OTHER_SOURCES = (*IN_MEMORY, "folder")
+OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))
 MANUAL_DOWNLOADS = {
     "imagenet2012": (
         "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, which image-net.org provides after registration",
@@ -246,7 +246,7 @@ def prepare(name: str, directory: str | None = None, manual_directory: str | Non
     directory, manual_directory = (
         None if path is None else expand_user(path, "directory") for path in (directory, manual_directory)
     )
-    if name in (*OTHER_SOURCES, "given"):
+    if not SOURCES[name].prepared:
         hint = "give a data set of tensorflow-datasets"
         raise ConfigError("NAME", name, reason="this source needs no preparation", hint=hint)
     try:

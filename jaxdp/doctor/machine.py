@@ -89,7 +89,7 @@ def images_per_core_second(config: Config) -> float:
 
     from jaxdp.bench.input import make_images
     from jaxdp.data.decode import Scratch, decode
-    from jaxdp.data.sources import training_transform
+    from jaxdp.data.transforms import training_transform
 
     shape, side = training_transform(config)
     with tempfile.TemporaryDirectory() as folder:

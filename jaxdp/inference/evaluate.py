@@ -10,12 +10,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxdp import models
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config
+from jaxdp.data.datasets import Datasets
 from jaxdp.data.image_folder import normalized
-from jaxdp.data.sources import Datasets, open_datasets
+from jaxdp.data.sources import open_datasets
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.real_labels import RealLabels
+from jaxdp.models.summary import check_image_size
 from jaxdp.training import evaluation
 from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.xla.jax_options import own_options
@@ -59,9 +62,9 @@ def evaluate_weights(
     line). Raises ConfigError if the file or the data cannot be used.
     """
     config = weights_config(path) if config is None else config
-    if config.data.source == "given" and datasets is None:
+    if SOURCES[config.data.source].from_python and datasets is None:
         hint = "use --data.source imagenet2012, or folder with --data.directory"
-        raise ConfigError("data.source", "given", reason="weights come without images", hint=hint)
+        raise ConfigError("data.source", config.data.source, reason="weights come without images", hint=hint)
     loaded = load_weights(path, config)
     data = open_datasets(loaded.config, datasets, may_lack_classes=True)
     observer = None if real_labels is None else RealLabels(real_labels, data.evaluation)
@@ -93,10 +96,11 @@ def _evaluate(
     on_batch: Callable | None = None,
     real_labels: str | Path | None = None,
 ) -> dict[str, Any]:
-    if (run_config(workdir) if config is None else config).data.source == "given" and datasets is None:
+    source = (run_config(workdir) if config is None else config).data.source
+    if SOURCES[source].from_python and datasets is None:
         call = f"jaxdp.evaluate(None, {str(workdir)!r}, datasets=(training, evaluation))"
         reason, hint = "the run was given its images from Python", f"pass them in Python: {call}"
-        raise ConfigError("data.source", "given", reason=reason, hint=hint)
+        raise ConfigError("data.source", source, reason=reason, hint=hint)
     state, config, manifest = load_run(workdir, checkpoint, config)
     mesh = jax.tree.leaves(state)[0].sharding.mesh
     data = open_datasets(config, datasets, may_lack_classes=True)
@@ -113,7 +117,7 @@ def _evaluate_on(
     """Evaluate (params, batch_stats) on the held-out images of `data`; stderr gets the warnings about these."""
     for text in data.warnings:
         print(f"jaxdp: {text}", file=sys.stderr, flush=True)
-    models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
+    check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     step = evaluation.make_evaluation_step(config, models.create(config.model), mesh, pixel_stats=(data.mean, data.std))
     batch = inference_batch(config, len(data.evaluation), mesh)
     return evaluation.evaluate(step, *evaluated, source=data.evaluation, batch=batch, mesh=mesh, observer=on_batch)

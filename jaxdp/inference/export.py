@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.config import RESNET, Config
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_output, write_output
 from jaxdp.inference import export_onnx

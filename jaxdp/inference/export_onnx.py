@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxdp import __version__
 from jaxdp.data.augment import evaluation_indices
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.serving import IMAGES, LOGITS, PROBABILITIES, ServedModel
 from jaxdp.models import weights

@@ -16,7 +16,7 @@ from jax import export
 
 from jaxdp import models
 from jaxdp.config import RESNET
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.inference.serving import LOGITS, PROBABILITIES, ServedModel
 from jaxdp.training.evaluation import evaluation_logits

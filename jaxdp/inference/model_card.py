@@ -17,16 +17,16 @@ import jax
 import numpy as np
 
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Phase
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError, plural
-from jaxdp.files import CONFIG, check_output, expand_user, is_url, read_text, write_output
+from jaxdp.files import CONFIG, check_output, config_directories, expand_user, is_url, read_text, write_output
 from jaxdp.inference.interval import wilson_interval
 from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
-from jaxdp.recipes import config_directories
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.training.result import TrainResult, read_result
@@ -197,7 +197,7 @@ def _use(facts: _Facts) -> str:
     stated = preprocessing.of_run(facts.config, *pixel_stats(facts.config))
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (stated.mean, stated.std))
     size, source = stated.eval_size, facts.config.data.source
-    synthetic = " The images of this source are synthetic patterns." if source == "synthetic" else ""
+    remark = f" {SOURCES[source].remark}".rstrip()
     prepared = (
         f"resized to a short side of {stated.eval_resize} pixels ({stated.eval_interpolation}), cropped in the center to "
         f"{size}x{size}"
@@ -209,7 +209,7 @@ def _use(facts: _Facts) -> str:
         f"- Input: RGB images, {prepared}, scaled to 0 to 1, and normalized with mean {mean} and standard deviation {std} of "
         f"red, green and blue.\n- Output: a score (logit) for each of {plural(len(facts.classes), 'class')}. Every image is "
         "assigned to one of them, also an image of something else.\n"
-        f"- Accuracy was measured on the held-out images of {escape(source)} only.{synthetic} Other data, calibration, "
+        f"- Accuracy was measured on the held-out images of {escape(source)} only.{remark} Other data, calibration, "
         "robustness and bias were not measured."
     )
 

@@ -12,12 +12,13 @@ import numpy as np
 from jaxdp import models
 from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
+from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import ImageError
 from jaxdp.data.loader import Loader
-from jaxdp.data.sources import pixel_stats, prediction_loader
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
+from jaxdp.models.summary import check_image_size
 from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.training.run_dir import class_names, run_config
 from jaxdp.xla.jax_options import own_options
@@ -181,7 +182,7 @@ def _most_likely(
     config: Config, evaluated: tuple[dict, dict], loader: Loader, *, top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
-    models.check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
+    check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")
     params, batch_stats = evaluated
     mesh = jax.tree.leaves(params)[0].sharding.mesh
     step = make_prediction_step(config, models.create(config.model), mesh, pixel_stats=pixel_stats(config), top=top)

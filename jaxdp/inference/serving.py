@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxdp import __version__, models
+from jaxdp import __version__
 from jaxdp.config import RESNET, Config, evaluation_share
-from jaxdp.data.sources import evaluation_sides, pixel_stats
+from jaxdp.data.datasets import pixel_stats
+from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.models import preprocessing, weights
+from jaxdp.models.summary import check_image_size
 from jaxdp.training.run_dir import class_names
 
 IMAGES, PROBABILITIES, LOGITS = "images", "probabilities", "logits"  # names of the input and of the outputs
@@ -46,7 +48,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
         changed |= {"convolution": "auto", "gradients": "autodiff", "remat": False}
     config = dataclasses.replace(loaded.config, model=dataclasses.replace(loaded.config.model, **changed))
     size, trained = config.data.evaluated_size, config.data.image_size
-    models.check_image_size(config.model, size, trained=trained, field="data.eval_size")
+    check_image_size(config.model, size, trained=trained, field="data.eval_size")
     params, batch_stats = jax.device_get(loaded.state.evaluated)
     tensors = weights.named_tensors(params, batch_stats)
     if (num_bytes := sum(tensor.nbytes for tensor in tensors.values())) > MOST_BYTES:

@@ -17,13 +17,11 @@ REDUCTION_AXES = (0, 1, 2)  # batch, height and width; not the channels
 class Fusion(NamedTuple):
     """Static arguments of `fused_bn_relu`.
 
-    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" if XLA compiles for a CPU;
-    relu_bits: keep a bit for each element of the output for the gradient, where that saves memory traffic.
+    axes: mesh axes over which the batch statistics are synchronized; convolution: "product" if XLA compiles for a CPU.
     """
 
     axes: tuple[str, ...] = ()
     convolution: str = "direct"
-    relu_bits: bool = False
 
 
 class Coefficients(NamedTuple):

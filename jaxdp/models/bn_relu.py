@@ -49,47 +49,18 @@ def fused_bn_relu(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array |
 def _forward(fusion: Fusion, terms: tuple[Term, ...], shortcut: jax.Array | None) -> tuple[jax.Array, tuple]:
     if shortcut is None and [type(term) for term in terms] == [BatchNormTerm]:
         return bn_relu(terms), (terms, None, False)
-    y, kept = rectify(fusion, terms, total_of(fusion, terms, shortcut))
-    return y, (terms, kept, shortcut is not None)
+    y = rectify(fusion, terms, total_of(fusion, terms, shortcut))
+    return y, (terms, y, shortcut is not None)
 
 
-def rectify(fusion: Fusion, terms: tuple[Term, ...], total: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(y, what the gradient needs to know where y is positive): the ReLU of the sum of these terms and others."""
+def rectify(fusion: Fusion, terms: tuple[Term, ...], total: jax.Array) -> jax.Array:
+    """The ReLU of the sum of these terms and others."""
     # Without a barrier, XLA recomputes y where the next shortcut is added, both where the third is added, and so on. Behind a
     # folded term it keeps the sum for the sign, and computes the ReLU in a separate pass. On CPUs XLA drops barriers before
     # fusion; there a square root does it, because XLA considers it too expensive to duplicate.
     if fusion.convolution == "product":
-        y = relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
-        return y, y
-    y = jnp.maximum(total, 0).astype(terms[0].dtype)
-    if _keeps_bits(fusion, terms):
-        return lax.optimization_barrier((y, _pack(y > 0)))
-    y = lax.optimization_barrier(y)
-    return y, y
-
-
-def is_positive(fusion: Fusion, terms: tuple[Term, ...], kept: jax.Array) -> jax.Array:
-    """Where y is positive, [B, H, W, C] bool. kept: from `rectify`."""
-    return _unpack(kept) if _keeps_bits(fusion, terms) else kept > 0
-
-
-def _keeps_bits(fusion: Fusion, terms: tuple[Term, ...]) -> bool:
-    """Whether the gradient reads bits in place of y. Behind a folded term they would need another pass."""
-    if not fusion.relu_bits or fusion.convolution == "product":
-        return False
-    return all(isinstance(term, BatchNormTerm) and term.x.shape[-1] % 8 == 0 for term in terms)
-
-
-def _pack(mask: jax.Array) -> jax.Array:
-    """Booleans [..., C] as uint8 [..., C / 8]."""
-    parts = mask.reshape(*mask.shape[:-1], -1, 8).astype(jnp.uint8) << jnp.arange(8, dtype=jnp.uint8)
-    return lax.reduce(parts, jnp.uint8(0), lax.bitwise_or, (parts.ndim - 1,))
-
-
-def _unpack(bits: jax.Array) -> jax.Array:
-    """The inverse of `_pack`."""
-    parts = (bits[..., None] >> jnp.arange(8, dtype=jnp.uint8)) & jnp.uint8(1)
-    return parts.reshape(*bits.shape[:-1], -1) > 0
+        return relu_by_sqrt(total.astype(jnp.float32)).astype(terms[0].dtype)
+    return lax.optimization_barrier(jnp.maximum(total, 0).astype(terms[0].dtype))
 
 
 def relu_by_sqrt(x: jax.Array) -> jax.Array:
@@ -109,7 +80,7 @@ def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
         if y is None:  # take the sign from x, in place of reading y
             masked = jnp.where(terms[0].plus(0.0, fusion) > 0, cotangent.astype(jnp.float32), 0.0)
         else:
-            masked = jnp.where(is_positive(fusion, terms, y), cotangent, 0)
+            masked = jnp.where(y > 0, cotangent, 0)
         total = masked.astype(jnp.float32).sum(REDUCTION_AXES)
         sums = [term.sums(masked) for term in terms]
     if y is not None:  # write the masked cotangent once, with the sums; the gradients read it again

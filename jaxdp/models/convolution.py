@@ -99,52 +99,42 @@ def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int], stri
     )
 
 
-def max_and_index(images: jax.Array, *others: jax.Array, stride: int = 2) -> tuple[jax.Array, ...]:
-    """The maximum of each window, the index (int8, 0 to 8) of the first entry that holds it, and that entry of `others`."""
+def _max_and_index(images: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+    """The maximum of each window, and the index (int8, 0 to 8) of the first entry that holds it."""
     out_shape = -(-images.shape[1] // stride), -(-images.shape[2] // stride)
-
-    def padded(array: jax.Array, value: float) -> jax.Array:
-        return lax.pad(array, jnp.array(value, array.dtype), [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
-
-    entry_of = partial(_window_entry, out_shape=out_shape, stride=stride)
-    arrays = [padded(images, -jnp.inf), *(padded(other, 0) for other in others)]
-    best, *at_best = (entry_of(array, 0) for array in arrays)
+    low = jnp.array(-jnp.inf, images.dtype)
+    padded = lax.pad(images, low, [(0, 0, 0), (1, 1, 0), (1, 1, 0), (0, 0, 0)])
+    entry_of = partial(_window_entry, padded, out_shape=out_shape, stride=stride)
+    best = entry_of(0)
     index = jnp.zeros(best.shape, jnp.int8)
     for k in range(1, 9):
-        entry, *entries = (entry_of(array, k) for array in arrays)
-        greater = entry > best
-        index = jnp.where(greater, jnp.int8(k), index)
-        at_best = [jnp.where(greater, new, old) for new, old in zip(entries, at_best, strict=True)]
+        entry = entry_of(k)
+        index = jnp.where(entry > best, jnp.int8(k), index)
         best = jnp.maximum(best, entry)
-    return best, index, *at_best
+    return best, index
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _max_pool(stride: int, images: jax.Array) -> jax.Array:
-    return max_and_index(images, stride=stride)[0]
+    return _max_and_index(images, stride)[0]
 
 
 def _max_pool_forward(stride: int, images: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    best, index = max_and_index(images, stride=stride)
+    best, index = _max_and_index(images, stride)
     return best, (index, jnp.zeros((0, *images.shape[1:3], 0)))  # the empty array carries the image size
 
 
 def _max_pool_backward(stride: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array]:
     index, like = residuals
-    return (at_maxima(index, cotangent, like.shape[1:3], stride=stride),)
-
-
-def at_maxima(index: jax.Array, values: jax.Array, size: tuple[int, ...], *, stride: int = 2) -> jax.Array:
-    """An array [B, *size, C] with the sum of `values` (one a window) of the windows whose maximum each pixel is; else 0."""
     total: Any = 0
     for k in range(9):
-        part = jnp.where(index == k, values, 0)
+        part = jnp.where(index == k, cotangent, 0)
         edges = [(0, 0, 0)] * 4
-        for axis, (offset, whole) in enumerate(zip(divmod(k, 3), size, strict=True), 1):
+        for axis, (offset, whole) in enumerate(zip(divmod(k, 3), like.shape[1:3], strict=True), 1):
             reach = stride * (part.shape[axis] - 1) + 1
             edges[axis] = (offset - 1, whole - (offset - 1) - reach, stride - 1)
-        total += lax.pad(part, jnp.zeros((), values.dtype), edges)
-    return total
+        total += lax.pad(part, jnp.zeros((), cotangent.dtype), edges)
+    return (total,)
 
 
 _max_pool.defvjp(_max_pool_forward, _max_pool_backward)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxdp.models.batch_norm import REDUCTION_AXES, Fusion
-from jaxdp.models.bn_relu import Term, is_positive, rectify, total_of
+from jaxdp.models.bn_relu import Term, rectify, total_of
 from jaxdp.models.squeeze_excitation import POSITIONS
 
 
@@ -39,14 +39,14 @@ def fused_gated_bn_relu(  # noqa: PLR0917 - custom_vjp takes arguments by positi
 def _forward(  # noqa: PLR0917 - as above
     fusion: Fusion, terms: tuple[Term, ...], gate: jax.Array, shortcut: jax.Array | None
 ) -> tuple[jax.Array, tuple]:
-    y, kept = rectify(fusion, terms, _total(fusion, terms, (gate, shortcut)))
-    return y, (terms, gate, kept, shortcut is not None)
+    y = rectify(fusion, terms, _total(fusion, terms, (gate, shortcut)))
+    return y, (terms, gate, y, shortcut is not None)
 
 
 def _backward(fusion: Fusion, residuals: tuple, cotangent: jax.Array) -> tuple:
-    terms, gate, kept, has_shortcut = residuals
+    terms, gate, y, has_shortcut = residuals
     branch, *others = terms
-    masked = jnp.where(is_positive(fusion, terms, kept), cotangent, 0)
+    masked = jnp.where(y > 0, cotangent, 0)
     wide = masked.astype(jnp.float32)
     totals = wide.sum(POSITIONS, keepdims=True)  # of each image: [B, 1, 1, C]
     products = (wide * branch.x.astype(jnp.float32)).sum(POSITIONS, keepdims=True)

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
-from jaxdp.errors import ConfigError, first_line, plural
+from jaxdp.errors import ConfigError, first_line, kind_of, plural
 from jaxdp.models.flax_linen import LinenNet
 from jaxdp.models.flax_nnx import NnxNet
 from jaxdp.models.stages import MODE_ARGUMENTS, ROOT, UnusableModule, segments_of
 from jaxdp.parallel.mesh import AXES, abstract_mesh
-from jaxdp.registry import check_model, kind_of, model_hint, own_models
+from jaxdp.registration import model_hint
 
 LIBRARIES = {"jax", "jaxlib", "flax", "jaxdp", "contextlib", "functools"}  # an error is located in the code that calls them
 CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class, which then takes these in place of the config
@@ -164,8 +165,7 @@ class RegisteredModel:
 
 
 def build_registered(config: ModelConfig) -> RegisteredModel:
-    """The registered model of a config. Raises ConfigError for an unknown name, or for something that is no model."""
-    check_model(config.name)
+    """The registered model of a config. Raises ConfigError for something that is no model."""
     classes = config.class_count
     with _errors_in_one_line(config.name, hint=""):
         net = _build_net(config)
@@ -173,7 +173,7 @@ def build_registered(config: ModelConfig) -> RegisteredModel:
 
 
 def _build_net(config: ModelConfig) -> Net:
-    build = own_models[config.name]
+    build = MODELS.implementation(config.name)
     if isinstance(build, nn.Module):
         _check_receives_nothing(config, "a module")
         return LinenNet(build, config.norm)
@@ -257,9 +257,8 @@ def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
         own = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES]
         place = f" at {Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno}" if own else ""
         reason = f"the model fails{place}: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError(
-            "model.name", name, reason=reason, hint=CONFIG_HINT if _expects_no_config(own_models[name]) else hint
-        ) from error
+        hint = CONFIG_HINT if _expects_no_config(MODELS.implementation(name)) else hint
+        raise ConfigError("model.name", name, reason=reason, hint=hint) from error
 
 
 def _float32(tree: dict) -> dict:

@@ -22,7 +22,6 @@ from jaxdp.models.convolution import convolve, max_pool
 from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
-from jaxdp.models.pooled_bn_relu import pooled_bn_relu
 from jaxdp.models.squeeze_excitation import Excitation, mean_over_positions, squeeze
 
 BLOCKS: dict[int, tuple[int, ...]] = {
@@ -188,8 +187,8 @@ class ResNet(nn.Module):
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
     convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
     activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
-    into the 1x1 convolutions before it; pool_maxima: see `jaxdp.models.pooled_bn_relu`; relu_bits: see `Fusion`;
-    squeeze_excitation, blur_pool, drop_path: see the modules of these names; classifier_bias: its initial value.
+    into the 1x1 convolutions before it; squeeze_excitation, blur_pool, drop_path: see the modules of these names;
+    classifier_bias: its initial value.
     """
 
     depth: int
@@ -202,8 +201,6 @@ class ResNet(nn.Module):
     remat: bool = False
     custom_vjp: bool = True
     folds: bool = False
-    pool_maxima: bool = False
-    relu_bits: bool = False
     squeeze_excitation: bool = False
     blur_pool: str = "none"
     classifier_bias: float = 0.0
@@ -233,7 +230,7 @@ class ResNet(nn.Module):
         key: of drop-path in training; one for the batch, or [B], one for each image.
         """
 
-        fusion = Fusion(self.axes, self.convolution, self.relu_bits)
+        fusion = Fusion(self.axes, self.convolution)
         fused = train and self.custom_vjp
 
         def conv(features: int, size: int, stride: int = 1, *, name: str, folds: bool = True) -> Conv:
@@ -260,8 +257,6 @@ class ResNet(nn.Module):
             images = images.astype(self.dtype)
             if self.stem == "imagenet":
                 term = norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images))
-                if train and self.pool_maxima:
-                    return pooled_bn_relu(fusion, term)
                 if self.blur_pool in BLURRED_POOLS:
                     return blur(max_pool(relu(term), 1, custom_vjp=self.custom_vjp), 2, padding=pool_padding(self.blur_pool))
                 return max_pool(relu(term), custom_vjp=self.custom_vjp)

@@ -29,22 +29,20 @@ def scale_by_lars_ratio(
     weight_decay: float = 1e-4,
     trust_coefficient: float = 0.001,
     eps: float = 1e-6,
-    denominator: str = "sum_of_norms",
     mask: Any = is_matrix_or_larger,
 ) -> optax.GradientTransformation:
     """g -> t * (g + decay * w) with a trust ratio t per tensor; tensors outside the mask are unchanged.
 
-    t = trust_coefficient * |w| / (|g| + decay * |w| + eps) for `sum_of_norms` (You et al.'s code, TensorFlow, MLPerf), with
-    |g + decay * w| in the denominator for `norm_of_sum` (optax.lars); t = 1 if |w| or the other norm is 0. `update` takes the
-    sums of squares of the whole tensors as `squares` if gradient and parameters are shards.
+    t = trust_coefficient * |w| / (|g| + decay * |w| + eps), as in You et al.'s code, TensorFlow and MLPerf; t = 1 if |w| or |g|
+    is 0. optax.lars has |g + decay * w| in the denominator. `update` takes the sums of squares of the whole tensors as
+    `squares` if gradient and parameters are shards.
     """
 
-    def ratio(weight_square: jax.Array, other_square: jax.Array) -> jax.Array:
-        """The trust ratio. other_square: of g for `sum_of_norms`, of g + decay * w for `norm_of_sum`."""
-        weight_norm, other_norm = jnp.sqrt(weight_square), jnp.sqrt(other_square)
-        bottom = other_norm + weight_decay * weight_norm if denominator == "sum_of_norms" else other_norm
-        usable = (weight_norm > 0) & (other_norm > 0)
-        return jnp.where(usable, trust_coefficient * weight_norm / (bottom + eps), 1.0)
+    def ratio(weight_square: jax.Array, gradient_square: jax.Array) -> jax.Array:
+        weight_norm, gradient_norm = jnp.sqrt(weight_square), jnp.sqrt(gradient_square)
+        usable = (weight_norm > 0) & (gradient_norm > 0)
+        bottom = gradient_norm + weight_decay * weight_norm + eps
+        return jnp.where(usable, trust_coefficient * weight_norm / bottom, 1.0)
 
     def update(
         updates: Any, state: optax.EmptyState, params: Any = None, *, squares: Squares | None = None, **_: Any
@@ -54,8 +52,7 @@ def scale_by_lars_ratio(
         masks = mask(params) if callable(mask) else mask
         squares = squares or Squares.compute(updates, params)
         decayed = jax.tree.map(lambda g, w, masked: g + weight_decay * w if masked else g, updates, params, masks)
-        others = squares.gradient if denominator == "sum_of_norms" else squares.of(decayed)[0]
-        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, others)
+        ratios = jax.tree.map(lambda masked, *norms: ratio(*norms) if masked else 1.0, masks, squares.params, squares.gradient)
         return jax.tree.map(lambda u, t, masked: t * u if masked else u, decayed, ratios, masks), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -91,7 +88,6 @@ def lars(
     trust_coefficient: float = 0.001,
     eps: float = 1e-6,
     nesterov: bool = False,
-    denominator: str = "sum_of_norms",
     mask: Any = is_matrix_or_larger,
     velocity_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
@@ -99,16 +95,12 @@ def lars(
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
     parameters that returns one, True where trust ratio and decay apply. velocity_dtype: of v between steps (None: that of the
-    parameters). Raises ValueError for an unknown denominator.
+    parameters).
     """
-    if denominator not in ("sum_of_norms", "norm_of_sum"):
-        raise ValueError(f"denominator={denominator!r}: invalid choice; choose from sum_of_norms, norm_of_sum")
 
     def build(learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
         return optax.chain(
-            scale_by_lars_ratio(
-                weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, denominator=denominator, mask=mask
-            ),
+            scale_by_lars_ratio(weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, mask=mask),
             optax.scale(learning_rate),
             optax.trace(decay=momentum, nesterov=nesterov, accumulator_dtype=velocity_dtype),
             optax.scale(-1.0),

@@ -27,14 +27,14 @@ def create(config: LossScaleConfig) -> LossScale:
 def update(config: LossScaleConfig, state: LossScale, finite: jax.Array) -> LossScale:
     """The state after a step. finite: bool scalar, whether the gradient was finite; if not, the step counts as skipped.
 
-    A dynamic scale doubles after `growth_steps` finite steps and halves after a non-finite one, within [minimum, maximum].
+    A dynamic scale doubles after GROWTH_STEPS finite steps and halves after a non-finite one, within [MINIMUM, MAXIMUM].
     """
     skipped = (~finite).astype(jnp.int32)
     scale, finite_steps = state.scale, state.finite_steps + 1
     if config.name == "dynamic":
-        grows = finite_steps >= config.growth_steps
-        after_finite = jnp.where(grows, jnp.minimum(scale * 2, config.maximum), scale)
-        scale = jnp.where(finite, after_finite, jnp.maximum(scale / 2, config.minimum))
+        grows = finite_steps >= config.GROWTH_STEPS
+        after_finite = jnp.where(grows, jnp.minimum(scale * 2, config.MAXIMUM), scale)
+        scale = jnp.where(finite, after_finite, jnp.maximum(scale / 2, config.MINIMUM))
         finite_steps = jnp.where(grows, 0, finite_steps)
     return LossScale(
         scale=scale,

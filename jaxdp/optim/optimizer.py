@@ -15,11 +15,10 @@ import optax
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Optimizer
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.optim.adam import scale_by_adam
 from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars, scale_by_trust_ratio
 from jaxdp.optim.squares import Squares, norm
-from jaxdp.registry import kind_of, own_optimizers
 
 Scalar: TypeAlias = "float | jax.Array"
 Constructor: TypeAlias = Callable[[Optimizer, Scalar, Scalar], optax.GradientTransformation]
@@ -34,7 +33,8 @@ def build_optimizer(
     subtree of the parameters; the default is 1. `update` takes the sums of squares of the whole tensors as `squares` if
     gradient and parameters are shards.
     """
-    rule = CONSTRUCTORS.get(config.name, _registered)(config, learning_rate, momentum)
+    build = _registered if config.name in OPTIMIZERS.registered else CONSTRUCTORS[config.name]
+    rule = build(config, learning_rate, momentum)
     rule = optax.with_extra_args_support(optax.chain(rule, *([_scale_subtrees(multipliers)] if multipliers else [])))
 
     def update(gradient: Any, state: Any, params: Any = None, *, squares: Squares | None = None) -> tuple[Any, Any]:
@@ -50,7 +50,7 @@ def build_optimizer(
 
 def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """What the user's function builds. Raises ConfigError if it fails, or returns something else."""
-    build = own_optimizers[config.name]
+    build = CONSTRUCTORS[config.name]
     hint = "return an optax.GradientTransformation, such as optax.lion(learning_rate, b1=momentum)"
     try:
         built = build(config, learning_rate, momentum)
@@ -68,7 +68,7 @@ def check_registered(config: Optimizer, params: Any) -> None:
 
     Raises ConfigError if it fails, or if updates or the new state have other shapes or dtypes than parameters or state.
     """
-    if config.name not in own_optimizers:
+    if config.name not in OPTIMIZERS.registered:
         return
 
     def first_update(params: Any, learning_rate: jax.Array, momentum: jax.Array) -> tuple[Any, Any, Any]:
@@ -97,7 +97,7 @@ def check_elementwise(config: Optimizer) -> None:
 
     Raises ConfigError if they differ, or if the updates of halves fail: the update cannot be sharded.
     """
-    if config.name not in own_optimizers:
+    if config.name not in OPTIMIZERS.registered:
         return
     random = np.random.default_rng(0)
     params = {"matrix": random.normal(size=(1, 1, 8)), "vector": random.normal(size=(6,))}
@@ -152,7 +152,6 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
         trust_coefficient=config.trust_coefficient,
         eps=config.eps,
         nesterov=config.nesterov,
-        denominator=config.denominator,
         mask=MASKS[config.adapt],
         velocity_dtype=_velocity_dtype(config),
     )

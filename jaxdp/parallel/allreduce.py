@@ -100,11 +100,22 @@ def no_reduce(vector: jax.Array) -> jax.Array:
     return vector
 
 
+STRATEGIES.implement(
+    {
+        "psum": (psum,),
+        "ring": (ring,),
+        "hierarchical": (all_reduce_rows, all_reduce_columns),
+        "torus": (reduce_scatter_rows, all_reduce_columns, all_gather_rows),
+        "parameter_server": (parameter_server,),
+    }
+)
+
+
 def stages_of(strategy: str | Stage) -> tuple[Stage, ...]:
     """The stages of a strategy by its name; a function is its own single stage."""
     if callable(strategy):
         return (strategy,)
-    return tuple(globals()[stage] if isinstance(stage, str) else stage for stage in STRATEGIES[strategy].stages)
+    return STRATEGIES.implementation(strategy)
 
 
 def check_vma(strategy: str | Stage) -> bool:

@@ -3,9 +3,10 @@
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from jaxdp.xla.jaxprs import inner_jaxprs
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,15 +87,6 @@ def _count(jaxpr: Any, times: int | None, *, axis_sizes: dict[str, int], counts:
             inner_times = None
         for inner in inner_jaxprs(equation):
             _count(inner, inner_times, axis_sizes=axis_sizes, counts=counts)
-
-
-def inner_jaxprs(equation: Any) -> Iterator[Any]:
-    """The jaxprs that an equation holds: of a scan, a call, the branches of a cond."""
-    for value in equation.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(item, "jaxpr", item)
-            if hasattr(inner, "eqns"):
-                yield inner
 
 
 def primitives(jaxpr: Any) -> set[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.checkpoint.listing import CHECKPOINT_NAMES
+from jaxdp.choices import SOURCES
 from jaxdp.config import Mesh
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import NotRegularError, check_local, expand_user, is_url, no_directory_reason, read_regular
@@ -84,7 +85,7 @@ def write(
 
     Raises ConfigError for a directory without a run, and for files that no report has written and this one would overwrite.
     """
-    from jaxdp.report import plots
+    from jaxdp.report.plots import check_number
 
     workdirs = [workdirs] if isinstance(workdirs, PathLike) else list(workdirs)
     workdirs = [expand_user(workdir, "WORKDIR") for workdir in workdirs]
@@ -96,7 +97,7 @@ def write(
     if output is not None and Path(output).suffix == Path(PAGE).suffix and not Path(output).is_dir():
         reason = f"must be a directory, which receives {PAGE} and its figures"
         raise ConfigError("--output", str(output), reason=reason, hint="give the name without .html")
-    plots.check_number(workdirs)
+    check_number(workdirs)
     runs = read_all(workdirs)
     default = Path(workdirs[0]) / "report" if len(workdirs) == 1 and not is_url(workdirs[0]) else Path("report")
     folder = default if output is None else Path(output)
@@ -169,13 +170,14 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     """The run's confusion matrix, or why it is missing."""
     if run.status == "running":
         return "skipped: the run is still training and uses its devices; write the report again when it has finished"
-    if run.config.data.source == "given" and datasets is None:
+    is_given = SOURCES[run.config.data.source].from_python
+    if is_given and datasets is None:
         return "missing: the run was given its images from Python; pass them to jaxdp.report.write as datasets"
     from jaxdp.inference.evaluate import confusion_matrix
 
     try:
         config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
-        given = datasets if run.config.data.source == "given" else None
+        given = datasets if is_given else None
         metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:
         return f"missing: {first_line(error)}"
@@ -187,20 +189,21 @@ def draw(runs: list[History], confusions: Sequence[Confusion | str] = ()) -> tup
     """(PNG files, layers with the values on hover), both by file name."""
     import matplotlib
 
-    from jaxdp.report import hover, plots
+    from jaxdp.report.hover import layer
+    from jaxdp.report.plots import Plot, confusion_figure, curves_figure, settings_figure, time_figure
 
     with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():  # no formulas: "$" may be in a name
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the tables show such names
         figures = {
-            "curves.png": plots.curves_figure(runs),
-            "settings.png": plots.settings_figure(runs),
-            "time.png": plots.time_figure(runs),
+            "curves.png": curves_figure(runs),
+            "settings.png": settings_figure(runs),
+            "time.png": time_figure(runs),
         }
         for number, confusion in enumerate(confusions, 1):
             if isinstance(confusion, Confusion):
-                figures[f"classes-{number}.png"] = plots.confusion_figure(confusion)
+                figures[f"classes-{number}.png"] = confusion_figure(confusion)
         files = {name: _png(figure) for name, figure in figures.items() if figure is not None}
-        return files, {name: hover.layer(figure) for name, figure in figures.items() if isinstance(figure, plots.Plot)}
+        return files, {name: layer(figure) for name, figure in figures.items() if isinstance(figure, Plot)}
 
 
 def _png(figure: "Figure") -> bytes:

@@ -161,7 +161,7 @@ def check_registered_strategy(
     Built-in strategies have tests. before_measuring: called on all processes before the collectives.
     """
     config, name = plan.config, plan.config.reduce.strategy
-    if name == AUTO or STRATEGIES[name].builtin:
+    if name not in STRATEGIES.registered:
         return
     for phase in {phase.shape: phase for phase in plan.phases if phase.devices > 1}.values():
         before_measuring()

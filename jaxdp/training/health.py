@@ -15,6 +15,8 @@ from jaxdp.training.callback import Callback
 if TYPE_CHECKING:
     from jaxdp.training.run import Run
 
+MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
+EXPLODED = 4.0  # times the chance-level loss: the mean of LossWatch.WINDOW steps of a loss that has exploded
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
@@ -25,7 +27,7 @@ class StepChecks(Callback):
     """
 
     def on_start(self, run: "Run") -> None:
-        self.loss_watch = LossWatch(chance_loss(run.config), run.config.guard.exploding, reported=run.progress.loss_exploded)
+        self.loss_watch = LossWatch(chance_loss(run.config), reported=run.progress.loss_exploded)
 
     def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
         check_step(metrics, run.config)
@@ -47,16 +49,16 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
     """
     scaling, guard = config.loss_scale, config.guard
     position = f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
-    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.give_up_after:
+    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.GIVE_UP_AFTER:
         raise TrainingError(
             f"{record['skipped_in_a_row']} steps in a row were skipped, up to {position}, loss scale "
             f"{record['loss_scale']:g}): the gradient is not finite at any scale; use --model.dtype bfloat16, or "
             f"{LOWER_THE_RATE}"
         )
-    if guard.non_finite == "skip" and record["skipped_steps"] > guard.skip_at_most:
+    if guard.non_finite == "skip" and record["skipped_steps"] > MOST_SKIPPED_STEPS:
         raise TrainingError(
             f"{record['skipped_steps']} steps with non-finite gradients were skipped, up to {position}), more than "
-            f"guard.skip_at_most={guard.skip_at_most}: {LOWER_THE_RATE}"
+            f"{MOST_SKIPPED_STEPS}: {LOWER_THE_RATE}"
         )
     if scaling.name == "dynamic" or guard.non_finite == "skip":
         return
@@ -74,8 +76,8 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
 def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
     """Raise TrainingError if a run skipped all of its steps."""
     if skipped == steps:
-        scales = f" at loss scales of {scaling.minimum:g} to {scaling.initial:g}" if scaling.name != "none" else ""
-        hint = "lower loss_scale.initial and loss_scale.minimum, or use --model.dtype bfloat16" if scales else LOWER_THE_RATE
+        scales = f" at loss scales of {scaling.MINIMUM:g} to {scaling.initial:g}" if scaling.name != "none" else ""
+        hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
 
 
@@ -124,15 +126,15 @@ def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
 
 
 class LossWatch:
-    """Detects an exploded loss: its mean over WINDOW steps exceeds `factor` times the chance-level loss.
+    """Detects an exploded loss: its mean over WINDOW steps exceeds EXPLODED times the chance-level loss.
 
     reported: whether the explosion was reported in an earlier session; it is reported once.
     """
 
     WINDOW = 20
 
-    def __init__(self, chance: float, factor: float, *, reported: bool = False) -> None:
-        self.limit, self.factor, self.reported = factor * chance, factor, reported
+    def __init__(self, chance: float, *, reported: bool = False) -> None:
+        self.limit, self.reported = EXPLODED * chance, reported
         self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
 
     def last_good_samples(self, record: Mapping[str, Any]) -> int | None:
@@ -150,7 +152,7 @@ class LossWatch:
         return (
             f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
             f"learning rate {record['learning_rate']:.6g}) "
-            f"have a mean above {self.limit:.4g}, {self.factor:g} times the chance-level loss; {checkpoint}"
+            f"have a mean above {self.limit:.4g}, {EXPLODED:g} times the chance-level loss; {checkpoint}"
         )
 
 

@@ -18,10 +18,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError
-from jaxdp.models import Network
-from jaxdp.models.forward_dtypes import forward_dtypes
+from jaxdp.network import Network
 from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
 from jaxdp.parallel import allreduce
+from jaxdp.parallel.forward_dtypes import forward_dtypes
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
 from jaxdp.training import conv_layout

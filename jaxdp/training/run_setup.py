@@ -71,7 +71,6 @@ class RunSetup:
 
         opened, fingerprint = run(open_data)
         config = with_classes(config, opened.class_count)
-        is_resident(config.data, opened, devices[0].platform)  # raises ConfigError if they do not fit
         sizes = {
             "examples": len(opened.train),
             "devices": len(devices),
@@ -90,8 +89,8 @@ class RunSetup:
 
     @property
     def images_on_device(self) -> bool:
-        """Whether the training images are resident on the devices. Raises ConfigError if they should be but cannot."""
-        return is_resident(self.config.data, self.datasets, self.devices[0].platform)
+        """Whether the training images are resident on the devices."""
+        return is_resident(self.datasets, self.devices[0].platform)
 
     def open_batches(self, phase: PlannedPhase, mesh: Mesh, first_sample: int, *, resident: bool) -> DeviceIterator:
         """The batches of the steps of a phase from `first_sample` on, loaded in the background. Close it when done.

@@ -11,7 +11,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config
-from jaxdp.models import Network
+from jaxdp.network import Network
 from jaxdp.optim import build_optimizer, loss_scale
 
 

@@ -19,7 +19,7 @@ from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
-from jaxdp.models import Network
+from jaxdp.network import Network
 from jaxdp.optim import loss_scale
 from jaxdp.optim.squares import Squares, norm
 from jaxdp.parallel import allreduce

@@ -17,7 +17,7 @@ from jaxdp.config import RESNET, Config, Reduce, at_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.prefetch import batch_sharding
-from jaxdp.data.sources import evaluation_transform
+from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
 from jaxdp.models import Network
 from jaxdp.parallel import collectives

@@ -15,7 +15,7 @@ from jaxdp.models import Network
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.mesh import AXES
-from jaxdp.registry import replicated_reason
+from jaxdp.registration import replicated_reason
 from jaxdp.strategies import AUTO, auto_candidates
 from jaxdp.training.placement import make_placement
 from jaxdp.training.state import TrainState, create_state, make_optimizer

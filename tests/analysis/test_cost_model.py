@@ -87,8 +87,8 @@ def test_cost_terms_torus_sends_the_bytes_of_a_ring_in_fewer_rounds():
 
 
 def test_cost_terms_unknown_strategy_raises_config_error():
-    with pytest.raises(ConfigError, match=f"'tree'.*{', '.join(STRATEGIES)}"):
-        cost_model.cost_terms("tree", 2, 2)
+    with pytest.raises(ConfigError, match=f"'no_strategy'.*{', '.join(STRATEGIES)}"):
+        cost_model.cost_terms("no_strategy", 2, 2)
 
 
 def test_speed_up_of_known_times_returns_their_ratio():

@@ -15,7 +15,7 @@ from helpers.processes import CACHE_EVERYTHING
 from PIL import Image
 from safetensors.numpy import load_file
 
-from jaxdp.data.in_memory import digits
+from jaxdp.data.digits import digits
 from jaxdp.recipes import find_config
 
 RECIPES = ["digits_convnext", "digits_vit"]

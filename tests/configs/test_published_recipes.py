@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxdp.data.augment import normalize
-from jaxdp.data.sources import pixel_stats, training_examples
+from jaxdp.data.datasets import pixel_stats
+from jaxdp.data.sources import training_examples
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan
@@ -134,7 +135,7 @@ PAPER_B = {"name": "sony_b", "learning_rate": 29.0, "warmup_epochs": 5.0, "start
 REFERENCE = PAPER_B | {"boundaries": ()}
 PAPER_B = PAPER_B | {"boundaries": (30.0,), "factor": pytest.approx(50 / 29)}
 GOYAL = {"name": "goyal", "learning_rate": 0.1, "warmup_epochs": 5.0, "boundaries": (30.0, 60.0, 80.0), "factor": 0.1}
-LARS = {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.001, "denominator": "sum_of_norms", "nesterov": False}
+LARS = {"name": "lars", "momentum": 0.9, "trust_coefficient": 0.001, "nesterov": False}
 LARS |= {"adapt": "weights"}  # as in TensorFlow and MLPerf
 LARS_A = LARS | {"momentum_rule": "constant", "weight_decay": 1e-4, "eps": 1e-6}
 LARS_B = LARS_A | {"momentum_rule": "noise_scale", "momentum_batch": 32768, "label_smoothing": 0.1}
@@ -288,7 +289,7 @@ def test_recipes_of_today_have_the_figures_of_their_sources(name):
     assert config.data.evaluated_size == more["eval"]
     assert (config.data.augmentation, config.model.depth, config.model.norm) == ("random_resized_crop", 50, "per_worker")
     if more["mixup"] is not None:
-        assert (config.data.mix_alpha, config.data.cutmix_probability) == (more["mixup"], 0.5)
+        assert config.data.mix_alpha == more["mixup"]
     assert f"Published: {accuracy:g} % top-1" in ast.get_docstring(ast.parse(find_config(name).read_text()))
 
 

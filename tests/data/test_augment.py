@@ -34,18 +34,18 @@ def bilinear(image, row, column):
     )
 
 
-def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
+def slow_paper_transform(image, out, ranges, u, padding=0):
     """nnabla's function, pixel by pixel: the input place as an affine map of the (distorted) output place.
 
     One column of the output moves the input by (cos / sx, sin / sx), one row by (-sin / sy, cos / sy); a mirrored image has
-    the horizontal parts negated. `normal`: the standard normal numbers of the noise.
+    the horizontal parts negated. The values are those of nnabla's ImageNet example.
     """
     height, width, _ = image.shape
     result = np.zeros((out, out, 3))
-    scale = ranges.min_scale * np.exp(u["scale"] * np.log(ranges.max_scale / ranges.min_scale))
-    sx = scale * np.exp((u["aspect"] - 0.5) * np.log(ranges.aspect))
+    scale = 0.77 * np.exp(u["scale"] * np.log(1.54 / 0.77))
+    sx = scale * np.exp((u["aspect"] - 0.5) * np.log(1.3))
     sy = scale**2 / sx
-    angle = -ranges.angle + 2 * u["angle"] * ranges.angle
+    angle = -0.5 + 2 * u["angle"] * 0.5
     mirror = -1 if ranges.flip and u["flip"] < 0.5 else 1
     by_column = np.array([np.sin(angle), mirror * np.cos(angle)]) / sx  # (row, column) in the input
     by_row = np.array([np.cos(angle), -mirror * np.sin(angle)]) / sy
@@ -56,7 +56,7 @@ def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
             (u["column"] * ((width + 2 * padding) * sx - out) + middle) / sx - padding,
         ]
     )
-    d = np.exp((2 * u["distortion"] - 1) * ranges.distortion) - 1
+    d = np.exp((2 * u["distortion"] - 1) * 0.2) - 1
     half = out / 2
     for i in range(out):
         for j in range(out):
@@ -64,10 +64,8 @@ def slow_paper_transform(image, out, ranges, u, padding=0, normal=0.0):
             r2 = y**2 + x**2
             y, x = (half * p * (1 + d * r2) / (1 + d) + half for p in (y, x))
             place = center + (x - middle) * by_column + (y - middle) * by_row
-            pixel = bilinear(image, *place) / 255 + (2 * u["brightness"] - 1) * ranges.brightness
-            contrast = ranges.contrast ** (2 * u["contrast"] - 1)
-            result[i, j] = (pixel - ranges.contrast_center) * contrast + ranges.contrast_center
-    return 255 * (result + normal * u["noise"] * ranges.noise)
+            result[i, j] = (bilinear(image, *place) / 255 - 0.5) * 1.1 ** (2 * u["contrast"] - 1) + 0.5
+    return 255 * result
 
 
 def smooth_image(height, width):
@@ -77,37 +75,20 @@ def smooth_image(height, width):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "ranges",
-    [
-        Augment(),
-        Augment(flip=False, brightness=0.3, contrast=2.0, angle=3.0, distortion=0.7),
-        Augment(aspect=2.0, angle=1.0, padding=3, noise=0.3, contrast=3.0),
-    ],
-)
+@pytest.mark.parametrize("ranges", [Augment(), Augment(flip=False), Augment(padding=3)])
 def test_paper_transform_matches_its_formulas_in_numpy(seed, ranges):
     image = smooth_image(20, 28)
     draws = augment.paper_draws(jax.random.key(seed))
     transform = jax.jit(functools.partial(augment.paper_transform, size=14, ranges=ranges))
     ours = transform(jnp.asarray(image, jnp.float32), draws)
-    u = {name: np.asarray(value, np.float64) for name, value in draws.items() if name != "key"}
-    normal = np.asarray(jax.random.normal(draws["key"], (14, 14, 3)), np.float64)
-    expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0, normal)
+    u = {name: np.asarray(value, np.float64) for name, value in draws.items()}
+    expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0)
     np.testing.assert_allclose(ours, expected, atol=0.03)
-
-
-def test_paper_transform_noise_has_the_drawn_deviation():
-    ranges = Augment(noise=0.2, contrast=1.0)
-    draws = augment.paper_draws(jax.random.key(0)) | {"noise": jnp.float32(0.5)}
-    gray = jnp.full((64, 64, 3), 100.0)
-    ours = np.asarray(augment.paper_transform(gray, draws, size=64, ranges=ranges))
-    assert ours.std() == pytest.approx(255 * 0.1, rel=0.03)
-    assert ours.mean() == pytest.approx(100, abs=1.0)
 
 
 def test_paper_draws_are_uniform_and_independent():
     draws = jax.vmap(augment.paper_draws)(augment.keys_for(0, jnp.arange(4000, dtype=jnp.uint32)))
-    table = np.stack([np.asarray(v) for name, v in draws.items() if name not in ("key", "contrast")])
+    table = np.stack([np.asarray(v) for name, v in draws.items() if name != "contrast"])
     np.testing.assert_allclose(table.mean(1), 0.5, atol=0.025)
     np.testing.assert_allclose(table.var(1), 1 / 12, atol=0.005)
     assert np.abs(np.corrcoef(table) - np.eye(len(table))).max() < 0.06
@@ -210,9 +191,8 @@ def test_cutmix_pastes_a_rectangle_of_the_remaining_share():
 
 
 def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
-    def is_cut(seed, probability=0.5):
-        fields = {"cutmix_alpha": 1.0, "cutmix_probability": probability}
-        found = mixed("mixup_or_cutmix", 0.2, seed, **fields)
+    def is_cut(seed):
+        found = mixed("mixup_or_cutmix", 0.2, seed)
         parts = mixed("cutmix", 1.0, seed), mixed("mixup", 0.2, seed)
         (cut,) = (cut for cut, part in zip((True, False), parts, strict=True) if np.array_equal(found[0], part[0]))
         for one, other in zip(found, parts[not cut], strict=True):
@@ -220,8 +200,6 @@ def test_mixup_or_cutmix_is_one_of_the_two_with_its_own_alpha():
         return cut
 
     assert np.mean([is_cut(seed) for seed in range(200)]) == pytest.approx(0.5, abs=0.12)  # 3.4 standard deviations
-    assert not any(is_cut(seed, 0.0) for seed in range(5))
-    assert all(is_cut(seed, 1.0) for seed in range(5))
 
 
 def test_mix_share_follows_the_beta_distribution():
@@ -294,10 +272,6 @@ def test_mixed_loss_weighs_both_smoothed_targets(kind):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"augment": Augment(min_scale=2.0), "data": Data(augmentation="paper")},
-            r"augment.min_scale=2.0: must not exceed augment.max_scale",
-        ),
         (
             {"data": Data(source="synthetic", stored_size=64, augmentation="pad_and_crop")},
             "data.stored_size=64: data.augmentation='pad_and_crop' does not resize",

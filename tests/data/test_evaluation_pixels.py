@@ -15,7 +15,7 @@ import jaxdp
 from jaxdp import models
 from jaxdp.cli.main import main
 from jaxdp.config import Augment, Config, Data, evaluation_side
-from jaxdp.data import decode, sources
+from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
@@ -44,7 +44,7 @@ def published(image, *, resize, crop, interpolation):
 def prepared(data, **fields):
     """The image of an encoded file as an evaluation with these fields of the config sees it."""
     config = Config(data=Data(source="folder", directory="anywhere", **fields))
-    transform, size = sources.evaluation_transform(validate(config))
+    transform, size = transforms.evaluation_transform(validate(config))
     out = np.full((size, size, 3), 7, np.uint8)
     transform(decode.decode(data), out, 0)
     return out
@@ -120,9 +120,9 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
     model = models.create(config.model)
     params, stats = model.init(jax.random.key(0), (32, 32, 3))
     out = np.empty((1, 48, 48, 3), np.uint8)
-    sources.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
-    np.testing.assert_allclose(normalize(out, *sources.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
-    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=sources.pixel_stats(config), top=6)
+    transforms.evaluation_transform(config)[0](decode.decode(data), out[0], 0)
+    np.testing.assert_allclose(normalize(out, *datasets.pixel_stats(config)), expected_input, rtol=0, atol=1e-6)
+    step = make_prediction_step(config, model, make_mesh(1, 1), pixel_stats=datasets.pixel_stats(config), top=6)
     batch = {"images": out, "labels": np.zeros(1, np.int32)}
     classes, probabilities = step(params, stats, batch)
     logits = np.asarray(model.apply(params, stats, expected_input.astype(np.float32), train=False)[0])[0]
@@ -132,7 +132,7 @@ def test_logits_equal_those_of_published_pixels_and_normalization(tiny_resnet):
 
 def test_imagenets_mean_and_standard_deviation_are_those_of_the_data_set():
     given = Data(source="imagenet2012", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    assert sources.pixel_stats(Config(data=given)) == sources.pixel_stats(Config(data=Data(source="imagenet2012")))
+    assert datasets.pixel_stats(Config(data=given)) == datasets.pixel_stats(Config(data=Data(source="imagenet2012")))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_defaults_leave_the_evaluation_as_it_was():
     image = noise(501, 333)
     for data in ({}, {"augmentation": "random_resized_crop"}, {"stored_size": 40, "augmentation": "paper"}):
         config = Config(data=Data(source="folder", directory="anywhere", image_size=32, **data), augment=Augment())
-        transform, size = sources.evaluation_transform(config)
+        transform, size = transforms.evaluation_transform(config)
         assert size == {"paper": 40}.get(config.data.augmentation, 32)
         ours, expected = (np.empty((size, size, 3), np.uint8) for _ in range(2))
         transform(image, ours, 0)

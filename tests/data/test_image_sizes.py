@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.images import folder_config
 
-from jaxdp import ConfigError
 from jaxdp.config import Augment, Data, Mesh, Phase, at_image_size
 from jaxdp.data import sources
 from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
@@ -53,10 +52,7 @@ def test_small_images_in_memory_are_decoded_in_every_size(growing):
     np.testing.assert_array_equal(opened.train_at(8).images, alone.train.images)
 
 
-def test_resident_images_of_several_sizes_are_refused(growing):
-    config = dataclasses.replace(growing, data=Data(source="digits", image_size=16, resident="on"))
+def test_images_of_several_sizes_are_not_resident(growing):
+    config = dataclasses.replace(growing, data=Data(source="digits", image_size=16))
     config = validate(dataclasses.replace(config, model=dataclasses.replace(config.model, classes=10)))
-    opened = sources.open_datasets(config)
-    with pytest.raises(ConfigError, match=r"^data.resident='on': the phases have images of different sizes; give auto or off"):
-        sources.is_resident(config.data, opened, "gpu")
-    assert not sources.is_resident(dataclasses.replace(config.data, resident="auto"), opened, "gpu")
+    assert not sources.is_resident(sources.open_datasets(config), "gpu")

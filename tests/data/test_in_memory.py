@@ -5,8 +5,8 @@ import pytest
 
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import augment
-from jaxdp.data.in_memory import SyntheticSource
 from jaxdp.data.sources import open_datasets
+from jaxdp.data.synthetic import SyntheticSource
 
 
 def open_digits(**options):

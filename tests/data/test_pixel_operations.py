@@ -59,7 +59,9 @@ def increasing_rows(operations):
 
 def test_nearest_operations_equal_pillows_at_every_magnitude():
     image, fill = picture(), jnp.array(FILL)
-    run = jax.jit(jax.vmap(lambda one: pixel_operations.apply(jnp.asarray(image), one, interpolation="nearest", fill=fill)))
+    run = jax.jit(
+        jax.vmap(lambda one: pixel_operations.apply_operation(jnp.asarray(image), one, interpolation="nearest", fill=fill))
+    )
     for policy in policies.SPACES:
         flat = [leaf.reshape(-1, *leaf.shape[3:]) for leaf in policies.table(policy, SIZE, True)[:3]]
         ours = np.asarray(run(pixel_operations.Operation(*flat))).reshape(-1, policies.BINS, 2, SIZE, SIZE, 3)

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxdp.config import Augment, Config, Data, policy_words
+from jaxdp.config import Augment, Config, Data
 from jaxdp.data import policies
 from jaxdp.data.augment import augment, keys_for
 from jaxdp.data.pixel_operations import Kind
 from jaxdp.errors import ConfigError
+from jaxdp.plan_summary import _policy_words
 from jaxdp.validation import from_json, to_json
 
 MEAN, SIZE = (123.675, 116.28, 103.53), 16
@@ -105,8 +106,8 @@ def changed(config, seed, images, positions):
 @pytest.mark.parametrize(
     "config",
     [
-        config_of("rand_augment", operations=1, jitter_saturation=0.4, erase_probability=0.7, erase_mode="noise"),
-        config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, jitter_contrast=0.9),
+        config_of("rand_augment", operations=1, color_jitter=(0.0, 0.0, 0.4), erase_probability=0.7, erase_mode="noise"),
+        config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, color_jitter=(0.0, 0.9)),
     ],
     ids=["crops of the decoding threads", "crops on the device"],
 )
@@ -128,11 +129,10 @@ def test_all_options_off_change_nothing():
 
 
 def test_places_outside_have_the_published_color():
-    """A large shift of a white image: black as in torchvision, the mean as in timm, or the fill of the config."""
+    """A large shift of a white image: black as in torchvision, the mean as in timm."""
     white, positions = np.full((200, SIZE, SIZE, 3), 255, np.uint8), np.arange(200, dtype=np.uint32)
     for config, color in (
         (config_of("trivial_augment"), (0, 0, 0)),
-        (config_of("trivial_augment", fill=(0.2, 0.4, 1.0)), (51, 102, 255)),
         (config_of("rand_augment_increasing", operation_interpolation="nearest", operations=1), (124, 116, 104)),
     ):
         pixels = np.asarray(jax.jit(functools.partial(policies.change_pixels, config, mean=MEAN))(white, positions))
@@ -142,7 +142,7 @@ def test_places_outside_have_the_published_color():
 
 def test_jitter_factors_are_uniform_in_their_range():
     gray, positions = np.full((2000, 2, 2, 3), 100, np.uint8), np.arange(2000, dtype=np.uint32)
-    config = config_of(jitter_brightness=0.4)
+    config = config_of(color_jitter=(0.4,))
     factors = np.asarray(policies.change_pixels(config, gray, positions, mean=MEAN))[:, 0, 0, 0] / 100
     np.testing.assert_allclose(np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), [0.6, 0.8, 1.0, 1.2, 1.4], atol=0.03)
 
@@ -216,7 +216,11 @@ def test_erasing_replaces_by_the_mean_or_by_noise_with_the_probability():
             config_of("trivial_augment", magnitude=9.0),
             "augment.magnitude=9.0: not used with data.auto_augment='trivial_augment'",
         ),
-        (config_of("trivial_augment", fill=(0.5,)), r"augment.fill=\(0.5,\): must be three numbers: red, green, blue"),
+        (
+            config_of(color_jitter=(0.1,) * 5),
+            r"augment.color_jitter=\(.*\): must be at most four numbers: brightness, contrast, ",
+        ),
+        (config_of(color_jitter=(0, 0, 0, 0.6)), r"augment.color_jitter=\(.*\): the hue \(0.6\) must be at most 0.5"),
         (config_of(erase_mode="noise"), "augment.erase_mode='noise': not used with augment.erase_probability=0"),
         (
             config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, crop_interpolation="bicubic"),
@@ -230,13 +234,13 @@ def test_fields_that_do_not_apply_are_refused(config, message):
 
 
 def test_plan_names_every_random_operation():
-    ranges = {"jitter_hue": 0.1, "erase_probability": 0.25, "crop_interpolation": "random"}
+    ranges = {"color_jitter": (0.0, 0.0, 0.0, 0.1), "erase_probability": 0.25, "crop_interpolation": "random"}
     config = config_of("rand_augment_increasing", data={"repeats": 3}, magnitude=6.0, **ranges)
-    assert policy_words(config) == [
+    assert _policy_words(config) == [
         "crops antialiased (bilinear or bicubic, at random)",
         "rand augment increasing (operations 2, magnitude 6.0)",
         "color jitter (hue 0.1)",
         "erasing (constant, probability 0.25)",
         "each image 3 times a batch",
     ]
-    assert policy_words(Config()) == []
+    assert _policy_words(Config()) == []

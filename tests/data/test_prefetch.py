@@ -62,7 +62,7 @@ def test_repeated_images_are_on_different_workers_with_positions_of_their_own(me
 @pytest.mark.slow
 def test_run_with_repeats_and_random_operations_resumes_exactly(tiny, tmp_path):
     data = dataclasses.replace(tiny.data, repeats=2)
-    config = dataclasses.replace(tiny, data=data, augment=Augment(jitter_contrast=0.4, erase_probability=0.5))
+    config = dataclasses.replace(tiny, data=data, augment=Augment(color_jitter=(0.0, 0.4), erase_probability=0.5))
     train_until(config, tmp_path / "cut", step=8)
     for name in ("cut", "whole"):
         jaxdp.train(config, tmp_path / name)

@@ -13,13 +13,14 @@ from helpers.runs import read_records, train_shown
 
 import jaxdp
 from jaxdp.config import Config, Data
-from jaxdp.data import sources
+from jaxdp.data import datasets, sources
+from jaxdp.data.datasets import with_classes
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import Loader
-from jaxdp.data.sources import with_classes
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
+from jaxdp.training import run_setup
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -51,6 +52,16 @@ def test_number_of_classes_follows_from_a_folder_and_from_arrays(pictures):
     with pytest.raises(ConfigError, match=r"model.classes=3: the given data have 4 classes; omit it, or use 4"):
         sources.open_datasets(with_classes(given, 3), [stated(part) for part in items])
     assert sources.open_datasets(with_classes(given, 9), arrays, may_lack_classes=True).class_count == 9
+
+
+def test_sources_without_what_is_asked_of_them_say_so():
+    given = Config(data=Data(source="given", image_size=32))
+    for use in (sources.open_datasets, sources.inspect):
+        with pytest.raises(ConfigError, match=r"data\.source='given': the images are given from Python; pass them in Python: "):
+            use(given)
+    for config in (Config(), given):
+        with pytest.raises(ConfigError, match=r"has no files to read; use folder or a prepared data set"):
+            sources.open_split(config, "train")
 
 
 def test_one_source_for_both_sets_is_trained_on_as_training_images(tiny):
@@ -211,19 +222,16 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
     large = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=65)
     config = dataclasses.replace(folder_config(pictures), data=large)
     assert isinstance(sources.open_datasets(config).train, Loader)
-    monkeypatch.setattr(sources, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
+    monkeypatch.setattr(datasets, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
     assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, Loader)
 
 
 def test_is_resident_requires_images_in_memory(pictures):
     arrays = ArraySource(np.zeros((2, 4, 4, 3)), np.zeros(2))
-    arrays = sources.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
-    assert sources.is_resident(Data(), arrays, "gpu")
-    assert not sources.is_resident(Data(), arrays, "cpu")
-    assert not sources.is_resident(Data(resident="off"), arrays, "gpu")
-    config = folder_config(pictures, resident="on")
-    with pytest.raises(ConfigError, match=r"data.resident='on': images of folder are not kept in memory"):
-        sources.is_resident(config.data, sources.open_datasets(config), "gpu")
+    arrays = datasets.Datasets(arrays, arrays, 0.0, 1.0, class_count=2)
+    assert sources.is_resident(arrays, "gpu")
+    assert not sources.is_resident(arrays, "cpu")
+    assert not sources.is_resident(sources.open_datasets(folder_config(pictures)), "gpu")
 
 
 def test_real_images_use_imagenet_statistics(pictures):
@@ -267,14 +275,14 @@ def test_train_on_imagenet_by_name(tiny, imagenet, tmp_path):
 
 
 @pytest.mark.parametrize("per_worker", [None, 2])
-def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, per_worker):
+def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, monkeypatch, per_worker):
     config = small(tiny, data=Data(image_size=16, augmentation="pad_and_crop"))
     config = dataclasses.replace(config, epochs=2.0, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
     config = dataclasses.replace(config, batch=(dataclasses.replace(config.batch[0], per_worker_batch=per_worker),))
     logs = []
-    for resident in ("off", "on"):
-        data = dataclasses.replace(config.data, resident=resident)
-        jaxdp.train(dataclasses.replace(config, data=data), tmp_path / resident, datasets=(GraySquares(26), GraySquares(9)))
-        lines = read_records(tmp_path / resident)
+    for platform in ("cpu", "gpu"):  # the second as if the CPU were an accelerator
+        monkeypatch.setattr(run_setup, "is_resident", lambda opened, _, seen=platform: sources.is_resident(opened, seen))
+        jaxdp.train(config, tmp_path / platform, datasets=(GraySquares(26), GraySquares(9)))
+        lines = read_records(tmp_path / platform)
         logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])
     assert logs[0] == logs[1]

@@ -37,7 +37,7 @@ from jaxdp.strategies import STRATEGIES
 
 resnet.BLOCKS[18] = resnet.BLOCKS[resnet.TWO_BLOCKS]
 for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
-    del STRATEGIES[name]
+    del STRATEGIES.entries[name]
 main.main(["doctor", "--verify", "--thorough", "--mesh.cpu-devices", "1", *{SMALL!r}, "--output", {str(output)!r}])
 """
     launch = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--"]
@@ -70,7 +70,7 @@ from jaxdp.loggers.console import Screen
 from jaxdp.strategies import STRATEGIES
 
 for name in {{*STRATEGIES}} - {{"psum", "torus"}}:
-    del STRATEGIES[name]
+    del STRATEGIES.entries[name]
 verify_gradients.mesh_shapes = lambda _: [(1, 2)]
 info = Screen.info
 

@@ -199,9 +199,8 @@ def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
 @pytest.mark.slow
 def test_exploded_loss_retains_a_checkpoint_and_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(health.LossWatch, "WINDOW", 5)
-    config = dataclasses.replace(
-        tiny, guard=dataclasses.replace(tiny.guard, exploding=1.0001), checkpoint=dataclasses.replace(tiny.checkpoint, keep=1)
-    )
+    monkeypatch.setattr(health, "EXPLODED", 1.0001)
+    config = dataclasses.replace(tiny, checkpoint=dataclasses.replace(tiny.checkpoint, keep=1))
     first, second = Recorder(step=13), Recorder()
     with pytest.raises(Interrupted):
         train_shown(config, tmp_path, screen=first)

@@ -330,7 +330,7 @@ class Images:
         return np.full((80, 80, 3), index, np.uint8), index % 10
 
 config = Config(
-    name="slow", epochs=3.0, data=Data(source="given", image_size=80, threads=1, resident="off", augmentation="none"),
+    name="slow", epochs=3.0, data=Data(source="given", image_size=80, threads=1, augmentation="none"),
     model=tiny_run.config().model, batch=(Phase(8),), optimizer=Optimizer(name="sgd"),
     schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0), mesh=Mesh(cpu_devices=2),
     logging=Logging(every_steps=4, tensorboard=False),

@@ -8,7 +8,7 @@ from helpers.saved_run import save_run
 
 from jaxdp import models
 from jaxdp.config import Data
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.training.evaluation import evaluation_logits
 
 BATCHES = (1, 3, 8)

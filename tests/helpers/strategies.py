@@ -14,14 +14,15 @@ from jaxdp.strategies import STRATEGIES, Strategy
 
 def set_stages(monkeypatch, name, *stages):
     """Give a strategy other stages, or add one with these stages."""
-    strategy = STRATEGIES.get(name) or Strategy(name=name, stages=(), builtin=False)
-    monkeypatch.setitem(STRATEGIES, name, dataclasses.replace(strategy, stages=stages, scatters=False))
+    strategy = STRATEGIES.get(name) or Strategy(name=name)
+    monkeypatch.setitem(STRATEGIES.entries, name, dataclasses.replace(strategy, scatters=False))
+    monkeypatch.setitem(STRATEGIES.implementations, name, stages)
 
 
 def replace_strategies(monkeypatch, stages):
     """Let the table hold only these strategies: name -> stages."""
     for name in STRATEGIES.keys() - stages.keys():
-        monkeypatch.delitem(STRATEGIES, name)
+        monkeypatch.delitem(STRATEGIES.entries, name)
     for name, functions in stages.items():
         set_stages(monkeypatch, name, *functions)
 

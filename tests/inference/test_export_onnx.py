@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from jaxdp.cli import main
 from jaxdp.config import Model
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.inference.export import export
 from jaxdp.models import resnet
 

@@ -21,7 +21,7 @@ from helpers.served import BATCHES, PREPARATIONS, assert_close, random_images, s
 from safetensors.numpy import load_file
 
 import jaxdp
-from jaxdp import registry
+from jaxdp import register_model
 from jaxdp.analysis import aot
 from jaxdp.analysis.gpu_targets import GPU_TARGETS, target_config
 from jaxdp.cli import main
@@ -147,8 +147,8 @@ def test_run_in_half_precision_is_exported_in_float32_unless_asked(tiny_resnet, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen_stages", "linen_remat", "nnx"])
-def test_flax_modules_have_the_logits_of_evaluation(tiny, tmp_path, monkeypatch, kind):
-    monkeypatch.setitem(registry.own_models, "net", flax_nets.BUILDERS[kind])
+def test_flax_modules_have_the_logits_of_evaluation(tiny, tmp_path, kind):
+    register_model("net", flax_nets.BUILDERS[kind])
     logits = save_random_run(dataclasses.replace(tiny, model=Model(name="net", classes=6)), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "m.jaxexport", format="stablehlo")
     call, _ = read(tmp_path / "m.jaxexport")
@@ -172,8 +172,8 @@ class Callback:
         return jax.pure_callback(lambda x: np.zeros(shape.shape), shape, images, vmap_method="sequential"), {}
 
 
-def test_model_that_no_file_can_hold_is_refused_in_one_line(tiny, tmp_path, monkeypatch):
-    monkeypatch.setitem(registry.own_models, "callback", Callback)
+def test_model_that_no_file_can_hold_is_refused_in_one_line(tiny, tmp_path):
+    register_model("callback", Callback)
     save_random_run(dataclasses.replace(tiny, model=Model(name="callback", classes=6)), tmp_path / "run")
     with pytest.raises(
         ConfigError, match=r"^model.name='callback': the model cannot be exported to StableHLO: \w+: .*"

@@ -9,7 +9,7 @@ import pytest
 from jaxdp.config import Model
 from jaxdp.models.activations import activation_bytes
 from jaxdp.recipes import load_config
-from jaxdp.registry import own_models
+from jaxdp.registration import register_model
 
 RECORD = Path(__file__).parents[2] / "benchmarks/results/memory.json"
 SIDE, CHANNELS = 8, 5
@@ -31,9 +31,9 @@ class TwoProducts:
 
 
 @pytest.fixture
-def registered(monkeypatch):
+def registered():
     def register(activation):
-        monkeypatch.setitem(own_models, "two_products", lambda config: TwoProducts(activation, config.classes))
+        register_model("two_products", lambda config: TwoProducts(activation, config.classes))
         return Model(name="two_products", classes=3)
 
     return register

@@ -14,8 +14,6 @@ from jaxdp import models
 from jaxdp.config import Model
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments, moments_in_one_reduction
 from jaxdp.models.bn_relu import bn_relu, fused_bn_relu, relu_by_sqrt
-from jaxdp.models.convolution import max_pool
-from jaxdp.models.pooled_bn_relu import pooled_bn_relu
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES, make_mesh
 
@@ -40,13 +38,13 @@ def flax_bn_relu(terms, shortcut):
     return jnp.maximum(total, 0)
 
 
-def jaxdp_bn_relu(terms, shortcut, axes=(), custom_vjp=True, convolution="direct", relu_bits=False):
+def jaxdp_bn_relu(terms, shortcut, axes=(), custom_vjp=True, convolution="direct"):
     def term(x, scale, bias):
         mean, square = moments(lax.stop_gradient(x) if custom_vjp else x, axes)
         return BatchNormTerm(x, Normalization(scale, bias, mean, square - mean * mean))
 
     inputs = tuple(term(*arrays) for arrays in terms)
-    return fused_bn_relu(Fusion(axes, convolution, relu_bits), inputs, shortcut) if custom_vjp else bn_relu(inputs, shortcut)
+    return fused_bn_relu(Fusion(axes, convolution), inputs, shortcut) if custom_vjp else bn_relu(inputs, shortcut)
 
 
 @pytest.mark.parametrize("convolution", ["direct", "product"])
@@ -142,85 +140,6 @@ def test_moments_in_one_reduction_equal_moments():
     wide = np.asarray(x, np.float64)
     for found in (moments(x), moments_in_one_reduction(x)):
         np.testing.assert_allclose(found, (wide.mean((0, 1, 2)), (wide**2).mean((0, 1, 2))), rtol=1e-6)
-
-
-@pytest.mark.parametrize("channels", [8, 7], ids=["whole bytes", "no whole bytes"])
-@pytest.mark.parametrize(("count", "shortcut"), [(1, True), (2, False)])
-def test_relu_bits_change_no_bit_of_value_and_gradient(count, shortcut, channels):
-    rng = np.random.default_rng(0)
-    shape = (4, 5, 5, channels)
-
-    def array(*sizes):
-        return jnp.asarray(rng.normal(size=sizes), jnp.bfloat16)
-
-    terms = [(array(*shape), *jnp.asarray(rng.normal(size=(2, channels)), jnp.float32)) for _ in range(count)]
-    arguments, cotangent = (terms, array(*shape) if shortcut else None), array(*shape)
-
-    @partial(jax.jit, static_argnums=0)
-    def value_and_gradient(relu_bits, arguments, cotangent):
-        value, vjp_fn = jax.vjp(partial(jaxdp_bn_relu, relu_bits=relu_bits), *arguments)
-        return value, vjp_fn(cotangent)
-
-    kept = jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(partial(jaxdp_bn_relu, relu_bits=True), *a)[1], *arguments))
-    assert any(leaf.dtype == jnp.uint8 and leaf.shape == (4, 5, 5, 1) for leaf in kept) == (channels == 8)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        value_and_gradient(True, arguments, cotangent),
-        value_and_gradient(False, arguments, cotangent),
-    )
-
-
-@pytest.mark.parametrize("side", [8, 7])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_pooled_bn_relu_equals_flax_batch_norm_and_max_pool_in_float64(dtype, side):
-    """Few distinct values: many maxima are tied. bfloat16 rounds values and gradients."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(-3, 4, (16, side, side, 7)).astype(np.float64)
-    scale, bias = rng.uniform(-2, 2, 7), rng.normal(size=7)
-    cotangent = rng.integers(-8, 8, (16, -(-side // 2), -(-side // 2), 7)).astype(np.float64)
-
-    def reference(x, scale, bias):
-        return max_pool(flax_bn_relu([(x, scale, bias)], None), custom_vjp=False)
-
-    def pooled(x, scale, bias):
-        mean, square = moments(lax.stop_gradient(x))
-        return pooled_bn_relu(Fusion(), BatchNormTerm(x, Normalization(scale, bias, mean, square - mean * mean)))
-
-    with jax.enable_x64():
-        expected, vjp_fn = jax.vjp(reference, x, scale, bias)
-        expected, wanted = jax.tree.map(np.asarray, (expected, vjp_fn(jnp.asarray(cotangent))))
-    found, vjp_fn = jax.vjp(pooled, jnp.asarray(x, dtype), *(jnp.asarray(each, jnp.float32) for each in (scale, bias)))
-    limit = 1e-5 if dtype == jnp.float32 else 2**-8
-    for one, other in zip((found, *vjp_fn(jnp.asarray(cotangent, dtype))), (expected, *wanted), strict=True):
-        assert np.linalg.norm(np.asarray(one, np.float64) - other) <= limit * np.linalg.norm(other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch_norm", ["separate", "folded"])
-@pytest.mark.parametrize("norm", ["per_worker", "synchronized"])
-def test_options_that_keep_more_for_the_gradient_leave_the_gradient_of_the_model(norm, batch_norm):
-    """Also over two devices, and with a recomputed forward pass."""
-    mesh, everywhere = make_mesh(1, 2), PartitionSpec()
-    images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
-    config = partial(Model, depth=TWO_BLOCKS, width=8, classes=5, convolution="direct", norm=norm, batch_norm=batch_norm)
-    params, stats = models.create(config()).init(jax.random.key(0), (32, 32, 3))
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(1), leaf.shape), params)
-
-    def gradient(config):
-        def of_device(params, images):
-            def loss(params):
-                logits, moments = models.create(config).apply(params, stats, images, train=True)
-                return jnp.sin(logits).sum(), moments
-
-            return jax.lax.pmean(jax.grad(loss, has_aux=True)(params), AXES)
-
-        specs = {"in_specs": (everywhere, PartitionSpec(AXES)), "out_specs": everywhere}
-        return jax.jit(jax.shard_map(of_device, mesh=mesh, check_vma=False, **specs))(params, images)
-
-    plain = gradient(config())
-    for options in ({"pool_maxima": True}, {"relu_bits": True}, {"pool_maxima": True, "relu_bits": True, "remat": True}):
-        for one, other in zip(jax.tree.leaves(gradient(config(**options))), jax.tree.leaves(plain), strict=True):
-            assert np.linalg.norm(one - other) <= 1e-4 * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -30,7 +30,7 @@ from helpers.step import (
     step_config,
 )
 
-from jaxdp import models, registry
+from jaxdp import models, register_model
 from jaxdp.config import Model, Phase
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
@@ -47,11 +47,11 @@ def case(name, quick):
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
+def registered():
     for name, build in BUILDERS.items():
-        monkeypatch.setitem(registry.own_models, name, build)
+        register_model(name, build)
     for name, build in WITH_DROPOUT.items():
-        monkeypatch.setitem(registry.own_models, f"{name}_dropout", build)
+        register_model(f"{name}_dropout", build)
 
 
 def config_of(name, **changes):
@@ -134,7 +134,7 @@ def states_after(config, mesh_shape, batches, rate=0.0):
 def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind, momentum):
     """The layers' own momentum, Flax's default of 0.99, plays no part."""
     nets = {"linen": lambda config: LinenNet(momentum=0.99), "nnx": lambda config, rngs: NnxNet(momentum=0.99, rngs=rngs)}
-    registry.own_models[kind] = nets[kind]
+    register_model(kind, nets[kind])
     config = dataclasses.replace(config_of(kind), batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),))
     config = dataclasses.replace(
         config,
@@ -204,9 +204,9 @@ class TwoDropouts(nnx.Module):
         return (self.first(ones) * self.second(ones)).mean((1,), keepdims=True) * jnp.ones(2)
 
 
-def test_nnx_dropout_layers_draw_different_masks(monkeypatch):
+def test_nnx_dropout_layers_draw_different_masks():
     """The mean product of equal masks, whose kept values count double, is 2; that of independent ones 1."""
-    monkeypatch.setitem(registry.own_models, "two", lambda config, rngs: TwoDropouts(rngs))
+    register_model("two", lambda config, rngs: TwoDropouts(rngs))
     model = models.create(Model(name="two", classes=2))
     logits, _ = model.apply({"net": {}}, {}, jnp.zeros((64, 2, 2, 3)), train=True, key=jax.random.key(0))
     assert float(logits.mean()) == pytest.approx(1.0, abs=0.1)

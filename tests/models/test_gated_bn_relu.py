@@ -72,10 +72,9 @@ def assert_equal(found, wanted):
     [
         {},
         {"fusion": Fusion(convolution="product")},
-        {"fusion": Fusion(relu_bits=True)},
         {"custom_vjp": False},
     ],
-    ids=["direct", "product", "relu_bits", "autodiff"],
+    ids=["direct", "product", "autodiff"],
 )
 @pytest.mark.parametrize("squeezes", [False, True])
 @pytest.mark.parametrize("case", CASES)

@@ -19,7 +19,8 @@ from jaxdp.config import Config, Finetune, Model
 from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
 from jaxdp.models.resnet import TWO_BLOCKS
-from jaxdp.registry import own_models
+from jaxdp.models.summary import summary
+from jaxdp.registration import register_model
 from jaxdp.training.finetune import read_weights
 from jaxdp.validation import validate
 
@@ -52,7 +53,7 @@ def random_images(count=2, size=33):
     ids=lambda value: value.title if isinstance(value, Model) else "",
 )
 def test_size_is_that_of_timms_table(config, millions, giga_macs):
-    counted = models.summary(config, (224, 224, 3))
+    counted = summary(config, (224, 224, 3))
     assert round(counted["parameters"] / 1e6, 2) == millions
     assert counted["macs"] / 1e9 == pytest.approx(giga_macs, abs=0.035)
 
@@ -78,8 +79,8 @@ def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
         {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
         pytest.param({"blur_pool": "convolutions", "drop_path": 0.5, "batch_norm": "folded"}, marks=pytest.mark.slow),
         pytest.param({"blur_pool": "convolutions_and_pool", "remat": True, "drop_path": 0.5}, marks=pytest.mark.slow),
-        pytest.param({"squeeze_excitation": True, "relu_bits": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
-        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "pool_maxima": True, "remat": True}, marks=pytest.mark.slow),
+        pytest.param({"squeeze_excitation": True, "batch_norm": "folded"}, marks=pytest.mark.slow),
+        pytest.param({"drop_path": 0.5, "batch_norm": "folded", "remat": True}, marks=pytest.mark.slow),
     ],
     ids=lambda variant: ", ".join(variant),
 )
@@ -214,10 +215,6 @@ def test_fine_tuning_needs_the_network_of_the_file(two_blocks, tmp_path, tiny_re
             r"^model.blur_pool='convolutions_and_pool': model.stem='small' has no max pooling; use --model.blur-pool convolu",
         ),
         (
-            Config(model=Model(blur_pool="activations", pool_maxima=True)),
-            r"^model.pool_maxima=True: not possible with model.blur_pool='activations', whose maxima have stride 1; omit ",
-        ),
-        (
             Config(model=Model(drop_path=0.1), finetune=Finetune(weights="w.safetensors", frozen_stages=5)),
             r"^model.drop_path=0.1: not used: finetune.frozen_stages=5 freezes all blocks; omit it, or freeze fewer stages$",
         ),
@@ -230,14 +227,14 @@ def test_options_without_effect_are_refused_in_one_line(config, message):
 
 
 @pytest.mark.parametrize("change", [{"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}])
-def test_registered_network_receives_the_options_or_refuses_them(monkeypatch, change):
+def test_registered_network_receives_the_options_or_refuses_them(change):
     config = Model(name="mine", classes=3, **change)
     received = []
-    monkeypatch.setitem(own_models, "mine", lambda model: received.append(model) or nn.Dense(model.classes))
+    register_model("mine", lambda model: received.append(model) or nn.Dense(model.classes))
     models.create(config)
     assert received == [config]
     for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
-        monkeypatch.setitem(own_models, "mine", registered)
+        register_model("mine", registered)
         with pytest.raises(
             ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
         ):

@@ -16,10 +16,11 @@ from helpers.runs import outcome, train_shown, train_until
 import jaxdp
 from jaxdp import models
 from jaxdp.config import Checkpoint, Model
-from jaxdp.data.sources import pixel_stats
+from jaxdp.data.datasets import pixel_stats
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.loggers.console import Quiet
+from jaxdp.models.summary import summary
 from jaxdp.plan_summary import model_summary
 
 NETS = {
@@ -113,7 +114,7 @@ class NnxByOtherName(nnx.Module):
 )
 def test_module_class_instance_and_function_are_accepted(registered):
     jaxdp.register_model("mine", registered)
-    found = models.summary(Model(name="mine", classes=6, dtype="bfloat16"), (8, 8, 3))
+    found = summary(Model(name="mine", classes=6, dtype="bfloat16"), (8, 8, 3))
     assert found["parameters"] > 0
     assert found["segments"] == (("net",),)
 
@@ -244,7 +245,7 @@ def nnx_own(kind):
 def test_module_that_cannot_be_trained_is_refused_in_one_line(registered, message):
     jaxdp.register_model("mine", registered)
     with pytest.raises(ConfigError) as refused:
-        models.summary(Model(name="mine", classes=6), (8, 8, 3))
+        summary(Model(name="mine", classes=6), (8, 8, 3))
     assert re.search(message, str(refused.value)), str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -12,6 +12,7 @@ from jaxdp.config import Model
 from jaxdp.models import resnet
 from jaxdp.models.batch_norm import Fusion
 from jaxdp.models.resnet import TWO_BLOCKS, BatchNorm
+from jaxdp.models.summary import summary
 
 
 def initialize(config, size=32, seed=0):
@@ -42,13 +43,13 @@ def test_classifier_starts_from_the_frequency_of_its_classes():
     [(18, 11_689_512, 1.814), (34, 21_797_672, 3.664), (101, 44_549_160, 7.801), (152, 60_192_808, 11.514)],
 )
 def test_summary_of_every_depth_equals_published_size(depth, parameters, giga_macs):
-    counted = models.summary(Model(depth=depth, classes=1000), (224, 224, 3))
+    counted = summary(Model(depth=depth, classes=1000), (224, 224, 3))
     assert counted["parameters"] == parameters
     assert round(counted["macs"] / 1e9, 3) == giga_macs
 
 
 def test_summary_of_resnet_50_equals_published_parameters_and_macs():
-    counted = models.summary(Model(depth=50, classes=1000), (224, 224, 3))
+    counted = summary(Model(depth=50, classes=1000), (224, 224, 3))
     sizes, segments = counted.pop("sizes"), counted.pop("segments")
     assert (sum(map(len, sizes.values())), sum(map(sum, sizes.values()))) == (161, 25_557_032)
     assert sorted(name for segment in segments for name in segment) == sorted(sizes)
@@ -63,8 +64,8 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
 
 
 def test_summary_macs_do_not_depend_on_convolution_or_dtype():
-    expected = models.summary(Model(classes=9), (32, 32, 3))
-    assert models.summary(Model(classes=9, convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
+    expected = summary(Model(classes=9), (32, 32, 3))
+    assert summary(Model(classes=9, convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
 
 
 @pytest.mark.parametrize(

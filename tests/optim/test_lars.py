@@ -26,7 +26,6 @@ def walk(**options):
     ("options", "expected"),
     [
         ({}, (3.3294678758415452, 3.4065762650195457)),
-        ({"denominator": "norm_of_sum"}, (3.7029147648494014, 3.182829069181082)),
         ({"nesterov": True}, (3.4627738315226155, 3.066217669030627)),
     ],
 )
@@ -43,11 +42,10 @@ def tree_of(random):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("denominator", ["sum_of_norms", "norm_of_sum"])
-def test_lars_without_decay_equals_optax(nesterov, denominator):
+def test_lars_without_decay_equals_optax(nesterov):
     random = np.random.default_rng(0)
     params, mask = tree_of(random), {"kernel": True, "zeros": True, "bias": False}
-    ours = lars(0.3, 0.9, weight_decay=0.0, eps=0.0, nesterov=nesterov, denominator=denominator)
+    ours = lars(0.3, 0.9, weight_decay=0.0, eps=0.0, nesterov=nesterov)
     peer = optax.lars(0.3, 0.0, mask, 0.001, 0.0, mask, 0.9, nesterov)
     our_state, peer_state = ours.init(params), peer.init(params)
     for _ in range(4):
@@ -84,8 +82,3 @@ def test_lars_with_schedules_equals_fixed_values_per_step():
         updates, state = scheduled.update(gradient, state, params)
         expected, fixed_state = lars(0.1 * (step + 1), 0.5 + 0.1 * step).update(gradient, fixed_state, params)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), updates, expected)
-
-
-def test_lars_with_an_unknown_denominator_raises():
-    with pytest.raises(ValueError, match=r"denominator='sum': invalid choice; choose from sum_of_norms, norm_of_sum"):
-        lars(0.1, denominator="sum")

@@ -14,8 +14,10 @@ def scales(config, outcomes):
     return seen, state
 
 
-def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds():
-    config = LossScale("dynamic", initial=4.0, growth_steps=2, minimum=2.0, maximum=8.0)
+def test_dynamic_scale_doubles_after_growth_steps_and_stays_within_bounds(monkeypatch):
+    for name, value in {"GROWTH_STEPS": 2, "MINIMUM": 2.0, "MAXIMUM": 8.0}.items():
+        monkeypatch.setattr(LossScale, name, value)
+    config = LossScale("dynamic", initial=4.0)
     seen, state = scales(config, [True, True, True, True, True, True, False, False, False, True, False, True, True])
     assert seen == [4, 8, 8, 8, 8, 8, 4, 2, 2, 2, 2, 2, 4]
     assert (int(state.skipped), int(state.consecutive_skips)) == (4, 0)

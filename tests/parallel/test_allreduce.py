@@ -150,7 +150,7 @@ def test_leaf_buckets_wire_dtype_determines_size_and_dtypes_are_separate():
 @pytest.mark.parametrize(
     ("strategy", "options", "message"),
     [
-        ("tree", {}, ", ".join(STRATEGIES)),
+        ("no_strategy", {}, ", ".join(STRATEGIES)),
         ("auto", {}, "strategy.*'auto'"),
         ("torus", {"wire_dtype": jnp.int8}, "wire_dtype.*'int8'.*float32, bfloat16, float16"),
         ("torus", {"bucket_bytes": 0}, "bucket_bytes=0: must be positive"),

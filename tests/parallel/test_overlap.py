@@ -9,7 +9,7 @@ import pytest
 from helpers.flax_nets import BUILDERS
 from jax.sharding import PartitionSpec
 
-from jaxdp import models, registry
+from jaxdp import models, register_model
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, make_mesh
@@ -66,9 +66,9 @@ NETWORKS = {"resnet": RESNET18} | {name: Model(name=name, classes=5) for name in
 
 
 @pytest.fixture(autouse=True)
-def flax_modules_with_stages(monkeypatch):
+def flax_modules_with_stages():
     for name, build in BUILDERS.items():
-        monkeypatch.setitem(registry.own_models, name, build)
+        register_model(name, build)
 
 
 def step_of(strategy="psum", **changes):

@@ -262,14 +262,13 @@ def with_audits(config, every, **changes):
 
 
 def accumulating(config, _):
-    """Two micro-batches a step in float16, the loss scaled, the images sent step by step."""
+    """Two micro-batches a step in float16, the loss scaled."""
     return dataclasses.replace(
         config,
         batch=tuple(dataclasses.replace(phase, per_worker_batch=phase.global_batch // 8) for phase in config.batch),
         model=dataclasses.replace(config.model, dtype="float16"),
         reduce=dataclasses.replace(config.reduce, wire_dtype="float16"),
-        loss_scale=LossScale(name="dynamic", initial=64.0, growth_steps=4),
-        data=dataclasses.replace(config.data, resident="off"),
+        loss_scale=LossScale(name="dynamic", initial=64.0),
     )
 
 
@@ -280,7 +279,8 @@ def frozen(config, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [lambda config, _: config, accumulating, frozen], ids=["tiny", "accumulating", "frozen"])
-def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed):
+def test_run_with_audits_equals_the_run_without(tiny_resnet, tmp_path, changed, monkeypatch):
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 4)
     config = changed(tiny_resnet, tmp_path)
     plain = train(with_audits(config, None), tmp_path / "plain")
     result = train(with_audits(config, 4), tmp_path / "audited")  # steps 4, 8 and 12 of 15, in both phases
@@ -329,7 +329,7 @@ def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it
 
     monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compiled)
     set_stages(monkeypatch, "losing", losing, *allreduce.stages_of("torus"))
-    monkeypatch.setitem(STRATEGIES, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
+    monkeypatch.setitem(STRATEGIES.entries, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
     config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing", update=update))
     with pytest.raises(TrainingError) as error:
         train(config, tmp_path / "run")

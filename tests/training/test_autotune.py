@@ -64,7 +64,7 @@ def test_programs_use_the_strategy_chosen_for_each_mesh(tiny):
     one.close()
 
 
-@pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "tree"}]'])
+@pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "no_strategy"}]'])
 def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
     (tmp_path / autotune.FILE).write_text(content)
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("torus", {"torus": 1.0}))

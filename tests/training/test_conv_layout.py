@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers.runs import train_shown
 from helpers.step import (
     assert_close,
     assert_replicated,
@@ -19,7 +18,6 @@ from jaxdp import models, train
 from jaxdp.config import Compile, Phase
 from jaxdp.data import prefetch
 from jaxdp.inference.load_run import load_run
-from jaxdp.loggers.console import Quiet
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
 from jaxdp.training import conv_layout
 from jaxdp.training.state import abstract_state, create_state
@@ -73,10 +71,10 @@ def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_
         optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),
         batch=(Phase(global_batch=8, per_worker_batch=4, until_epoch=1.5), Phase(global_batch=16, per_worker_batch=4)),
     )
-    default = train_shown(config, tmp_path / "default", screen=Quiet())
+    default = train(config, tmp_path / "default", screen=False)
     assert all(orders == {(0, 1, 2, 3)} for _, orders in placed)
     placed.clear()
-    other = train_shown(in_layout(config, "ohwi"), tmp_path / "other", screen=Quiet())
+    other = train(in_layout(config, "ohwi"), tmp_path / "other", screen=False)
     assert {devices for devices, _ in placed} == {2, 4}
     assert all(orders == {(3, 0, 1, 2)} for _, orders in placed)
     assert other.loss == pytest.approx(default.loss, rel=1e-4)

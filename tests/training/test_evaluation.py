@@ -12,8 +12,8 @@ from jaxdp import models
 from jaxdp.config import Config, Data, Model
 from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
-from jaxdp.data.in_memory import SyntheticSource
 from jaxdp.data.loader import IGNORED
+from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.load_run import load_run
 from jaxdp.parallel.mesh import make_mesh

@@ -12,6 +12,7 @@ from jaxdp.config import Phase
 from jaxdp.errors import TrainingError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.training import health
 from jaxdp.training.health import LossWatch, chance_level_warning, check_step, small_worker_warning
 
 
@@ -20,25 +21,26 @@ def record(step, loss):
 
 
 def test_loss_watch_reports_an_explosion_once_with_the_last_good_position():
-    watch = LossWatch(math.log(10), factor=4.0)
+    watch = LossWatch(math.log(10))
     limit = 4 * np.log(10)
     losses = [2.0] * 30 + [1e9] + [2.0] * 25 + [limit + 1] * 30
     found = [(step, watch.last_good_samples(record(step, loss))) for step, loss in enumerate(losses, 1)]
     found = [(step, samples) for step, samples in found if samples is not None]
     assert found == [(31, 8 * 11)]  # of the twenty steps up to 31 the first began at 88 samples
-    calm = LossWatch(math.log(10), factor=4.0)
+    calm = LossWatch(math.log(10))
     assert not any(calm.last_good_samples(record(step, limit * 0.99)) for step in range(1, 100))
     assert "the loss has exploded: 20 steps up to step 5 (samples 40, learning rate 0.1)" in calm.warning(record(5, 40.0), "x")
 
 
-def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path):
+def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "MOST_SKIPPED_STEPS", 2)
     config = dataclasses.replace(
         tiny,
-        guard=dataclasses.replace(tiny.guard, non_finite="skip", skip_at_most=2),
+        guard=dataclasses.replace(tiny.guard, non_finite="skip"),
         optimizer=dataclasses.replace(tiny.optimizer, name="sgd"),
         schedule=dataclasses.replace(tiny.schedule, learning_rate=1e15),
     )
-    with pytest.raises(TrainingError, match=r"3 steps with non-finite gradients were skipped, .*guard.skip_at_most=2"):
+    with pytest.raises(TrainingError, match=r"3 steps with non-finite gradients were skipped, .* more than 2: "):
         jaxdp.train(config, tmp_path)
     lines = read_records(tmp_path)
     assert [line["skipped_steps"] for line in lines if "loss" in line][-2:] == [1, 2]

@@ -9,7 +9,7 @@ from helpers.linear import PooledLinear
 from helpers.runs import Recorder, outcome, train_shown, train_until
 
 import jaxdp
-from jaxdp import ConfigError, registry, train
+from jaxdp import ConfigError, register_model, train
 from jaxdp.analysis.memory import estimate
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Mesh, Model, Phase
@@ -20,9 +20,9 @@ from jaxdp.validation import validate
 
 
 @pytest.fixture
-def growing(tiny, monkeypatch):
+def growing(tiny):
     """Images of 8x8 for one epoch and a half, then of 16x16, in batches of the same size."""
-    monkeypatch.setitem(registry.own_models, "pooled_linear", PooledLinear)
+    register_model("pooled_linear", PooledLinear)
     return dataclasses.replace(
         tiny, model=Model(name="pooled_linear", classes=6), batch=(Phase(8, 1.5, image_size=8), Phase(8))
     )

@@ -22,7 +22,7 @@ from helpers.step import (
 )
 
 from jaxdp import TrainingError, models, train
-from jaxdp.config import Model, Optimizer
+from jaxdp.config import LossScale, Model, Optimizer
 from jaxdp.data import prefetch
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
@@ -134,23 +134,24 @@ def test_loss_that_overflows_skips_the_step_although_its_gradient_is_finite():
         jax.tree.map(np.testing.assert_array_equal, getattr(after, name), getattr(before, name))
 
 
-def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path):
-    config = with_parts(
-        tiny,
-        reduce={"wire_dtype": "float16"},
-        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39, "give_up_after": 5},
-    )
+@pytest.fixture
+def too_large(monkeypatch):
+    """A dynamic scale that no float16 gradient survives."""
+    for name, value in {"MINIMUM": 2.0**39, "MAXIMUM": 2.0**41, "GIVE_UP_AFTER": 5}.items():
+        monkeypatch.setattr(LossScale, name, value)
+    return {"name": "dynamic", "initial": 2.0**40}
+
+
+def test_train_with_consecutive_skipped_steps_raises(tiny, tmp_path, too_large):
+    config = with_parts(tiny, reduce={"wire_dtype": "float16"}, loss_scale=too_large)
     with pytest.raises(TrainingError, match=r"5 steps in a row were skipped, up to step 5 \(samples 40, learning rate .*scale"):
         train(config, tmp_path)
 
 
 @pytest.mark.slow
-def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny_resnet, tmp_path):
-    config = with_parts(
-        tiny_resnet,
-        model={"dtype": "float16"},
-        loss_scale={"name": "dynamic", "initial": 2.0**40, "maximum": 2.0**41, "minimum": 2.0**39},
-    )
+def test_train_with_all_steps_of_a_short_run_skipped_raises(tiny_resnet, tmp_path, too_large, monkeypatch):
+    monkeypatch.setattr(LossScale, "GIVE_UP_AFTER", 50)
+    config = with_parts(tiny_resnet, model={"dtype": "float16"}, loss_scale=too_large)
     with pytest.raises(TrainingError, match=r"all 15 steps were skipped because no gradient was finite at loss scales of"):
         train(config, tmp_path)
     assert not (tmp_path / "result.json").exists()

@@ -108,7 +108,9 @@ def mixed(config):
         model=dataclasses.replace(config.model, dtype="float16"),
         optimizer=Optimizer(name="lamb", label_smoothing=0.1, average_decay=0.9, loss="binary"),
         loss_scale=LossScale(name="dynamic"),
-        augment=dataclasses.replace(config.augment, jitter_hue=0.1, erase_probability=0.5, erase_mode="noise"),
+        augment=dataclasses.replace(
+            config.augment, color_jitter=(0.0, 0.0, 0.0, 0.1), erase_probability=0.5, erase_mode="noise"
+        ),
     )
 
 
@@ -182,10 +184,7 @@ CONFIGS = {
     "padding, TrivialAugment": {"data.augmentation": "pad_and_crop", "data.auto_augment": "trivial_augment"},
     "timm's RandAugment": {"data.auto_augment": "rand_augment_increasing"},
     "jitter, erasing": {
-        "augment.jitter_brightness": 0.4,
-        "augment.jitter_contrast": 0.4,
-        "augment.jitter_saturation": 0.4,
-        "augment.jitter_hue": 0.1,
+        "augment.color_jitter": (0.4, 0.4, 0.4, 0.1),
         "augment.erase_probability": 0.5,
         "augment.erase_mode": "noise",
     },

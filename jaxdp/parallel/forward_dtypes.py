@@ -9,17 +9,18 @@ from jax.extend.core import Var
 from jax.sharding import PartitionSpec
 
 from jaxdp.config import Config, phase_image_size
-from jaxdp.parallel.collectives import inner_jaxprs
+from jaxdp.network import Network
 from jaxdp.parallel.mesh import abstract_mesh
+from jaxdp.xla.jaxprs import inner_jaxprs
 
 # Operations that move values without computing with them, by their names in a jaxpr.
 MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice", "squeeze", "transpose", "expand_dims"}
 
 
-def forward_dtypes(config: Config, model: Any, *, params: Any, batch_stats: Any, devices: int) -> Any:
+def forward_dtypes(config: Config, model: Network, *, params: Any, batch_stats: Any, devices: int) -> Any:
     """For each parameter: `config.model.dtype` if every use, forward and backward, casts it to that, else float32.
 
-    model: a `jaxdp.models.Network`, which is traced, not run. params, batch_stats: shapes and dtypes. devices: over which a
+    model: is traced, not run. params, batch_stats: shapes and dtypes. devices: over which a
     global batch is divided that has no per-worker batch. The uses are those of all phases, on whose batch and image size the
     form of a network may depend.
     """
@@ -34,7 +35,7 @@ def forward_dtypes(config: Config, model: Any, *, params: Any, batch_stats: Any,
     return jax.tree.map(lambda *dtypes: max(dtypes, key=lambda dtype: dtype.itemsize), *found)
 
 
-def _dtypes_of_phase(config: Config, model: Any, *, params: Any, batch_stats: Any, images: int, size: int) -> Any:
+def _dtypes_of_phase(config: Config, model: Network, *, params: Any, batch_stats: Any, images: int, size: int) -> Any:
     wanted = jnp.dtype(config.model.dtype)
     if wanted == jnp.float32:
         return jax.tree.map(lambda _: wanted, params)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 from helpers.step import step_config
 
-from jaxdp import models, registry
+from jaxdp import models, register_model
 from jaxdp.config import Model, Phase
-from jaxdp.models.forward_dtypes import forward_dtypes
+from jaxdp.parallel.forward_dtypes import forward_dtypes
 
 BFLOAT16, FLOAT32 = jnp.dtype("bfloat16"), jnp.dtype("float32")
 
@@ -51,8 +51,8 @@ class Mixed(nn.Module):
         return nn.Dense(self.classes, dtype=jnp.bfloat16, name="head")(x).astype(jnp.float32)
 
 
-def test_parameters_that_a_registered_network_uses_in_float32_are_gathered_in_float32(monkeypatch):
-    monkeypatch.setitem(registry.own_models, "mixed", Mixed)
+def test_parameters_that_a_registered_network_uses_in_float32_are_gathered_in_float32():
+    register_model("mixed", Mixed)
     config = dataclasses.replace(step_config(), model=Model(name="mixed", classes=7, dtype="bfloat16"))
     _, dtypes = dtypes_of(config)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(dtypes)]
@@ -73,8 +73,8 @@ class FloatForLargeBatches(Mixed):
 
 
 @pytest.mark.parametrize(("batches", "expected"), [((2, 1), BFLOAT16), ((2, 4), FLOAT32), ((4, 2), FLOAT32)])
-def test_dtype_covers_the_batches_of_all_phases(monkeypatch, batches, expected):
-    monkeypatch.setitem(registry.own_models, "mixed", FloatForLargeBatches)
+def test_dtype_covers_the_batches_of_all_phases(batches, expected):
+    register_model("mixed", FloatForLargeBatches)
     phases = tuple(Phase(global_batch=8, per_worker_batch=batch) for batch in batches)
     config = dataclasses.replace(step_config(), model=Model(name="mixed", classes=7, dtype="bfloat16"), batch=phases)
     assert jax.tree.leaves(dtypes_of(config)[1]) == [expected]

@@ -1,0 +1,247 @@
+"""The training and evaluation sets of a run, and the interface of the data sources that open them."""
+
+import dataclasses
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxdp.choices import SOURCES
+from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
+from jaxdp.data.prefetch import BatchSource
+from jaxdp.data.transforms import evaluation_transform, training_transform
+from jaxdp.errors import ConfigError
+from jaxdp.validation import check_classes
+
+IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
+
+
+class DecodedSource(BatchSource, Protocol):
+    """Images of one size. bad_images: name -> reason of those that could not be read."""
+
+    bad_images: dict[str, str]
+
+
+class Datasets(NamedTuple):
+    """The training and evaluation sets of a run.
+
+    mean, std: pixel statistics on the 0-255 scale with which the device normalizes images, a number or one for each channel;
+    class_count: number of classes; classes: their names, empty where unknown; warnings: what users should know, such as
+    ignored files; resized: the training set for the phases whose images have another size, by `image_size`.
+    """
+
+    train: DecodedSource
+    evaluation: DecodedSource
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+    class_count: int
+    classes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    resized: Mapping[int, DecodedSource] = MappingProxyType({})
+
+    def train_at(self, size: int) -> DecodedSource:
+        """The training set for a phase with images of height and width `size`."""
+        return self.resized.get(size, self.train)
+
+    def add_bad_images(self, reasons: dict[str, str]) -> None:
+        """Record images that an earlier session of the run could not read."""
+        self.train.bad_images.update(reasons)
+
+    @property
+    def bad_images(self) -> dict[str, str]:
+        """Name -> reason of the images that could not be read."""
+        sources = (self.train, *self.resized.values(), self.evaluation)
+        return {name: reason for source in sources for name, reason in source.bad_images.items()}
+
+
+class Source(ABC):
+    """A data source. Its entry in `jaxdp.choices.SOURCES` holds what is known without its data."""
+
+    @abstractmethod
+    def size(self, config: Config) -> tuple[int, int | None]:
+        """(number of training images, number of classes or None), without reading any image.
+
+        Raises ConfigError for a data set that does not exist.
+        """
+
+    @abstractmethod
+    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+        """The data sets of a config.
+
+        may_lack_classes: whether the data may have fewer classes than the model, as in an evaluation. The training images of
+        files are then not opened. Raises ConfigError for a data set that cannot be trained on.
+        """
+
+
+class EncodedItems(ItemSource, Protocol):
+    """The encoded images of a split."""
+
+    @property
+    def classes(self) -> int | list[str]:
+        """Their number or their names."""
+        ...
+
+
+class FileSource(Source):
+    """A data source of files with encoded images."""
+
+    @abstractmethod
+    def split(self, config: Config, name: str) -> EncodedItems:
+        """A split by its name. Raises ConfigError if it does not exist."""
+
+    @abstractmethod
+    def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
+        """(name, images) of the training and the evaluation split. Raises ConfigError if one of them does not exist."""
+
+    @abstractmethod
+    def evaluation_split(self, config: Config) -> EncodedItems:
+        """The evaluation split, without the training split, which need not exist. Raises ConfigError if it does not exist."""
+
+    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+        """See `Source.open`."""
+        if may_lack_classes:
+            train = evaluation = self.evaluation_split(config)
+        else:
+            (_, train), (_, evaluation) = self.splits(config)
+        for items in (train, evaluation):
+            if start := getattr(items, "start", None):  # checks files at a URL, which a run reads soon
+                start()
+        return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
+
+
+def decode_items(
+    config: Config,
+    train: ItemSource,
+    evaluation: ItemSource,
+    *,
+    source: str,
+    may_lack_classes: bool = False,
+    counted: Callable[[int], str] | None = None,
+) -> Datasets:
+    """Data sets of two sets of single items. source: name of the data source. may_lack_classes: see `Source.open`.
+
+    counted: number of classes that the items state -> sentence for errors, if they are not those of `data.source`.
+    Raises ConfigError for an empty set, and for another number of classes than the model has.
+    """
+    only_evaluates = may_lack_classes and train is evaluation
+    for items, kind in ((train, "training"), (evaluation, "evaluation")):
+        if len(items) == 0:
+            raise ConfigError("data.source", source, reason=f"the {kind} set is empty")
+    stated = max(stated_classes(train) or 0, stated_classes(evaluation) or 0) or None
+    if may_lack_classes and config.model.classes is not None and (stated or 0) <= config.model.classes:
+        stated = None
+    counted_words = counted(stated) if counted and stated else None
+    config = with_classes(config, model_classes(config, stated, counted=counted_words))
+    on_bad_image, warned = config.data.on_bad_image, threading.Event()
+
+    def open_training(config: Config) -> DecodedSource:
+        transform = training_transform(config)
+        return _loaded(train, config, transform, on_bad_image=on_bad_image, kind="training image", warned=warned)
+
+    # An evaluation ignores bad images: a replacement would count twice.
+    ignore: OnBadImage = "ignore" if on_bad_image == "skip" else on_bad_image
+    transform = evaluation_transform(config)
+    held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image", warned=warned)
+    both = (evaluation,) if train is evaluation else (train, evaluation)
+    warnings = [text for items in both for text in getattr(items, "warnings", ())]
+    return Datasets(
+        held_out if only_evaluates else open_training(config),
+        held_out,
+        *pixel_stats(config, source),
+        class_count=config.model.class_count,
+        classes=_class_names(train),
+        warnings=tuple(warnings),
+        resized={} if only_evaluates else resized(config, open_training),
+    )
+
+
+def _loaded(
+    source: ItemSource,
+    config: Config,
+    transform_and_size: tuple[Transform, int],
+    *,
+    on_bad_image: OnBadImage,
+    kind: str,
+    warned: threading.Event,
+) -> Loader | ArraySource:
+    """A Loader, or all of its images in memory if they are small and few and their transform is not random."""
+    transform, size = transform_and_size
+    classes, threads = config.model.class_count, config.data.threads
+    loader = Loader(
+        source,
+        transform=transform,
+        size=size,
+        classes=classes,
+        threads=threads,
+        on_bad_image=on_bad_image,
+        kind=kind,
+        warned=warned,
+    )
+    if size > IN_MEMORY_SIDE or len(source) * size**2 * 3 > IN_MEMORY_BYTES or crops_while_loading(config):
+        return loader
+    indices = np.arange(len(source))
+    loader.read_ahead([indices])
+    images, labels = loader.batch(indices, indices)
+    return ArraySource(images, labels, loader.bad_images, source=source)
+
+
+def resized(config: Config, open_training: Callable[[Config], DecodedSource]) -> dict[int, DecodedSource]:
+    """`Datasets.resized`. Images of a `stored_size` have one size in all phases."""
+    sizes = {phase_image_size(config, index) for index in range(len(config.batch))} - {config.data.image_size}
+    return {size: open_training(at_image_size(config, size)) for size in sorted(sizes) if config.data.stored_size is None}
+
+
+def stated_classes(source: ItemSource) -> int | None:
+    """The number of classes that a source states in its attribute `classes`, a number or a list of names."""
+    classes: Any = getattr(source, "classes", None)
+    return int(classes) if isinstance(classes, (int, np.integer)) else len(classes) if classes else None
+
+
+def model_classes(config: Config, stated: int | None, *, counted: str | None = None) -> int:
+    """The number of classes of the model: the one that the data state, or else the config's.
+
+    counted: see `check_classes`. Raises ConfigError if they differ or are both None.
+    """
+    check_classes(config, stated, counted=counted)
+    count = stated if config.model.classes is None else config.model.classes
+    if count is None:
+        python = "load_config(name, ['--data.source', 'given', '--model.classes', 'N'])"
+        hint = f"give the data set an attribute `classes`, or set --model.classes (in Python, {python})"
+        raise ConfigError("model.classes", None, reason="the data set does not state its number of classes", hint=hint)
+    if count < 2:
+        raise ConfigError("model.classes", count, reason=f"data.source={config.data.source!r} has only one class")
+    if count > MAX_CLASSES:
+        hint = "labels are the numbers of the classes, from 0"
+        raise ConfigError("model.classes", count, reason=f"the data set has more than {MAX_CLASSES:,} classes", hint=hint)
+    return count
+
+
+def _class_names(source: ItemSource) -> tuple[str, ...]:
+    names: Any = getattr(source, "class_names", None) or getattr(source, "classes", None)
+    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    return ()
+
+
+def with_classes(config: Config, classes: int) -> Config:
+    """The config with a number of classes."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, classes=classes))
+
+
+def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tuple[float, ...], float | tuple[float, ...]]:
+    """(mean, std) with which a run normalizes images, known without its data; see `Datasets`. source: if not the config's."""
+    data, published = config.data, SOURCES[source or config.data.source]
+    mean, std = (tuple(round(255 * share, 9) for share in shares) for shares in (data.mean, data.std))
+    return mean or published.mean, std or published.std
+
+
+def prediction_loader(config: Config, source: ItemSource) -> Loader:
+    """Images prepared as for evaluation; unreadable ones are ignored and listed in `Loader.bad_images`."""
+    transform, size = evaluation_transform(config)
+    classes, threads = config.model.class_count, config.data.threads
+    return Loader(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")

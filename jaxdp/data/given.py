@@ -1,0 +1,126 @@
+"""Data sets that a user gives from Python: arrays, or objects with items."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxdp.config import Config
+from jaxdp.data.datasets import Datasets, Source, decode_items
+from jaxdp.data.loader import ItemSource
+from jaxdp.errors import ConfigError, plural
+
+GIVEN = "given"  # the name of the source
+
+
+class ArrayItems:
+    """Images and labels of the caller, without a copy.
+
+    images: uint8 [N, H, W] or [N, H, W, 1 or 3]; labels: integers or booleans [N].
+    classes: the largest label plus one.
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels
+        self.classes = int(labels.max()) + 1 if labels.size else 0
+
+    @property
+    def missing_classes(self) -> list[int]:
+        """Classes without an image."""
+        return sorted({*range(min(self.classes, 2**20))} - {*np.unique(self.labels).tolist()})
+
+    def labels_without(self, other: "ArrayItems") -> list[int]:
+        """The labels that the other has not."""
+        return np.setdiff1d(self.labels, other.labels).tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return self.images[index], int(self.labels[index])
+
+
+class Given(Source):
+    """The `datasets` argument of `jaxdp.train`, which a config alone does not have."""
+
+    def size(self, config: Config) -> tuple[int, int | None]:
+        """Raises ConfigError: the images are missing."""
+        raise _missing()
+
+    def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
+        """Raises ConfigError: the images are missing."""
+        raise _missing()
+
+
+def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False) -> Datasets:
+    """Data sets of (training, evaluation) items from Python; see `Source.open`."""
+    train, evaluation = _check_pair(pair)
+
+    def counted(classes: int) -> str:
+        if isinstance(train, ArrayItems):
+            return f"the arrays have {plural(classes, 'class')}, from 0 to the largest label, {classes - 1}"
+        return f"the given data have {plural(classes, 'class')}"
+
+    opened = decode_items(config, train, evaluation, source=GIVEN, may_lack_classes=may_lack_classes, counted=counted)
+    return opened._replace(warnings=(*_label_warnings(train, evaluation), *opened.warnings))
+
+
+def _missing() -> ConfigError:
+    hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
+    return ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
+
+
+def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
+    """What users should know about the labels of arrays."""
+    if not isinstance(train, ArrayItems):
+        return []
+    missing = train.missing_classes
+    from_one = "; if your labels count from 1, subtract 1" if missing[:1] == [0] else ""
+    warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
+    if isinstance(evaluation, ArrayItems) and (unseen := evaluation.labels_without(train)):
+        warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
+    return warnings
+
+
+def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
+    items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
+        reason, hint = "are two arrays, not two data sets", "give ((images, labels), (evaluation_images, evaluation_labels))"
+        raise ConfigError("datasets", reason=reason, hint=hint)
+    for item, name in zip(items, ("training", "evaluation"), strict=False):
+        if hasattr(item, "dataset") and hasattr(item, "batch_size"):
+            raise ConfigError("datasets", reason=f"the {name} set is a DataLoader", hint="pass its dataset: loader.dataset")
+    if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
+        reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
+        raise ConfigError("datasets", reason=reason)
+    training, evaluation = (_as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    return training, evaluation
+
+
+def _is_image(item: Any) -> bool:
+    return getattr(item, "ndim", 0) >= 2
+
+
+def _as_source(item: Any, name: str) -> ItemSource:
+    """A source of a pair of arrays (images, labels); any other object unchanged."""
+    if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], list) and all(map(_is_image, item[0])):
+        hint = "give arrays: (numpy.stack(images), numpy.array(labels))"
+        raise ConfigError("datasets", reason=f"{name} images are a list", hint=hint)
+    if not (isinstance(item, (tuple, list)) and len(item) == 2 and getattr(item[0], "ndim", 0) >= 3):
+        return item
+    images, labels = np.asarray(item[0]), np.asarray(item[1])
+    if images.dtype != np.uint8 or images.ndim > 4 or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} images are {images.dtype} of shape {images.shape}",
+            hint="give uint8 pixels from 0 to 255 of shape [N, H, W, 3], [N, H, W, 1] or [N, H, W]",
+        )
+    if labels.shape == (len(images), 1):  # as Keras has them
+        labels = labels[:, 0]
+    if labels.dtype.kind not in "iub" or labels.shape != images.shape[:1]:
+        raise ConfigError(
+            "datasets",
+            reason=f"{name} labels are {labels.dtype} of shape {labels.shape}",
+            hint=f"give integers of shape {images.shape[:1]}, one for each image",
+        )
+    return ArrayItems(images, labels)

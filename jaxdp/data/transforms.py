@@ -1,0 +1,48 @@
+"""How the host crops and resizes images, for training and for evaluation."""
+
+from functools import partial
+
+import numpy as np
+
+from jaxdp.config import Config, crops_while_loading, evaluation_share, evaluation_side
+from jaxdp.data.decode import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
+from jaxdp.data.loader import Transform
+
+
+def training_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of training images: a random crop, or all of the image where the device augments it."""
+    if crops_while_loading(config):
+        ranges, seed = config.augment, config.seed
+
+        def crop(pixels: np.ndarray, out: np.ndarray, position: int) -> None:
+            random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(seed, position))
+
+        return crop, config.data.image_size
+    size = config.data.stored_size or config.data.image_size
+    return lambda pixels, out, position: center_crop(pixels, out, size), size
+
+
+def evaluation_transform(config: Config) -> tuple[Transform, int]:
+    """(transform, image size) of evaluation images.
+
+    As the fields `data.eval_...` say, if one is given. Else, after training on random crops, ImageNet's standard: short side
+    256/224 of the image size, then the center. Otherwise all of the image in the stored size.
+    """
+    short, size = evaluation_sides(config)
+    if config.data.eval_interpolation == "area":
+        share = evaluation_share(config)
+        return lambda pixels, out, position: crop_and_resize(pixels, out, share=share), size
+    if config.data.sets_evaluation:
+        prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_interpolation)
+        return lambda pixels, out, position: prepare(pixels, out), size
+    return lambda pixels, out, position: center_crop(pixels, out, short), size
+
+
+def evaluation_sides(config: Config) -> tuple[int, int]:
+    """(short side, side of the center crop), in pixels, to which the host resizes evaluation images, then crops them."""
+    if config.data.sets_evaluation:
+        return evaluation_side(config), config.data.evaluated_size
+    if crops_while_loading(config):
+        return evaluation_side(config), config.data.image_size
+    size = config.data.stored_size or config.data.image_size
+    return size, size

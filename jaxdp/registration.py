@@ -1,0 +1,101 @@
+"""Functions with which users register their own models, optimizers and all-reduce strategies by name."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jaxdp.choices import MODELS, OPTIMIZERS, Choice
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError, kind_of
+from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
+
+
+def register_model(name: str, build: Any) -> None:
+    """Register a model for `Model(name=name)` in this process.
+
+    build: one of these; docs/extending.md describes their interface.
+
+    - a function of the model config that returns a flax.linen module, or such a module or its class;
+    - a function of (model config, rngs) that returns a flax.nnx module, or such a class;
+    - a function of the model config that returns an object with init(key, image_shape) -> (params, batch_stats) and
+      apply(params, batch_stats, images, train) -> (logits, moments).
+
+    A module class with a parameter `classes` or `num_classes` receives it, and `dtype` if it takes it, in place of the config.
+
+    images: [B, H, W, 3] float32, normalized. logits: [B, classes]. params: float32 arrays; weight decay applies to those with
+    two or more dimensions. Of an object, batch_stats has {"mean", "var"} for each layer of batch normalization, and in training
+    moments has {"mean", "square"}: mean and mean square over the worker's batch; both are {} without such layers.
+    Resuming or evaluating a run requires the same registration. A repeated name replaces the model.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    if not callable(build):
+        reason = f"{kind_of(build)} is no Flax module and cannot be called"
+        raise ConfigError("register_model", name, reason=reason, hint=model_hint(name))
+    MODELS.register(name, Choice(""), build)
+
+
+def register_strategy(name: str, *stages: Stage, scatters: bool = False) -> None:
+    """Register an all-reduce strategy for `Reduce(strategy=name)` in this process.
+
+    stages: functions from a vector to a vector, applied in order inside `shard_map` over the axes of
+    `jaxdp.parallel.mesh.AXES`. Together they turn each device's vector [n] into the sum over all devices, in the first n
+    elements. Stages of `jaxdp.parallel.allreduce` can be reused. A repeated name replaces the stages. scatters: after the first
+    stage each device has its shard of the row's sum, in the order of the devices of the row, and the last stage gathers the
+    shards of a row, so that `reduce.update sharded` may leave it out.
+    Raises ConfigError for an invalid or reserved name, and for `scatters` with fewer than two stages.
+    """
+    if not stages:
+        raise ConfigError("register_strategy", name, reason="needs at least one stage")
+    for stage in stages:
+        if not callable(stage):
+            raise ConfigError(name, stage, reason="must be a function")
+    if scatters and len(stages) < 2:
+        reason = "a strategy that scatters has a first and a last stage"
+        raise ConfigError("register_strategy", name, reason=reason, hint="register its stages one by one")
+    STRATEGIES.register(name, Strategy(name=name, scatters=scatters), stages)
+
+
+def register_optimizer(name: str, build: Callable, *, elementwise: bool = False) -> None:
+    """Register an optimizer for `Optimizer(name=name)` in this process.
+
+    build: a function of (config.optimizer, learning_rate, momentum) that returns an `optax.GradientTransformation`. It may read
+    any field of the config. learning_rate and momentum are traced scalars with the values of the step; the structure of the
+    state must not depend on them. Updates are added to the parameters, and must be proportional to the learning rate. Clipping
+    of gradients, averaging of weights and the classifier's multiplier apply as to the built-in optimizers. Resuming a run
+    requires the same registration. A repeated name replaces the optimizer. elementwise: the update of each value depends on
+    this value alone and its history (no norms of tensors), as `reduce.update sharded` requires.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    if not callable(build):
+        hint = f"for example jaxdp.register_optimizer({name!r}, lambda config, rate, momentum: optax.lion(rate, momentum))"
+        raise ConfigError("register_optimizer", name, reason=f"{kind_of(build)} cannot be called", hint=hint)
+    entry = dataclasses.replace(OPTIMIZERS[name], shards=elementwise)  # that of any other name: all fields are used
+    OPTIMIZERS.register(name, entry, build)
+
+
+def model_hint(name: str) -> str:
+    """What `register_model` takes, with an example."""
+    example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
+    return f"register a Flax module, its class, or a function of (config) or (config, rngs) that returns one: {example}"
+
+
+def check_names(config: Config) -> None:
+    """Raise ConfigError if the model, the optimizer or the strategy of a config is neither built in nor registered."""
+    MODELS.check(config.model.name)
+    OPTIMIZERS.check(config.optimizer.name)
+    STRATEGIES.check(config.reduce.strategy)
+    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
+        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
+
+
+def replicated_reason(config: Config) -> str | None:
+    """Why the update of a config cannot be sharded, or None if it can."""
+    strategy, optimizer = config.reduce.strategy, config.optimizer.name
+    if strategy != AUTO and not STRATEGIES[strategy].scatters:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
+        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
+    if not OPTIMIZERS[optimizer].shards:
+        return f"optimizer.name={optimizer!r} is not registered as elementwise"
+    if config.compile.conv_layout != Config().compile.conv_layout:
+        return f"compile.conv_layout={config.compile.conv_layout!r} stores whole kernels"
+    return None
