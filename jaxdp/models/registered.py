@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,9 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError, first_line, kind_of, plural
-from jaxdp.models.flax_linen import LinenNet
-from jaxdp.models.flax_nnx import NnxNet
-from jaxdp.models.stages import MODE_ARGUMENTS, ROOT, UnusableModule, segments_of
+from jaxdp.models.flax_modules import MODE_ARGUMENTS, ROOT, FlaxNet, LinenNet, NnxNet, UnusableModule
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 
@@ -29,23 +27,10 @@ CONFIG_HINT = "the class was called with the model config; name its parameter `c
 CALL_HINT = f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes"
 
 
-class Net(Protocol):
-    """What `RegisteredModel` needs of a network, a sequence of segments. See `jaxdp.models.Model`."""
-
-    @property
-    def segments(self) -> tuple[tuple[str, ...], ...]: ...
-
-    def init(self, key: jax.Array, image_shape: tuple[int, int, int]) -> tuple[dict, dict]: ...
-
-    def apply_segment(
-        self, params: dict, batch_stats: dict, x: Any, *, index: int, train: bool, key: jax.Array | None
-    ) -> tuple[Any, dict]: ...
-
-
 class FunctionPair:
-    """An object with init and apply, as a single segment."""
+    """An object with init and apply, as a single segment; its methods are those of `FlaxNet`."""
 
-    segments = segments_of(((),))
+    segments = ((ROOT,),)
 
     def __init__(self, net: Any) -> None:
         self.net = net
@@ -62,9 +47,9 @@ class FunctionPair:
 
 @dataclass(frozen=True)
 class RegisteredModel:
-    """A registered model. name: as registered; classes: number of logits."""
+    """A registered model as a `Network`. name: as registered; classes: number of logits."""
 
-    net: Net
+    net: FlaxNet | FunctionPair
     name: str
     classes: int
 
@@ -172,7 +157,7 @@ def build_registered(config: ModelConfig) -> RegisteredModel:
     return RegisteredModel(net, config.name, classes)
 
 
-def _build_net(config: ModelConfig) -> Net:
+def _build_net(config: ModelConfig) -> FlaxNet | FunctionPair:
     build = MODELS.implementation(config.name)
     if isinstance(build, nn.Module):
         _check_receives_nothing(config, "a module")
