@@ -24,6 +24,7 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_r
 from jaxdp.models.summary import summary
 from jaxdp.optim.lars import is_matrix_or_larger
 from jaxdp.parallel.allreduce import all_reduce_columns, all_reduce_rows
+from jaxdp.registry import Registry
 from jaxdp.strategies import STRATEGIES
 
 
@@ -63,6 +64,25 @@ def with_strategy(config: Config, name: str, **changes) -> Config:
     """With the quickest model to compile, registered here."""
     jaxdp.register_model("linear", Linear)
     return dataclasses.replace(with_model(config), reduce=Reduce(strategy=name), **changes)
+
+
+def test_registry_has_built_in_entries_and_those_that_are_registered():
+    table = Registry("part.field", {"first": 1, "second": 2}, function="register_part", reserved=("auto",))
+    assert table.implement({"second": str, "first": int}) == {"first": int, "second": str}
+    table.register("third", 3, float)
+    assert (dict(table), table.registered) == ({"first": 1, "second": 2, "third": 3}, ["third"])
+    assert table.implementation("third") is float
+    table.check("auto")
+    with pytest.raises(
+        ConfigError, match=r"part\.field='thrid': unknown name; did you mean third\? choose from first, second, "
+    ):
+        table.implementation("thrid")
+    for name in ("first", "auto"):
+        with pytest.raises(ConfigError, match=rf"name='{name}': reserved; choose a name other than first, second, auto"):
+            table.register(name, 4, complex)
+    alone = Registry("part.field", {"first": 1})
+    with pytest.raises(ConfigError, match=r"choose from first$"):
+        alone.check("other")
 
 
 @pytest.mark.parametrize("name", ["mine", "Ring", "no-such"])
