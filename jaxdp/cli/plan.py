@@ -160,7 +160,7 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     """The collectives of a step; phases with the same ones share a table."""
     if not options.wire:
         return None
-    from jaxdp.parallel import collectives
+    from jaxdp.analysis import traffic
     from jaxdp.training.step_compiler import plan_traffic
 
     if plan.config.reduce.strategy == "auto":
@@ -169,8 +169,8 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     if plan.config.reduce.update == "auto":
         reason = "not supported by --wire, because measurements choose the form of the update"
         raise ConfigError("reduce.update", "auto", reason=reason, hint="use replicated or sharded")
-    traffic = plan_traffic(plan)
-    return [collectives.as_dict(one) for one in traffic], [collectives.table(one) for one in traffic]
+    steps = plan_traffic(plan)
+    return [traffic.as_dict(step) for step in steps], [traffic.table(step) for step in steps]
 
 
 def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:

@@ -4,12 +4,9 @@ import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxdp.xla.jaxprs import inner_jaxprs
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # Primitives by their names in a jaxpr, which depend on what JAX knows about replication.
 OPERATIONS = {
@@ -119,95 +116,3 @@ class StepTraffic:
             for sender in collective.senders or ():
                 sent[sender] += collective.sent_bytes
         return sent
-
-
-def masters_only(traffic: StepTraffic) -> dict | None:
-    """Bytes sent by the hierarchical strategy with one master per row (Jia et al.) and as an SPMD program; None for others.
-
-    Along a row the other devices forward their vector to the master, and later the result, in a chain; only the masters form
-    the vertical ring. In an SPMD program all columns run that ring at the same time.
-    """
-    if traffic.strategy != "hierarchical":
-        return None
-    vector = max(
-        sum(collective.operand_bytes * collective.count for collective in traffic.collectives if collective.axes == (axis,))
-        for axis in ("vertical", "horizontal")
-    )
-    ring = 2 * (traffic.vertical - 1) / traffic.vertical * vector
-    return {
-        "vertical_bytes_all_columns": ring * traffic.devices,
-        "vertical_bytes_masters_only": ring * traffic.vertical,
-        "master_sends": ring + vector * (traffic.horizontal > 1),
-        "others_send_at_most": 2 * vector,
-    }
-
-
-def as_dict(traffic: StepTraffic) -> dict:
-    """The traffic of a step as `jaxdp plan --json` prints it."""
-    sent = traffic.sent_bytes
-    return {
-        "phases": list(traffic.phases),
-        "mesh": [traffic.vertical, traffic.horizontal],
-        "strategy": traffic.strategy,
-        "collectives": [
-            {
-                "operation": collective.operation,
-                "axes": list(collective.axes),
-                "group": collective.group,
-                "dtype": collective.dtype,
-                "operand_bytes": collective.operand_bytes,
-                "count": collective.count,
-                "senders": len(collective.senders) if collective.senders else collective.group,
-                "sent_bytes": collective.sent_bytes,
-            }
-            for collective in traffic.collectives
-        ],
-        "sent_bytes_busiest_device": max(sent),
-        "sent_bytes_mean_device": sum(sent) / len(sent),
-        "masters_only": masters_only(traffic),
-    }
-
-
-def table(traffic: StepTraffic) -> "Table":
-    """A rich table with one row per kind of collective, axis and dtype."""
-    from rich.table import Table
-
-    kinds: dict[tuple, list[Collective]] = {}
-    for collective in traffic.collectives:
-        key = (collective.operation, collective.axes, collective.group, collective.dtype, collective.senders is None)
-        kinds.setdefault(key, []).append(collective)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    phases = f"phase{'s' * (len(traffic.phases) > 1)} {', '.join(map(str, traffic.phases))}"
-    if traffic.devices == 1:
-        table.title = f"collectives of a step of {phases}: none on one device"
-        return table
-    table.title = f"collectives of a step of {phases}: {traffic.strategy} on {traffic.vertical}x{traffic.horizontal} devices"
-    for name in ("collective", "axis", "devices", "dtype", "calls", "operand bytes", "sent per device"):
-        is_text, is_bytes = name in ("collective", "axis", "dtype"), name in ("operand bytes", "sent per device")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_bytes)
-    for (operation, axes, group, dtype, all_send), members in kinds.items():
-        sizes = sorted({collective.operand_bytes for collective in members})
-        total = sum(collective.operand_bytes * collective.count for collective in members)
-        spread = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        sent = sum(collective.sent_bytes for collective in members)
-        table.add_row(
-            operation if all_send else f"{operation}\npoint-to-point",
-            axes[0] if len(axes) == 1 else "both",
-            str(group),
-            dtype,
-            f"{sum(collective.count for collective in members):,}",
-            f"{total:,} ({spread})" if len(members) > 1 or members[0].count > 1 else f"{total:,}",
-            f"{sent:,.0f}" if all_send else f"{sent:,.0f} in total",
-        )
-    busiest, mean = max(traffic.sent_bytes), sum(traffic.sent_bytes) / traffic.devices
-    table.add_section()
-    table.add_row("total", "", str(traffic.devices), "", "", "", f"{busiest:,.0f}")
-    if busiest > 1.001 * mean:
-        table.add_row("", "", "", "", "", "mean per device", f"{mean:,.0f}")
-    if masters := masters_only(traffic):
-        table.caption = (
-            "In an SPMD program every column repeats the vertical exchange: "
-            f"{masters['vertical_bytes_all_columns']:,.0f} bytes in total on that axis. With one master per row (Jia et al.): "
-            f"{masters['vertical_bytes_masters_only']:,.0f} bytes, and a master sends {masters['master_sends']:,.0f}."
-        )
-    return table

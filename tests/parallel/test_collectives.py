@@ -20,6 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from rich.console import Console
 
+from jaxdp.analysis.traffic import masters_only, table
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
@@ -57,12 +58,12 @@ def test_traffic_hierarchical_sends_the_vector_along_both_axes_and_masters_only_
         collectives.Collective("all-reduce", ("horizontal",), 8, "float32", size, 1),
         collectives.Collective("all-reduce", ("vertical",), 4, "float32", size, 1),
     )
-    masters = collectives.masters_only(hierarchical)
+    masters = masters_only(hierarchical)
     assert masters["vertical_bytes_all_columns"] == 8 * masters["vertical_bytes_masters_only"]
     assert masters["vertical_bytes_masters_only"] == 2 * (4 - 1) * size
     assert masters["master_sends"] == pytest.approx(2 * 3 / 4 * size + size)  # the ring of masters, then its row
     assert masters["others_send_at_most"] == 2 * size
-    row = collectives.masters_only(traffic("hierarchical", (1, 8)))
+    row = masters_only(traffic("hierarchical", (1, 8)))
     assert (row["master_sends"], row["others_send_at_most"]) == (size, 2 * size)
 
 
@@ -115,7 +116,7 @@ def test_traffic_sent_bytes_are_2_n_minus_1_over_n_of_the_padded_message(strateg
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_table_in_80_columns_breaks_no_word(strategy):
     lines = io.StringIO()
-    Console(file=lines, width=80).print(collectives.table(traffic(strategy, (2, 4))))
+    Console(file=lines, width=80).print(table(traffic(strategy, (2, 4))))
     words = lines.getvalue().split()
     operations = {one.operation for one in traffic(strategy, (2, 4)).collectives}
     assert operations <= {*words}
@@ -125,9 +126,9 @@ def test_table_in_80_columns_breaks_no_word(strategy):
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_traffic_one_device_has_no_collectives(strategy):
     assert traffic(strategy, (1, 1)).collectives == ()
-    table = collectives.table(traffic(strategy, (1, 1)))
-    assert str(table.title).endswith(": none on one device")
-    assert not table.columns
+    found = table(traffic(strategy, (1, 1)))
+    assert str(found.title).endswith(": none on one device")
+    assert not found.columns
 
 
 def test_find_collectives_counts_scans_and_rejects_while_loops():
