@@ -38,7 +38,7 @@ import velocity_dtype
 
 from jaxdp.choices import TABLES as TABLES_OF_CHOICES
 from jaxdp.config import BlurPool
-from jaxdp.data.sources import training_examples
+from jaxdp.data.sources import inspect
 from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config
 from jaxdp.strategies import STRATEGIES
@@ -487,7 +487,7 @@ def goals() -> str:
         name, *flags = command.split()
         with contextlib.redirect_stderr(io.StringIO()):
             config = load_config(name, flags)
-        plan = make_plan(config, examples=training_examples(config), devices=8)
+        plan = make_plan(config, examples=inspect(config)[1], devices=8)
         hours = plan.training_hours(RATE * (224 / config.data.image_size) ** 2)
         published = accuracy or re.search(r"Published: ([\d.]+ %)", find_config(name).read_text())[1]
         shown = "`" + command.replace(" --", "` `--", 1) + "`"

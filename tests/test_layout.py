@@ -136,6 +136,14 @@ def test_importing_jaxdp_starts_nothing():
     assert out.strip() == "[]"
 
 
+def test_the_training_step_knows_no_network():
+    code = (
+        "import sys, jaxdp.training.step; print([m for m in ('flax', 'jaxdp.models', 'jaxdp.data.loader') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
 def test_every_public_name_is_there():
     import jaxdp
 

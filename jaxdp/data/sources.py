@@ -54,11 +54,6 @@ def open_split(config: Config, split: str) -> EncodedItems:
     return _files_of(config).split(config, split)
 
 
-def training_examples(config: Config) -> int:
-    """Number of training images, without reading any. Raises ConfigError for a data set that does not exist."""
-    return source_of(config).size(config)[0]
-
-
 def inspect(config: Config) -> tuple[Config, int]:
     """(the config with the number of classes, number of training images), without reading any image.
 

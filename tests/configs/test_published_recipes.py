@@ -10,7 +10,7 @@ import pytest
 
 from jaxdp.data.augment import normalize
 from jaxdp.data.datasets import pixel_stats
-from jaxdp.data.sources import training_examples
+from jaxdp.data.sources import inspect
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import PUBLISHED_GRIDS, default_shape
 from jaxdp.planning import make_plan
@@ -43,7 +43,7 @@ MOMENTA_OF_B = {55296: 0.940741, 65536: 0.95}
 
 def plan_of(name, devices, *flags):
     config = load_config(name, flags)
-    return make_plan(config, examples=training_examples(config), devices=devices)
+    return make_plan(config, examples=inspect(config)[1], devices=devices)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -355,7 +355,7 @@ def test_every_recipe_is_documented_and_can_be_planned(name):
         assert f"--config {name}" in text
         assert "Source:" in text
         assert "choice" in text
-    plan = make_plan(config, examples=training_examples(config), devices=8)
+    plan = make_plan(config, examples=inspect(config)[1], devices=8)
     assert plan.total_samples >= config.epochs * plan.examples
 
 
@@ -402,7 +402,7 @@ def test_training_examples_of_digits_is_the_length_of_the_split(split):
     from jaxdp.data.sources import open_datasets
 
     config = load_config("digits", ["--data.train-split", split])
-    assert training_examples(config) == len(open_datasets(config).train)
+    assert inspect(config)[1] == len(open_datasets(config).train)
 
 
 def test_every_recipe_is_in_the_documentation():

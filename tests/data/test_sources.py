@@ -270,7 +270,7 @@ def test_train_on_imagenet_by_name(tiny, imagenet, tmp_path):
     data = Data(source="imagenet2012", directory=str(imagenet), image_size=16, augmentation="random_resized_crop")
     config = small(tiny, data=data, model=dataclasses.replace(tiny.model, classes=1000))
     config = dataclasses.replace(config, schedule=dataclasses.replace(tiny.schedule, warmup_epochs=0.5))
-    assert sources.training_examples(config) == 20
+    assert sources.inspect(config)[1] == 20
     assert jaxdp.train(config, tmp_path).eval_examples == 7
 
 
