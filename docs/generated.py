@@ -17,8 +17,9 @@ from typing_extensions import Doc
 
 import jaxdp
 from jaxdp import flags
+from jaxdp.choices import OneOf
 from jaxdp.cli import bench, main
-from jaxdp.config import RESUME_SAFE_FIELDS, Config, OneOf
+from jaxdp.config import RESUME_SAFE_FIELDS, Config
 
 ROOT = Path(__file__).parents[1]
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "None"}

@@ -9,7 +9,7 @@ imports neither JAX nor third-party packages.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from jaxdp.registry import Registry
 
@@ -97,6 +97,16 @@ class Only:
 
     table: "Choices"
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a field whose value is a name in a table."""
+
+    table: "Choices"
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
+        return handler.generate_schema(Literal[tuple(self.table)])
 
 
 class Choices(Registry[Entry, Any]):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, Field
-from pydantic_core import core_schema
 from typing_extensions import Doc
 
 from jaxdp.choices import (
@@ -26,7 +25,7 @@ from jaxdp.choices import (
     SCHEDULES,
     SOURCES,
     STOP_METRICS,
-    Choices,
+    OneOf,
     Only,
 )
 from jaxdp.errors import ConfigError as ConfigError
@@ -44,16 +43,6 @@ Strength = Annotated[float, Field(ge=0, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
-
-
-@dataclass(frozen=True, eq=False)
-class OneOf:
-    """Annotation of a field whose value is a name in a table."""
-
-    table: Choices
-
-    def __get_pydantic_core_schema__(self, *_: Any) -> core_schema.CoreSchema:
-        return core_schema.literal_schema(list(self.table))
 
 
 RESNET = "resnet"  # the built-in model

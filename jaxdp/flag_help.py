@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from jaxdp.config import OneOf
+from jaxdp.choices import OneOf
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
 

@@ -24,9 +24,10 @@ from jaxdp.choices import (
     TABLES,
     Choice,
     Choices,
+    OneOf,
     UpdateRule,
 )
-from jaxdp.config import Config, OneOf, Optimizer, Reduce, Schedule
+from jaxdp.config import Config, Optimizer, Reduce, Schedule
 from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
 from jaxdp.flag_help import _text
