@@ -23,6 +23,8 @@ nitpick_ignore = [  # types of parameters that a user rarely gives
     ("py:class", "jaxdp.distributed.preemption.SignalHandler"),
     ("py:class", "jaxdp.loggers.console.Quiet"),
     ("py:class", "jaxdp.loggers.console.Screen"),
+    ("py:class", "jaxdp.training.callback.Callbacks"),
+    ("py:class", "jaxdp.training.run_setup.RunSetup"),
 ]
 smartquotes = False  # they would change the dashes of flags
 default_role = "code"  # docstrings use Markdown's backticks

@@ -29,7 +29,7 @@ SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["d
 
 
 # What pages and signatures name besides `jaxdp.__all__`. `strict` builds report missing names.
-MODULE_NAMES = ["jaxdp.planning.Plan", "jaxdp.planning.PlannedPhase", "jaxdp.report.write", "jaxdp.records.Writer"]
+MODULE_NAMES = ["jaxdp.planning.Plan", "jaxdp.planning.PlannedPhase", "jaxdp.report.write", "jaxdp.training.run.Run"]
 
 # Config fields
 

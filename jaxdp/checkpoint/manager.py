@@ -111,8 +111,7 @@ class CheckpointManager:
         # Shards are few bytes: all are compared. Of a state that is whole on every device, the parameters.
         diverged = checksums.diverged_devices(placed if is_sharded else getattr(placed, "params", placed))
         parts = checksums.part_checksums(placed) if self.group.num_processes > 1 else {}
-        bad_images = metadata.get("progress", {}).get("bad_images", {})
-        report = StateReport([str(device) for device in diverged], parts, bad_images)
+        report = StateReport([*map(str, diverged)], parts, metadata.get("progress", {}).get("bad_images", {}))
         self._host_state = orbax_io.copy_to_host(state, self._host_state)
         self._pending = self._thread.submit(self._save, samples, metadata, report=report, before_manifest=before_manifest)
         _last_saves[self.folder.absolute()] = self._pending
@@ -135,7 +134,7 @@ class CheckpointManager:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self.group.is_rank0 and (self._pending is None or self._pending.done()):
+        if self.group.is_rank0 and not self.is_saving:
             self._clean_up()
 
     def restore(self, abstract_state_of: Callable[[int], Any]) -> tuple[Any, Manifest] | None:

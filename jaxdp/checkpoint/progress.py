@@ -50,8 +50,7 @@ class Progress:
 
     def add_seconds(self, activity: str, seconds: float) -> None:
         """Add to the seconds of "training", "evaluation", "input", "saving", "audit" or "compilation"."""
-        name = f"{activity}_seconds"
-        setattr(self, name, getattr(self, name) + seconds)
+        vars(self)[f"{activity}_seconds"] += seconds
 
     def finish_step(self, samples: int) -> None:
         """Count a step that was dispatched."""

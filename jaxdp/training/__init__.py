@@ -1,1 +1,1 @@
-"""The training run: step, evaluation, programs, and the trainer that connects them."""
+"""The training run: step, evaluation, programs, and the loop that connects them."""
