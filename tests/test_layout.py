@@ -20,7 +20,6 @@ FOLDERS = [
     "models data",
     "planning",
     "plan_summary",
-    "checkpoint",
     "training",
     "loggers",
     "trackers cloud",

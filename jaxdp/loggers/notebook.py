@@ -2,6 +2,7 @@
 
 import base64
 import html
+import io
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +19,9 @@ IMAGE_WIDTH = 760  # in pixels
 
 
 def default_screen() -> Screen:
-    """`Notebook` in an IPython kernel, else `Screen`. Does not import IPython."""
+    """`Notebook` in an IPython kernel, else `Screen`, also if stdout is redirected to memory. Does not import IPython."""
+    if isinstance(sys.stdout, io.StringIO):
+        return Screen()
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return Screen() if getattr(shell, "kernel", None) is None else Notebook()
 

@@ -298,9 +298,10 @@ def _moments_of(statistics: Mapping) -> dict[str, Any]:
 
 def _foreign_statistics(name: Path) -> UnusableModule:
     """The error for a batch statistic that no BatchNorm layer of Flax owns."""
-    reason = f"the batch statistic {'/'.join(name)} is not of Flax's BatchNorm, the only layer whose statistics jaxdp averages"
     return UnusableModule(
-        f"{reason} over workers", "use BatchNorm, or register an object with init and apply that returns moments"
+        f"the batch statistic {'/'.join(name)} is not of Flax's BatchNorm, the only layer whose statistics jaxdp averages over "
+        "workers",
+        "use BatchNorm, or register an object with init and apply that returns moments",
     )
 
 

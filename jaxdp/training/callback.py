@@ -1,5 +1,6 @@
 """Callbacks: what is attached to the training loop without being needed to compute its result."""
 
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,9 @@ class Callback:
 
 class CallbackError(TrainingError):
     """A callback of the user raised an exception, which is the cause of this one."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [*traceback.format_exception(self.__cause__), *super()._render_traceback_()]
 
 
 class Callbacks(Callback):

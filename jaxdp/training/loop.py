@@ -230,7 +230,7 @@ def _report_save(run: Run) -> None:
     if run.saving is None or run.checkpoints.is_saving:
         return
     path, run.saving = run.checkpoints.folder / str(run.saving), None
-    if run.checkpoints.last_error is None and path.exists():
+    if run.callbacks.of_hook["after_save"] and run.checkpoints.last_error is None and path.exists():
         run.callbacks.after_save(run, read_manifest(path))
 
 
@@ -283,7 +283,8 @@ def _adding_advice(run: Run) -> Iterator[None]:
     except (DataError, CallbackError) as error:
         if run.processes.num_processes == 1:  # other processes are already in a step that this one cannot take
             _save_last_step(run)
-        raise type(error)(f"{error}; {checkpoints.describe_latest(run)}") from error.__cause__
+        explained = type(error)(f"{error}; {checkpoints.describe_latest(run)}")
+        raise explained from error.__cause__
 
 
 @contextmanager

@@ -14,6 +14,7 @@ TREES = {  # without jaxdp/doctor, which prints a fix beside each error
 MESSAGE_AT = dict.fromkeys(
     [
         "TrainingError",
+        "CallbackError",
         "DataError",
         "UnreadableCheckpoint",
         "ImageError",

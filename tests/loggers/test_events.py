@@ -11,9 +11,8 @@ from contextlib import closing
 import pytest
 from helpers.runs import Recorder, train_shown, train_until
 
-from jaxdp import Stopped
+from jaxdp import Stopped, records
 from jaxdp.errors import TrainingError
-from jaxdp.loggers import events
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog
 from jaxdp.records import read_events
@@ -128,7 +127,7 @@ def test_damaged_lines_and_old_events_are_left_out(tmp_path, monkeypatch):
         b'7\n{"event": 1, "text": ""}\n' + b"[" * 10**5 + b'\n\xff\n{"event": "message", "text": "a", "samples": "x"}\n'
     )
     assert read_events(path) == [{"event": "message", "text": "a"}]
-    monkeypatch.setattr(events, "MAX_READ", 200)
+    monkeypatch.setattr(records, "MAX_READ", 200)
     write(tmp_path, *map(str, range(50)))
     texts = [event["text"] for event in read_events(path)]
     assert 2 < len(texts) < 10

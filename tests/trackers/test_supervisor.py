@@ -191,4 +191,4 @@ def test_missing_package_is_one_error_that_names_the_extra(tiny, tmp_path, monke
 def test_wandb_mode_disabled_sends_nothing(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, wandb="digits"))
-    assert supervisor.Trackers(config, tmp_path).writers == []
+    assert supervisor.Trackers(config, tmp_path).targets == {}

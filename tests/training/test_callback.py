@@ -224,6 +224,9 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
         train(rare, tmp_path / "run", callbacks=[callback()])
     assert str(caught.value).startswith(f"the callback {error}; the last valid checkpoint is ")
     assert isinstance(caught.value.__cause__, (KeyError, ValueError))
+    in_a_notebook = "".join(caught.value._render_traceback_())
+    assert "test_callback.py" in in_a_notebook
+    assert in_a_notebook.endswith(str(caught.value))
     assert next(read_manifests(tmp_path / "run/checkpoints")).samples == samples
     train(rare, tmp_path / "run")
     assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")

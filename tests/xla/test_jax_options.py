@@ -145,9 +145,8 @@ def test_run_is_the_same_to_the_bit_with_one_option_set(tiny_resnet, tmp_path, n
 
 def test_run_under_x64_continues_without_it_to_the_same_bits(tiny, tmp_path):
     expected = outcome(tiny, tmp_path / "plain")
-    signals = SignalHandler()
     with jax.enable_x64(True), pytest.raises(Stopped):
-        train_shown(tiny, tmp_path / "resumed", screen=StopAfterStep(signals), signals=signals)
+        train_shown(tiny, tmp_path / "resumed", callbacks=[StopAfterStep()], signals=SignalHandler())
     assert outcome(tiny, tmp_path / "resumed") == expected
 
 
