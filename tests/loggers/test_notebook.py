@@ -1,6 +1,8 @@
 """Tests of jaxdp.loggers.notebook."""
 
+import contextlib
 import dataclasses
+import io
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -68,6 +70,13 @@ def test_train_in_a_kernel_shows_one_bar_some_lines_and_the_plot(tiny, plots, tm
     assert output.count("held-out accuracy") == 2
     lines = [line for line in output.split("results in")[0].splitlines() if "few for batch normalization" not in line]
     assert max(map(len, lines)) <= notebook.WIDTH
+
+
+def test_train_in_a_kernel_is_quiet_with_redirected_stdout(tiny, tmp_path, kernel):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        jaxdp.train(tiny, tmp_path)
+    assert kernel.displays == []
+    assert "results in" in output.getvalue()
 
 
 def test_step_updates_the_bar_at_most_every_update_interval(kernel, monkeypatch):
