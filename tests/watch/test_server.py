@@ -321,7 +321,7 @@ def test_requests_without_the_token_take_no_place_of_a_viewer(no_drawing, tmp_pa
         assert client.get("/")[0] == 403
         client.server.viewers.release()
         assert client.get(f"/?token={client.server.access.token}")[0] == 200
-        assert client.server.viewers.acquire(blocking=False)
+        assert client.server.viewers.acquire(timeout=10)  # released after the response
 
 
 def test_a_new_connection_closes_the_oldest_of_the_address_with_the_most(no_drawing, tmp_path, monkeypatch):
