@@ -318,14 +318,13 @@ def test_a_run_that_cannot_write_checkpoints_finishes_and_exits_with_1(tmp_path)
 STOPS_ITSELF = """
 import os, signal
 import jaxdp
-from jaxdp.loggers.console import Quiet
 
-class Stop(Quiet):
-    def step(self, record):
-        if record["step"] == 3:
+class Stop(jaxdp.Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-train_shown(jaxdp.load_config("digits", {flags}), {workdir!r}, screen=Stop())
+jaxdp.train(jaxdp.load_config("digits", {flags}), {workdir!r}, callbacks=[Stop()])
 """
 
 

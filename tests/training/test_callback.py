@@ -301,9 +301,9 @@ def test_callbacks_change_nothing_of_a_run(tiny, tmp_path):
 OF_TWO_PROCESSES = """
 import json, sys
 sys.path.insert(0, "tests")
+import jax
 import numpy as np
 import jaxdp
-from helpers import tiny_run
 
 class Mine(jaxdp.Callback):
     calls = []
@@ -316,7 +316,7 @@ class Mine(jaxdp.Callback):
     def after_evaluation(self, run, evaluation):
         images, labels = run.datasets.evaluation.batch(np.arange(20), np.arange(20))
         logits, params = run.predict(images), run.params
-        run.log(norm=float(sum(np.abs(np.asarray(leaf)).sum() for leaf in params.values())))
+        run.log(norm=float(sum(np.abs(np.asarray(leaf)).sum() for leaf in jax.tree.leaves(params))))
         with open(f"{sys.argv[1]}-{run.processes.rank}.json", "w") as file:
             json.dump([self.calls, logits.tolist(), evaluation["eval_loss"]], file)
 

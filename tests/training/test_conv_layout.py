@@ -71,10 +71,10 @@ def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_
         optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),
         batch=(Phase(global_batch=8, per_worker_batch=4, until_epoch=1.5), Phase(global_batch=16, per_worker_batch=4)),
     )
-    default = train(config, tmp_path / "default", screen=False)
+    default = train(config, tmp_path / "default")
     assert all(orders == {(0, 1, 2, 3)} for _, orders in placed)
     placed.clear()
-    other = train(in_layout(config, "ohwi"), tmp_path / "other", screen=False)
+    other = train(in_layout(config, "ohwi"), tmp_path / "other")
     assert {devices for devices, _ in placed} == {2, 4}
     assert all(orders == {(3, 0, 1, 2)} for _, orders in placed)
     assert other.loss == pytest.approx(default.loss, rel=1e-4)
