@@ -63,7 +63,7 @@ class CheckpointManager:
     """Saves, restores and removes the checkpoints of one run in `folder`. All processes write; rank 0 completes and removes.
 
     A failed save is reported and the run continues; with several processes it ends the run. info: called with each message for
-    the user. uploader: told of complete and of quarantined checkpoints. metric: the best checkpoint by it is kept. last_error:
+    the user. uploader: notified of complete and quarantined checkpoints. metric: the best checkpoint by it is kept. last_error:
     why the last save failed; None if it succeeded.
     """
 

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Profile(Callback):
         self.steps = steps
         self.first: int | None = None  # traced step
         self.last = 0
-        self.annotation: AbstractContextManager = nullcontext()
+        self.annotation = ExitStack()  # of the step that was started last
         self.earlier_traces: set[Path] = set()
 
     def on_start(self, run: Run) -> None:
@@ -41,8 +41,7 @@ class Profile(Callback):
 
     def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
         number = run.progress.steps + 1
-        self.annotation.__exit__(None, None, None)
-        self.annotation = nullcontext()
+        self.annotation.close()
         if self.first is not None and number > self.steps[-1]:
             self._end(run)
         if number not in self.steps:
@@ -50,8 +49,7 @@ class Profile(Callback):
         if self.first is None:
             self._begin(run, number)
         self.last, self.phase = number, run.phase
-        self.annotation = jax.profiler.StepTraceAnnotation("train", step_num=number)
-        self.annotation.__enter__()
+        self.annotation.enter_context(jax.profiler.StepTraceAnnotation("train", step_num=number))
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         if self.first is not None and metrics["step"] == self.steps[-1]:  # no step has followed
@@ -72,8 +70,7 @@ class Profile(Callback):
 
     def _end(self, run: Run) -> None:
         """End the trace, and show where it is and where the time went."""
-        self.annotation.__exit__(None, None, None)
-        self.annotation = nullcontext()
+        self.annotation.close()
         jax.block_until_ready(run.state)
         with _excluded(run):
             jax.profiler.stop_trace()

@@ -163,7 +163,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         with run.recording(record, is_logged=step.is_logged):
             run.callbacks.after_step(run, MappingProxyType(record))
-            if run.record_is_logged:
+            if run.is_logged:
                 run.clock.restart_throughput()
         _report_save(run)
 

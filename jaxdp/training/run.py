@@ -32,7 +32,7 @@ LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps
 class StartedStep(NamedTuple):
     """A step whose metrics may still be computed on the devices.
 
-    record: what is known without them. started: `time.monotonic()` when it was started. is_logged: see `Run.is_logged`.
+    record: what is known without them. started: `time.monotonic()` when it was started. is_logged: whether the log receives it.
     """
 
     record: dict[str, Any]
@@ -48,7 +48,9 @@ class Run:
     processes. datasets: training and held-out images. devices: all that may be used. state: parameters, batch statistics and
     optimizer state after the last step that was started, on the devices, in the placement of the step. progress: position and
     times. info(text): shows a line. examples: a few held-out images of the last evaluation with their classes, see
-    `ExampleCollector.arrays`. stop_reason: why the run ends early. error: the exception that ended it.
+    `ExampleCollector.arrays`. is_logged: whether the log receives the current record: an evaluation's, a step's every few
+    steps, that of the first step of a phase and of the last of the run, and those to which `log` has added values.
+    stop_reason: why the run ends early. error: the exception that ended it.
 
     Attributes that are not described here belong to the loop.
     """
@@ -70,7 +72,7 @@ class Run:
         """status: shows the current activity, such as "compiling". resume_action: what resumes the run, as the subject of a
         sentence. started: `time.monotonic()` at the start of the command. uploader: uploads its files, for a run at a URL."""
         self.setup, self.config, self.plan, self.devices = setup, setup.config, setup.plan, setup.devices
-        self.datasets, self.workdir, self.location, self.uploader = setup.datasets, workdir, location, uploader
+        self.datasets, self.workdir, self.location = setup.datasets, workdir, location
         self.signals, self.processes, self.callbacks, self.info, self.status = signals, signals.group, callbacks, info, status
         self.resume_action, self.started, self.progress = resume_action, started, Progress()
         self.model = models.create(self.config.model)
@@ -99,7 +101,7 @@ class Run:
         self.step_times = (0.0, 0.0)  # when the completed step was started and when it was completed, of `time.monotonic()`
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
-        self.record_is_logged = False
+        self.is_logged = False
         self.saving: int | None = None  # samples of the checkpoint that is being saved
         self.saved_at = time.monotonic()
         self.save_requested = False
@@ -162,14 +164,8 @@ class Run:
 
         return jax.jit(logits, out_shardings=replicated(mesh))
 
-    @property
-    def is_logged(self) -> bool:
-        """Whether the log receives the record at hand: an evaluation's, a step's every few steps, that of the first step of a
-        phase and of the last of the run, and those to which `log` has added values."""
-        return self.record is not None and self.record_is_logged
-
     def log(self, **values: float) -> None:
-        """Add values to the record of the step or evaluation at hand, which is then logged. Call it on every process.
+        """Add values to the record of the current step or evaluation, which is then logged. Call it on every process.
 
         May be called in before_step (for the step that follows), after_step and after_evaluation. Raises ValueError elsewhere,
         for a name that the record has already, and for what is no number.
@@ -180,7 +176,7 @@ class Run:
             if name in self.record:
                 raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
             self.record[name] = value if isinstance(value, int) else float(value)
-        self.record_is_logged = True
+        self.is_logged = True
 
     def save(self) -> None:
         """Ask for a checkpoint, which is saved before the next step starts. Every process must ask."""
@@ -201,9 +197,9 @@ class Run:
     @contextmanager
     def recording(self, record: dict[str, Any], *, is_logged: bool = False) -> Iterator[None]:
         """Let `log` add to a record in the block."""
-        outer = self.record, self.record_is_logged
-        self.record, self.record_is_logged = record, is_logged
+        outer = self.record, self.is_logged
+        self.record, self.is_logged = record, is_logged
         try:
             yield
         finally:
-            self.record, self.record_is_logged = outer
+            self.record, self.is_logged = outer
