@@ -214,7 +214,7 @@ def test_plan_on_a_platform_that_does_not_start_exits_with_2_unless_devices_are_
     )
     assert done.returncode == 2
     assert "JAX_PLATFORMS='cuda': this JAX platform does not start" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    assert "jaxdp/cli/" not in done.stderr  # no traceback of ours; a GPU plugin of JAX prints one of its own
 
 
 def test_output_closed_by_its_reader_is_no_error():
