@@ -19,11 +19,9 @@ import changes
 import chaos
 import collectives
 import digits_seeds
-import failures
 import fashion_vs_pytorch
 import folded_precision
 import gpu_layers
-import hangs
 import loader_augmentations as loader_benchmark
 import lr_range
 import memory
@@ -31,6 +29,7 @@ import network
 import object_storage_data
 import object_storage_runs
 import other_devices
+import process_failures
 import saving
 import training_vs_pytorch
 import turns
@@ -566,8 +565,7 @@ TABLES = {
         "object_reads": of(object_storage_data.reads_table, "object_storage_data.py"),
         "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
         "saving": of(saving.table, "saving.py"),
-        "failures": of(failures.table, "failures.py"),
-        "hangs": of(hangs.table, "hangs.py"),
+        "process_failures": of(process_failures.table, "process_failures.py"),
         "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
     },
 }

@@ -579,7 +579,7 @@ class Guard(Section):
     step_minutes: Minutes | None = 30.0
     """Time without progress, in minutes, after which all processes end; a compilation may take at least 30 (None: no limit)"""
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
-    """Heartbeat timeout in seconds; the run ends when a process exceeds it"""
+    """Time in seconds without a change of its status file, after which a process counts as lost and the run ends"""
     audit_every_steps: Count | None = 500
     """Number of steps between audits, which compare all reductions of a step with a reference reduction and end the run on a
     difference larger than rounding (None: no audits)"""

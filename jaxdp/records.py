@@ -57,7 +57,6 @@ TIMING = (
     "waiting_share",
     "slowest_rank",
     "slowest",
-    "refused_connections",
 )
 
 

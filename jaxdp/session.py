@@ -21,6 +21,7 @@ from jaxdp.distributed import runtime, watchdog
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.stack_traces import place_of
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
 from jaxdp.files import expand_user, is_url
 from jaxdp.loggers.callbacks import RecordWriter
@@ -29,7 +30,7 @@ from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.summary import show_result
 from jaxdp.plan_summary import start_table
-from jaxdp.storage.local import run_copy, temporary_directory
+from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
@@ -115,7 +116,7 @@ def run_session(
         config = with_choices(config, {"data.source": "given"})
     config, callbacks = validate(config), _checked(callbacks)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
-    path = run_dir.resolve_workdir(workdir, config) if url is None else run_copy(config.storage, url)
+    path = run_dir.local_workdir(workdir, config)
     is_command = signals is not None  # a command ignores a signal that arrives after the last evaluation
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with (
@@ -124,7 +125,13 @@ def run_session(
         handler as signals,
         _stops_before_training(signals, screen.resume_action),
     ):
-        group = runtime.join(command.cluster, guard=config.guard, while_waiting=signals.raise_if_signaled, secret_dir=path)
+        group = runtime.join(
+            command.cluster,
+            guard=config.guard,
+            while_waiting=signals.raise_if_signaled,
+            directory=path,
+            url=url,
+        )
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
@@ -154,7 +161,8 @@ def run_session(
         except BaseException as error:
             code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
             cause = error.__cause__ if isinstance(error, CallbackError) else error
-            group.fail(first_line(error), code, collective_failed=isinstance(cause, jax.errors.JaxRuntimeError))
+            failed = isinstance(cause, jax.errors.JaxRuntimeError)
+            group.fail(first_line(error), code, collective_failed=failed, place=place_of(cause or error))
             raise
         finally:
             screen.end()

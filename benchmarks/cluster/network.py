@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import secrets
 import socket
 import statistics
 import subprocess
@@ -27,13 +26,14 @@ from hosts import Hosts
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from chaos import ROOT, TRAINING, stage
-from failures import GUARD, LIMIT_SECONDS
 
 from jaxdp.strategies import STRATEGIES
 
 RESULT, PICTURE = ROOT / "benchmarks/results/network.json", ROOT / "docs/network.png"
 HOSTS, DEVICES = 4, 2
 PORT, ECHO_PORT = 29_400, 29_500
+LIMIT_SECONDS = 30
+GUARD = ("--guard.start-minutes", "0.25", "--epochs", "400", "--batch.0.until-epoch", "200")
 STAGES = {
     "starting": 3.0,
     "compiling": 1.0,
@@ -228,7 +228,8 @@ def process_of_host(rank: int) -> None:
     from jaxdp.parallel import timing
     from jaxdp.parallel.mesh import make_mesh
 
-    group = runtime.join(coordinator=f"jaxdp-h0:{PORT}", processes=HOSTS, rank=rank)
+    directory = Path(tempfile.gettempdir()) / "jaxdp-network"  # the hosts are namespaces of one machine
+    group = runtime.join(coordinator=f"jaxdp-h0:{PORT}", processes=HOSTS, rank=rank, directory=directory)
     mesh = make_mesh(HOSTS, DEVICES, runtime.start(Mesh(cpu_devices=DEVICES), group))
     call = None
     for line in sys.stdin:
@@ -287,8 +288,7 @@ class Job:
     """A process on every host, all of which execute the same requests at the same time."""
 
     def __init__(self, hosts: Hosts):
-        environment = os.environ | {"JAXDP_SECRET": secrets.token_hex(32)}
-        piped = {"cwd": ROOT, "env": environment, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        piped = {"cwd": ROOT, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [sys.executable, __file__, "--rank"]
         self.processes = [hosts.popen(rank, [*command, str(rank)], **piped) for rank in range(HOSTS)]
 

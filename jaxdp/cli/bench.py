@@ -178,7 +178,7 @@ def _bench_allreduce(options: Allreduce, flags: list[str]) -> None:
         raise ConfigError("--sizes", max(options.sizes), reason=f"must be at most {LARGEST_MESSAGE} (16 GiB)")
     from jaxdp.distributed import runtime
 
-    group = runtime.join(guard=options.run.guard, secret_dir=Path(options.output))
+    group = runtime.join(guard=options.run.guard, directory=Path(options.output))
     with runtime.fail_together(group):
         record = _allreduce_record(options)
         if group.is_rank0:

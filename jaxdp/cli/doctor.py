@@ -171,7 +171,7 @@ def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessG
     shared_dir = run_path.with_name(f"{run_path.name}-verify")
     handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: one line, temporary files removed
     try:
-        group = join(guard=config.guard, secret_dir=shared_dir)
+        group = join(guard=config.guard, directory=shared_dir)
         with runtime.fail_together(group):
             if workdir is not None and group.num_processes == 1:
                 raise ConfigError("--workdir", workdir, reason="has no effect with --verify in a single process")

@@ -79,6 +79,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     options = parse(Train, arguments, program, everyday=EVERYDAY)
     config = validate(_with_profile(options.run, options.profile))
     from jaxdp.distributed import runtime
+    from jaxdp.files import is_url
     from jaxdp.loggers.console import Screen
     from jaxdp.records import to_json
     from jaxdp.session import Command, run_session
@@ -90,7 +91,8 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         launch.cluster,
         guard=config.guard,
         while_waiting=signals.raise_if_signaled,
-        secret_dir=run_dir.resolve_workdir(options.workdir, config),
+        directory=run_dir.local_workdir(options.workdir, config),
+        url=options.workdir if is_url(options.workdir) else None,
         coordinator=launch.coordinator,
         processes=launch.processes,
         rank=launch.rank,

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, TextIO
 
-from jaxdp.distributed import secret
 from jaxdp.distributed.preemption import STOP_SIGNALS, StopSignals
 from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError, discard_output
 
@@ -173,7 +171,6 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{reserved_port()}",
         "JAX_NUM_PROCESSES": str(processes),
         "PYTHONUNBUFFERED": "1",
-        secret.VARIABLE: secrets.token_hex(secret.RANDOM_BYTES),  # other users can read command lines
     }
     writing = threading.Lock()
 

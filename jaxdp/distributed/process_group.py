@@ -5,9 +5,11 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxdp.distributed import status
 
+NONE, SAVE, STOP = 0, 1, 2  # requests of a process; a step's metrics carry the largest one to all
+
 
 class Agreement(NamedTuple):
-    """What all processes have agreed to do at the same sync point. action: "stop" or "save"; reason: why, for messages."""
+    """What all processes do at the same sync point. action: "stop" or "save"; reason: why, for messages."""
 
     action: str
     reason: str
@@ -48,10 +50,6 @@ class ProcessGroup(Protocol):
         """Whether this process has reported a failure."""
 
     @property
-    def refused_connections(self) -> int:
-        """Number of connections without the run's secret that rank 0 refused; 0 on other ranks."""
-
-    @property
     def before_exit(self) -> Callable[[], None]:
         """Called before the failure of another process, or the watchdog, ends this one."""
 
@@ -75,8 +73,14 @@ class ProcessGroup(Protocol):
     def broadcast_object(self, name: str, value: Any) -> Any:
         """Rank 0's value, on every process. Values must be representable in JSON."""
 
-    def request(self, action: str, reason: str = "") -> bool:
-        """Ask all processes to do `action` at the same sync point. Returns True if this process can do it at once."""
+    def request_save(self) -> bool:
+        """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
+
+    def next_request(self, stop_reason: str | None) -> int:
+        """The request of this process, NONE, SAVE or STOP, that the next step carries. stop_reason: as for `sync_point`."""
+
+    def agree(self, request: int) -> None:
+        """Record the largest request that a completed step has carried; all processes call this with the same steps."""
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         """Pass a point of the program that all processes pass in the same order.
@@ -97,16 +101,17 @@ class ProcessGroup(Protocol):
     def set_background_save(self, name: str) -> None:
         """Set what is being saved in the background; "" when the save has ended."""
 
-    def record_step(self, step: int, dispatched: float, completed: float) -> None:
-        """Record when this process dispatched a step and when the step completed, in seconds of its monotonic clock."""
+    def record_step(self, step: int, waited: float, completed: float) -> None:
+        """Record how many seconds this process waited for its devices in a step, and when it had the results (monotonic)."""
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""
 
-    def fail(self, reason: str, code: int = 1, collective_failed: bool = False) -> None:
+    def fail(self, reason: str, code: int = 1, collective_failed: bool = False, *, place: str = "") -> None:
         """Report that this process cannot continue, so that all others exit too.
 
         collective_failed: a collective raised, most likely because another process failed; that failure is then reported.
+        place: where the error was raised.
         """
 
     def abort(self, reason: str) -> None:
@@ -122,7 +127,6 @@ class SingleProcess:
     rank, num_processes, is_rank0 = 0, 1, True
     hosts, host_numbers = ["localhost"], [0]
     failed = False
-    refused_connections = 0
 
     def __init__(self) -> None:
         self.resume_hint = ""
@@ -144,8 +148,14 @@ class SingleProcess:
     def broadcast_object(self, name: str, value: Any) -> Any:
         return value
 
-    def request(self, action: str, reason: str = "") -> bool:
+    def request_save(self) -> bool:
         return True
+
+    def next_request(self, stop_reason: str | None) -> int:
+        return NONE  # a single process acts on its requests at once
+
+    def agree(self, request: int) -> None:
+        pass
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         return Agreement("stop", stop_reason) if stop_reason else None
@@ -159,13 +169,13 @@ class SingleProcess:
     def set_background_save(self, name: str) -> None:
         self.status.set_background_save(name)
 
-    def record_step(self, step: int, dispatched: float, completed: float) -> None:
+    def record_step(self, step: int, waited: float, completed: float) -> None:
         pass
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         return {}
 
-    def fail(self, reason: str, code: int = 1, collective_failed: bool = False) -> None:
+    def fail(self, reason: str, code: int = 1, collective_failed: bool = False, *, place: str = "") -> None:
         pass
 
     def abort(self, reason: str) -> None:

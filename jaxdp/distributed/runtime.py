@@ -2,24 +2,24 @@
 
 import atexit
 import contextlib
-import errno
 import functools
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Compile, Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import host_memory, launchers, status, watchdog
-from jaxdp.distributed.control_client import ControlClient
+from jaxdp.distributed import coordination, host_memory, launchers, watchdog
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
-from jaxdp.distributed.secret import Secret
+from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.stack_traces import place_of
+from jaxdp.distributed.status_files import FOLDER, Board, Directory, Folder
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
+from jaxdp.storage.location import open_location
 from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 
 # Virtual devices share the cores, so one may reach a collective long after another; XLA's default timeout is 40 s.
 CPU_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
-SHUTDOWN_SECONDS = 10
-# JAX's own heartbeats count the time for which a run is suspended, and end it after 100 s by default. The control channel finds
-# silent processes (`guard.silence_seconds`); JAX still notices at once that its coordinator has exited.
-JAX_HEARTBEAT_SECONDS = 10 * 86_400
-STACKS_BEFORE_SILENCE_SECONDS = 0.5  # a silent process prints its stacks before the others exit and JAX aborts it
 
-_group: ControlClient | None = None
+_group: Processes | None = None
 
 
 def join(
@@ -41,7 +36,8 @@ def join(
     *,
     guard: Guard | None = None,
     while_waiting: Callable[[], None] = lambda: None,
-    secret_dir: Path | None = None,
+    directory: Path | None = None,
+    url: str | None = None,
     coordinator: str | None = None,
     processes: int | None = None,
     rank: int | None = None,
@@ -49,8 +45,8 @@ def join(
     """The process group of this run, once all processes have connected.
 
     A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
-    while_waiting: called while waiting for other processes; may raise. secret_dir: a directory that all processes share, in
-    which rank 0 writes the run's secret if JAXDP_SECRET is not set. Raises ConfigError if there is neither.
+    while_waiting: called while waiting for other processes; may raise. directory: of the run, in which all processes keep their
+    status files; url: of a run whose processes share none. Raises ConfigError if a run of several processes has no directory.
     """
     global _group
     _register_exit_code_of_stopped()
@@ -58,18 +54,11 @@ def join(
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
             return SingleProcess()
+        if directory is None:
+            raise ConfigError("--workdir", reason="is missing: several processes need a directory that they share")
         guard = guard or Guard()
-        _group = ControlClient.connect(
-            cluster,
-            start_seconds=60 * guard.start_minutes,
-            silence_seconds=guard.silence_seconds,
-            gpus=launchers.visible_gpus(),
-            while_waiting=while_waiting,
-            secret=Secret(cluster, secret_dir),
-            status=status.current(),
-            limits=watchdog.limits_from(guard),
-            on_heartbeat=partial(watchdog.print_stacks_in, guard.silence_seconds - STACKS_BEFORE_SILENCE_SECONDS),
-        )
+        board: Board = Folder(open_location(url, "--workdir")) if url else Directory(directory / FOLDER)
+        _group = Processes.join(cluster, board, watchdog.process_limits(guard), while_waiting=while_waiting)
         atexit.register(_leave_at_exit, _group)
     return _group
 
@@ -92,19 +81,17 @@ def _uncaught_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def _leave_at_exit(group: ControlClient) -> None:
+def _leave_at_exit(group: Processes) -> None:
     """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
     error = _uncaught_error()
     stopped = isinstance(error, Stopped)  # raised on every process; the next hook exits
     if error is not None and not stopped and not group.failed:  # raised by the caller's code outside of a run
-        group.fail(f"{type(error).__name__}: {first_line(error)}")
+        group.fail(f"{type(error).__name__}: {first_line(error)}", place=place_of(error))
     if group.failed:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
     group.close(exiting=stopped)
-    group.remove_heartbeat_hook()  # JAX's shutdown may take long, and threads end before the interpreter does
-    watchdog.cancel_timer()
 
 
 @contextlib.contextmanager
@@ -113,7 +100,8 @@ def fail_together(group: ProcessGroup) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        group.fail(first_line(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE)
+        code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILURE
+        group.fail(first_line(error), code, place=place_of(error))
         raise
 
 
@@ -163,7 +151,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     if keep:
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
-    if isinstance(group, ControlClient) and group.num_processes > 1:
+    if isinstance(group, Processes) and group.num_processes > 1:
         _start_jax_distributed(group)
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
@@ -230,8 +218,8 @@ def _check_cpu(available: int, required: int) -> None:
         )
 
 
-def _start_jax_distributed(group: ControlClient) -> None:
-    """Initialize jax.distributed without its SIGTERM handler, which would replace `preemption.SignalHandler`."""
+def _start_jax_distributed(group: Processes) -> None:
+    """Connect JAX's processes; each uses its share of the GPUs of its host."""
     import jax
 
     if jax.distributed.is_initialized():
@@ -240,25 +228,7 @@ def _start_jax_distributed(group: ControlClient) -> None:
     device_ids = [int(number) for number in requested.split(",")] if requested else None
     visible = [member.gpus for member in group.local_members]
     device_ids = device_ids or launchers.assign_gpus(visible, group.local_rank)
-    with contextlib.suppress(AttributeError):  # a later release may not have this option
-        jax.config.update("jax_enable_preemption_service", False)
-    try:
-        jax.distributed.initialize(
-            group.jax_address,
-            group.num_processes,
-            group.rank,
-            local_device_ids=device_ids,
-            coordinator_bind_address=group.jax_bind_address,
-            cluster_detection_method="deactivate",  # which under Slurm and Open MPI would leave this process one GPU
-            heartbeat_timeout_seconds=JAX_HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
-        )
-    except Exception as error:
-        raise ConnectionError(
-            errno.ECONNABORTED,
-            f"jax.distributed does not start at {group.jax_address} ({first_line(error)}); check that the hosts reach each "
-            "other at all ports, and that no JAX computation ran before",
-        ) from None
+    coordination.initialize(group.cluster, local_device_ids=device_ids)
 
 
 def uniform_host_count(group: ProcessGroup) -> int:

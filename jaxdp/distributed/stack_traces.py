@@ -4,25 +4,26 @@ import contextlib
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypedDict
 
+from jaxdp.errors import printable
+
 MAX_FRAMES, MAX_THREADS = 12, 5  # innermost frames of a stack; threads of a process beside the main thread
 MAIN, NATIVE = "main thread", "native thread"
+DUMPED = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # a frame as faulthandler writes it
 # Threads that the run waits for; others belong to loggers and the like.
 RUN_THREADS = (MAIN, NATIVE, "decode_", "prefetch_", "prepare_", "compile_", "checkpoint_")
 # Threads of jaxdp that only watch.
-WATCHING_THREADS = ("watchdog", "control-receive", "control-heartbeat", "control-server", "print-stacks")
+WATCHING_THREADS = ("watchdog", "status-files", "print-stacks")
 DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "another thread", "the compiler"
 WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|contextlib|nest_asyncio)\.py$")
-CONTROL = tuple(
-    f"jaxdp/distributed/{name}.py"
-    for name in ("control_channel", "control_client", "object_exchange", "sync_points", "failure")
-)
+CONTROL = ("jaxdp/distributed/processes.py", "jaxdp/distributed/coordination.py")
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
@@ -144,8 +145,28 @@ def innermost_frames(stacks: Sequence[Stack]) -> str:
     if not (order and order[0]["frames"]):
         return ""
     frames = order[0]["frames"]
-    shown = [frame for frame in frames if not frame.startswith(WAIT_PRIMITIVES)] or frames
+    shown = [frame for frame in frames if not frame.startswith((*WAIT_PRIMITIVES, "jax/"))] or frames
     return f"{order[0]['name']} at {' < '.join(shown[:3])}"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost frames of the traceback of an error, on one line."""
+    frames = [Frame(*entry[:3]) for entry in traceback.extract_tb(error.__traceback__)][::-1]
+    return f"raised at {_shown(frames)}" if frames else ""
+
+
+def place_of_dump(text: str) -> str:
+    """The innermost frames of the main thread, the oldest one, in the last dump of faulthandler; "" if there is none."""
+    _, _, dump = text.rpartition("Timeout (")
+    lines = map(DUMPED.match, dump.rpartition("most recent call first")[2].splitlines())
+    frames = [Frame(match[1], int(match[2]), match[3]) for match in lines if match]
+    return f"{MAIN} at {_shown(frames)}" if frames else ""
+
+
+def _shown(frames: Sequence[Frame]) -> str:
+    texts = [str(frame._replace(file=PREFIX.sub("", frame.file))) for frame in frames]
+    own = [text for text in texts if not text.startswith((*WAIT_PRIMITIVES, "jax/", "orbax/"))] or texts
+    return printable(" < ".join(own[:3]), 400)
 
 
 def print_lines(lines: Sequence[str]) -> None:

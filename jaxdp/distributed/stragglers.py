@@ -1,90 +1,66 @@
-"""Stragglers: which process delays the others, from the times at which the processes were ready for each step."""
+"""Stragglers: which process delays the others, from the time that each one waits for the results of its steps."""
 
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
+from collections.abc import Mapping, Sequence
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 MAX_NAMED = 3
 
 
-@dataclass
-class _Sums:
-    """Sums over steps. late_seconds, times_last: by rank."""
+class StepTimes(NamedTuple):
+    """Sums over the steps of a process: how many, their seconds, and those in which it waited for their results."""
 
-    num_processes: int
     steps: int = 0
     seconds: float = 0.0
-    waiting_seconds: float = 0.0
-    late_seconds: list[float] = field(init=False)
-    times_last: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.late_seconds, self.times_last = [0.0] * self.num_processes, [0] * self.num_processes
-
-    def add(self, ready: Sequence[float], seconds: float) -> None:
-        """Add a step. ready: when each process was ready; seconds: how long the step took."""
-        last, typical = max(ready), median(ready)
-        self.steps += 1
-        self.seconds += seconds
-        self.waiting_seconds += sum(last - moment for moment in ready) / self.num_processes
-        self.times_last[ready.index(last)] += 1
-        for rank, moment in enumerate(ready):
-            self.late_seconds[rank] += max(0.0, moment - typical) if self.num_processes > 2 else moment - min(ready)
+    waited_seconds: float = 0.0
 
 
 class Stragglers:
-    """Sums, over steps, the time that the devices of each process were idle because another process was not ready.
+    """Compares, over steps, how long the processes wait for results.
 
-    A process dispatches a step while the previous one still runs. It is ready once it has dispatched the step and the previous
-    one has completed, which happens at the same time on all processes, because they exchange gradients. The devices wait until
-    the last process is ready. A slow device is not detected, because all devices then wait inside the step.
+    A step completes at the same time on all processes, because they exchange gradients. A process that has dispatched it early
+    waits long for its results; the one that dispatched it last, or comes late to read them, waits least. Each process measures
+    with its own clock. A slow device is not detected, because all devices then wait inside the step.
     """
 
     def __init__(self, num_processes: int) -> None:
-        self.num_processes = num_processes
-        self._lock = threading.Lock()
+        self.num_processes, self.own = num_processes, StepTimes()
         self._last_step: tuple[int, float] | None = None  # number, and when it completed
-        self._whole_run, self._recent = _Sums(num_processes), _Sums(num_processes)
+        self._reported: Mapping[int, StepTimes] = {}
 
-    def include(self, step: int, dispatched: Sequence[float], completed: Sequence[float]) -> None:
-        """Add a step. dispatched, completed: by rank, in seconds of one clock."""
-        with self._lock:
-            end = min(completed)
-            if self._last_step is not None and self._last_step[0] == step - 1:
-                began = self._last_step[1]
-                ready = [max(moment, began) for moment in dispatched]
-                for sums in (self._whole_run, self._recent):
-                    sums.add(ready, max(0.0, end - began))
-            self._last_step = (step, end)
+    def add(self, step: int, waited: float, completed: float) -> None:
+        """Add a step of this process: the seconds that it waited for the devices, and when it had the results, by its clock."""
+        if self._last_step is not None and self._last_step[0] == step - 1:
+            sums, seconds = self.own, completed - self._last_step[1]
+            self.own = StepTimes(sums.steps + 1, sums.seconds + seconds, sums.waited_seconds + waited)
+        self._last_step = step, completed
 
-    def report(self, hosts: Sequence[str], whole_run: bool = False) -> dict[str, Any]:
-        """{"waiting_share", "slowest": [{"rank", "host", "late_seconds", "last_share"}, ...]}; {} without steps.
+    def report(self, times: Mapping[int, StepTimes], hosts: Sequence[str], whole_run: bool = False) -> dict[str, Any]:
+        """{"waiting_share", "slowest": [{"rank", "host", "late_seconds"}, ...]}; {} without steps. times: by rank.
 
         Covers the steps since the last report, or all. waiting_share: average share of the time in which a device waited for
-        another process. late_seconds: how much later than the median process this one was ready, averaged over steps.
-        last_share: share of the steps in which it was the last.
+        another process. late_seconds: how much less than the median process this one waited, averaged over steps.
         """
-        with self._lock:
-            sums = self._whole_run if whole_run else self._recent
-            if not whole_run:
-                self._recent = _Sums(self.num_processes)
-        if not sums.steps or not sums.seconds:
+        before, self._reported = ({}, self._reported) if whole_run else (self._reported, times)
+        sums = {rank: _difference(each, before.get(rank, StepTimes())) for rank, each in times.items()}
+        if len(sums) < self.num_processes or not all(each.steps and each.seconds for each in sums.values()):
             return {}
-        slowest = sorted(range(self.num_processes), key=lambda rank: -sums.late_seconds[rank])[:MAX_NAMED]
+        waited = {rank: each.waited_seconds / each.steps for rank, each in sums.items()}
+        least, most = min(waited.values()), max(waited.values())
+        typical = median(waited.values()) if self.num_processes > 2 else most
+        slowest = sorted(waited, key=waited.__getitem__)[:MAX_NAMED]
         return {
-            "waiting_share": min(1.0, sums.waiting_seconds / sums.seconds),
+            "waiting_share": min(
+                1.0, mean(seconds - least for seconds in waited.values()) / mean(s.seconds / s.steps for s in sums.values())
+            ),
             "slowest": [
-                {
-                    "rank": rank,
-                    "host": hosts[rank],
-                    "late_seconds": sums.late_seconds[rank] / sums.steps,
-                    "last_share": sums.times_last[rank] / sums.steps,
-                }
-                for rank in slowest
+                {"rank": rank, "host": hosts[rank], "late_seconds": max(0.0, typical - waited[rank])} for rank in slowest
             ],
         }
+
+
+def _difference(now: StepTimes, before: StepTimes) -> StepTimes:
+    return StepTimes(now.steps - before.steps, now.seconds - before.seconds, now.waited_seconds - before.waited_seconds)
 
 
 def describe(report: dict[str, Any]) -> str:
@@ -94,6 +70,5 @@ def describe(report: dict[str, Any]) -> str:
     slowest = report["slowest"][0]
     return (
         f"devices waited for other processes {100 * report['waiting_share']:.0f} % of the time, mostly for rank "
-        f"{slowest['rank']} on {slowest['host']} ({1e3 * slowest['late_seconds']:.0f} ms late per step, last in "
-        f"{100 * slowest['last_share']:.0f} % of the steps)"
+        f"{slowest['rank']} on {slowest['host']} ({1e3 * slowest['late_seconds']:.0f} ms late per step)"
     )

@@ -18,6 +18,7 @@ from jaxdp.distributed import stack_traces, status
 from jaxdp.distributed.hang_monitor import HangMonitor
 from jaxdp.distributed.hang_rules import HangLimits
 from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import EXIT_FAILURE
 
 if TYPE_CHECKING:  # the command line starts the watchdog before it imports the config
@@ -30,6 +31,12 @@ STDERR = 2
 
 def limits_from(guard: "Guard") -> HangLimits:
     return HangLimits(guard.stuck_seconds, guard.step_minutes and 60 * guard.step_minutes)
+
+
+def process_limits(guard: "Guard") -> Limits:
+    """The limits of a process of a run of several."""
+    seconds = guard.step_minutes and 60 * guard.step_minutes
+    return Limits(guard.stuck_seconds, seconds, guard.silence_seconds, 60 * guard.start_minutes)
 
 
 _timer_seconds = float("inf")

@@ -1,14 +1,11 @@
 """Checks of host name, network interfaces and the variables of a launcher."""
 
-import errno
-import json
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxdp.distributed import handshake, launchers, listener
-from jaxdp.distributed.secret import ENVIRONMENT, FILE, FIX, MIN_CHARS, VARIABLE
+from jaxdp.distributed import coordination, launchers
 from jaxdp.doctor.check_result import Problem, ResultBuilder
 from jaxdp.errors import ConfigError
 
@@ -22,7 +19,7 @@ LAUNCHER_PREFIXES: tuple[str, ...] = (
 )
 LAUNCHER_PREFIXES += ("MASTER_", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_", "SLURM_")
 Detect = Callable[[], launchers.Cluster | None]
-CONNECT_SECONDS, CHALLENGE_SECONDS = 3.0, 1.0
+CONNECT_SECONDS = 3.0
 MOST_VARIABLES = 8  # in the message; Slurm sets dozens
 
 
@@ -39,7 +36,7 @@ def check_host(result: ResultBuilder, detect: Detect = launchers.detect) -> None
         result.warning(message, "add it to /etc/hosts or the DNS (needed for runs on several hosts)")
         return
     message = f"{name} resolves to {', '.join(addresses)}"
-    if not all(map(listener.is_loopback, addresses)):
+    if not all(map(coordination.is_loopback, addresses)):
         result.ok(message)
     elif _has_other_hosts(detect):
         result.warning(f"{message}, the loopback only", "make the name resolve to a network address in /etc/hosts or the DNS")
@@ -53,7 +50,7 @@ def _has_other_hosts(detect: Detect) -> bool:
         cluster = detect()
     except ConfigError:  # `check_launcher` reports it
         return False
-    return cluster is not None and cluster.num_processes > 1 and not listener.is_loopback(cluster.address)
+    return cluster is not None and cluster.num_processes > 1 and not coordination.is_loopback(cluster.address)
 
 
 def check_interfaces(result: ResultBuilder) -> None:
@@ -104,8 +101,6 @@ def check_launcher(result: ResultBuilder, detect: Detect = launchers.detect) -> 
     if variables:
         more = f" and {len(variables) - MOST_VARIABLES} more" if len(variables) > MOST_VARIABLES else ""
         result.ok(", ".join(f"{name}={value}" for name, value in list(variables.items())[:MOST_VARIABLES]) + more)
-    if cluster is not None and cluster.num_processes > 1:
-        _check_secret(result)
     if cluster is None:
         _check_port(result, "0.0.0.0", port=launchers.DEFAULT_PORT, required=False)
     elif cluster.rank == 0:
@@ -115,11 +110,10 @@ def check_launcher(result: ResultBuilder, detect: Detect = launchers.detect) -> 
 
 
 def _check_rank_0(result: ResultBuilder, host: str, port: int) -> None:
-    """Rank 0 answers, which it does only while its process runs, and its secret has the same source as here."""
+    """Rank 0 answers, which it does only while its process runs."""
     address = f"{host}:{port}"
     try:
-        with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
-            rank_0_source = _secret_source(connection)
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
     except ConnectionRefusedError:
         result.warning(f"{address} refuses connections: no process listens yet", "start rank 0 first, or at the same time")
     except TimeoutError:
@@ -128,47 +122,20 @@ def _check_rank_0(result: ResultBuilder, host: str, port: int) -> None:
     except OSError as error:
         result.warning(f"{address} cannot be reached ({error.strerror})", "check the route to rank 0's host, or its address")
     else:
-        source = ENVIRONMENT if os.environ.get(VARIABLE) else FILE
-        if rank_0_source not in ("", source):
-            with_secret, without = ("rank 0", "this process") if rank_0_source == ENVIRONMENT else ("this process", "rank 0")
-            result.error(f"{address} answers, but {VARIABLE} is set on {with_secret} and not on {without}", FIX)
-        else:
-            result.ok(f"{address} answers" + (" as rank 0 of a run" if rank_0_source else ""))
-
-
-def _secret_source(connection: socket.socket) -> str:
-    """Source of the secret that a listening rank 0 announces, ENVIRONMENT or FILE; "" if something else listens."""
-    connection.settimeout(CHALLENGE_SECONDS)
-    try:
-        challenge = json.loads(connection.recv(handshake.MAX_HANDSHAKE_LINE_BYTES))
-        return challenge["secret"] if challenge["jaxdp"] and challenge["secret"] in (ENVIRONMENT, FILE) else ""
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return ""
-
-
-def _check_secret(result: ResultBuilder) -> None:
-    """The secret with which processes authenticate is long enough, if it is set."""
-    secret = os.environ.get(VARIABLE, "")
-    if secret and len(secret) < MIN_CHARS:
-        result.error(f"{VARIABLE} has {len(secret)} characters; at least {MIN_CHARS} are required", FIX)
-    elif secret:
-        result.ok(f"{VARIABLE} is set")
-    else:
-        result.ok(f"{VARIABLE} is not set: rank 0 writes a secret into the working directory, which all hosts must share")
+        result.ok(f"{address} answers")
 
 
 def _check_port(result: ResultBuilder, host: str, *, port: int, required: bool) -> None:
     try:
-        sockets, remark = listener.listen(host, port)
-    except OSError as error:
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
+        bound = coordination.bind_address(host, port)
+    except (ConfigError, OSError) as error:
+        reason = "is in use" if isinstance(error, ConfigError) else f"cannot be opened ({error.strerror})"
         if required:
             result.error(f"port {port} {reason}", "end the process that listens there (ss -tlnp), or choose another port")
         else:
             result.warning(f"port {port} {reason}", "choose another by --coordinator HOST:PORT (needed for several processes)")
         return
-    for listening in sockets:
-        listening.close()
-    if remark:
+    if required and bound.startswith(("0.0.0.0", "[::]")):
+        remark = f"{host} is not an address of this host alone: rank 0 listens on port {port} on all interfaces"
         result.warning(remark, "give an address of rank 0 on the network if it has one")
     result.ok(f"port {port} is free")

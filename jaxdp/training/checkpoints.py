@@ -48,7 +48,7 @@ class CheckpointInterval(Callback):
         agreed = run.signals.take_agreed_save()  # before a new request: this save serves the previous one
         overdue = config.every_minutes is not None and time.monotonic() - run.saved_at >= 60 * config.every_minutes
         if overdue and not agreed and run.is_rank0:
-            agreed = run.processes.request("save")
+            agreed = run.processes.request_save()
         by_epochs = interval_elapsed(config.every_epochs, unit=run.plan.examples, before=before, after=after)
         by_samples = interval_elapsed(config.every_samples, unit=1, before=before, after=after)
         if (agreed or by_epochs or by_samples) and run.saved_samples != after:

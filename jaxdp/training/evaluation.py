@@ -19,6 +19,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.models import Network
 from jaxdp.parallel.mesh import AXES
+from jaxdp.training import requests
 from jaxdp.training.step import Batch, PixelStats
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
@@ -32,7 +33,7 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
     "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
     predicted: class by row, [B] int32, sharded. The loss is that of training with plain labels. A tie counts as an error:
-    the class predicted is then not the label.
+    the class predicted is then not the label. If the batch holds "requests", sums has their maximum as "request".
     """
 
     loss = LOSS_FUNCTIONS[config.optimizer.loss]
@@ -53,9 +54,14 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
+        if requests.REQUESTS in batch:  # joins the loss in one message
+            sums["loss"] = jnp.append(sums["loss"], requests.reached(batch[requests.REQUESTS]))
         if logits.shape[-1] >= TOP5_CLASSES:
             sums["top5"] = jnp.sum(weights * (rank < 5), dtype=jnp.int32)
-        return lax.psum(sums, AXES), predicted
+        sums = lax.psum(sums, AXES)
+        if requests.REQUESTS in batch:
+            sums |= {"loss": sums["loss"][0], "request": requests.largest(sums["loss"][1:])}
+        return sums, predicted
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
@@ -100,7 +106,8 @@ def evaluate(
     source: Any,
     batch: tuple[int, int],
     mesh: Mesh,
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: Callable[[], dict[str, jax.Array]] = dict,
+    on_request: Callable[[int], None] = lambda request: None,
     wait_for: Callable[[Future], Any] = Future.result,
     observer: Observer | None = None,
 ) -> dict[str, float]:
@@ -109,7 +116,8 @@ def evaluate(
     With fewer than six classes there is no eval_top5.
 
     batch: (images that a step counts, rows of its batch, which must divide among the devices). before_batch: called before the
-    step of every batch, when the batch is loaded. wait_for: returns the result of a future. observer: see `Observer`. Raises
+    step of every batch, when the batch is loaded; may return its requests. on_request: called with the largest request that a
+    completed step has carried. wait_for: returns the result of a future. observer: see `Observer`. Raises
     TrainingError unless the number and the sum of positions of the images counted on the devices are those of the source.
     """
     totals: Counter[str] = Counter()
@@ -117,7 +125,9 @@ def evaluate(
 
     def add_oldest() -> None:
         (sums, predicted), observe = pending.popleft()
-        for name, value in jax.device_get(sums).items():
+        sums = jax.device_get(sums)
+        on_request(int(sums.pop("request", 0)))
+        for name, value in sums.items():
             totals[name] += value.item()
         if observe:
             observe(_local_rows(predicted))
@@ -129,9 +139,9 @@ def evaluate(
         for _ in starts:
             local_batch = prefetcher.next(wait_for)
             assert local_batch is not None  # there is one for every start
-            before_batch()  # no process may stop between here and the step: the others would wait in its collective
+            more = before_batch()  # no process may stop between here and the step: the others would wait in its collective
             observe = observer(local_batch) if observer else None
-            pending.append((step(params, batch_stats, prefetch.to_global(local_batch, mesh)), observe))
+            pending.append((step(params, batch_stats, prefetch.to_global(local_batch, mesh) | more), observe))
             if len(pending) > 2:  # limits the batches that wait on the devices
                 add_oldest()
     finally:

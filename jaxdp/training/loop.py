@@ -23,7 +23,7 @@ from jaxdp.files import RESULT, write_atomically
 from jaxdp.planning import PlannedPhase
 from jaxdp.records import to_json
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import checkpoints, health
+from jaxdp.training import checkpoints, health, requests
 from jaxdp.training.audit_program import AuditFailed
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
@@ -131,9 +131,10 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     """Start a step on the devices; returns before it is complete."""
     progress, phase, plan, before = run.progress, run.phase, run.plan, run.progress.samples
     run.processes.set_activity("step", progress.steps + 1, "starting the step")
-    started = time.monotonic()
     rate = plan.learning_rate(before)
-    run.state, metrics = step(run.state, batch, run.compiler.hyperparameters(phase, rate))
+    began = time.monotonic()
+    run.state, metrics = step(run.state, batch | _requests(run), run.compiler.hyperparameters(phase, rate))
+    start_seconds = time.monotonic() - began
     progress.finish_step(phase.global_batch)
     if interval_elapsed(run.config.evaluation.every_epochs, unit=plan.examples, before=before, after=progress.samples):
         progress.evaluation_due = True
@@ -145,7 +146,12 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
     }
     is_first, is_last = before == phase.first_sample, progress.samples >= plan.total_samples
     is_logged = is_first or is_last or progress.steps % run.log_every == 0 or bool(run.next_record)
-    run.pending.append(StartedStep(record | run.next_record, metrics, started, is_logged))
+    run.pending.append(StartedStep(record | run.next_record, metrics, start_seconds, is_logged))
+
+
+def _requests(run: Run) -> dict[str, jax.Array]:
+    """What this process asks of all others, as a part of a batch."""
+    return {requests.REQUESTS: requests.on_devices(run.processes.next_request(run.signals.stop_reason), run.mesh)}
 
 
 def complete_steps(run: Run, keep: int = 0) -> None:
@@ -155,8 +161,10 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     """
     while len(run.pending) > keep:
         step = run.pending.popleft()
+        asked = time.monotonic()
         record = step.record | {name: value.item() for name, value in jax.device_get(step.metrics).items()}
-        run.step_times = step.started, time.monotonic()
+        run.processes.agree(record.pop("request"))
+        run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
         record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
@@ -177,10 +185,11 @@ def evaluate_now(run: Run) -> dict[str, Any]:
     with run.clock.waiting_for_compiler():
         program = signals.wait_for(run.compiler.prepare_evaluation(run.phase))
 
-    def before_batch() -> None:
+    def before_batch() -> dict[str, jax.Array]:
         signals.pass_sync_point()
         processes.status.begin_iteration("evaluate")
         processes.set_activity("evaluate", detail="a batch")
+        return _requests(run)
 
     processes.set_activity("evaluate")
     run.status("evaluating")
@@ -195,6 +204,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
+            on_request=processes.agree,
             wait_for=signals.wait_for,
             observer=examples,
         )

@@ -30,9 +30,8 @@ class TrainResult:
     start of the command, of the last session that took a step. compilation_seconds: time that the run waited for a program;
     most programs are compiled while it trains. Work that an interrupted session lost and a later one repeated counts once.
     waiting_share: share of the last session's step time in which devices waited for a process that was not ready. slowest: the
-    processes waited for most. refused_connections: connections to rank 0's control port that did not prove the run's secret.
-    save_error: why the last state could not be saved; None if it was. strategy: of the all-reduce, "none" on one device;
-    several if the phases differ.
+    processes waited for most. save_error: why the last state could not be saved; None if it was. strategy: of the all-reduce,
+    "none" on one device; several if the phases differ.
 
     `repr` shows the most important fields, `dataclasses.asdict` all.
     """
@@ -67,7 +66,6 @@ class TrainResult:
     hosts: int = 1
     waiting_share: float = 0.0
     slowest: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    refused_connections: int = 0
     save_error: str | None = None
     best_samples: int | None = None
     best_epoch: float | None = None
@@ -111,7 +109,6 @@ class TrainResult:
             hosts=len(set(group.host_numbers)),
             waiting_share=report.get("waiting_share", 0.0),
             slowest=report.get("slowest", []),
-            refused_connections=group.refused_connections,
             save_error=run.checkpoints.last_error,
             best_samples=evaluation["samples"] if has_best else None,
             best_epoch=evaluation["epoch"] if has_best else None,

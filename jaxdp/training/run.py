@@ -32,12 +32,12 @@ LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps
 class StartedStep(NamedTuple):
     """A step whose metrics may still be computed on the devices.
 
-    record: what is known without them. started: `time.monotonic()` when it was started. is_logged: whether the log receives it.
+    record: what is known without them. start_seconds: in which it was started. is_logged: whether the log receives it.
     """
 
     record: dict[str, Any]
     metrics: dict[str, jax.Array]
-    started: float
+    start_seconds: float
     is_logged: bool
 
 
@@ -98,7 +98,7 @@ class Run:
         self.stop_reason: str | None = None
         self.error: BaseException | None = None
         self.saved_samples: int | None = None
-        self.step_times = (0.0, 0.0)  # when the completed step was started and when it was completed, of `time.monotonic()`
+        self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and when its results came
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
         self.is_logged = False

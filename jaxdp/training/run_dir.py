@@ -30,6 +30,7 @@ from jaxdp.files import (
 )
 from jaxdp.records import LOG, scan_log
 from jaxdp.records import to_json as record_to_json
+from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import StorageError
 from jaxdp.storage.remote_reader import read_run_file
 from jaxdp.validation import changes, from_json, to_json
@@ -51,6 +52,12 @@ def resolve_workdir(workdir: PathLike | None, config: Config) -> Path:
     if workdir == "":
         raise _error("", "must not be empty")
     return Path(RUNS) / config.name if workdir is None else Path(expand_user(workdir, FIELD))
+
+
+def local_workdir(workdir: PathLike | None, config: Config) -> Path:
+    """The run directory, or the local copy of a run at a URL."""
+    url = str(workdir).strip().rstrip("/")
+    return run_copy(config.storage, url) if is_url(workdir) else resolve_workdir(workdir, config)
 
 
 def next_free(workdir: Path) -> Path:

@@ -25,7 +25,7 @@ from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_me
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.parallel.redundant_sum import reference_reduction
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training import conv_layout
+from jaxdp.training import conv_layout, requests
 from jaxdp.training.audit_program import AuditProgram, make_audit
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.placement import Replicated, make_placement
@@ -61,7 +61,8 @@ def trace_train_step(
     """
     resident, config = images is not None, at_image_size(config, phase.image_size)
     step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
-    return step.trace(*abstract_arguments(config, model, phase, mesh=mesh, images=images))
+    state, batch, *more = abstract_arguments(config, model, phase, mesh=mesh, images=images)
+    return step.trace(state, batch | {requests.REQUESTS: requests.abstract(mesh)}, *more)
 
 
 def abstract_arguments(
@@ -256,6 +257,7 @@ class StepCompiler:
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
         state = conv_layout.with_layout(config, abstract_state(config, self.model, mesh), mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
+        batch[requests.REQUESTS] = requests.abstract(mesh)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
 

@@ -1,13 +1,10 @@
-from types import SimpleNamespace
-
 import jax
 import pytest
 
 from jaxdp.cli import main
-from jaxdp.config import Config, Guard, Mesh
+from jaxdp.config import Mesh
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
-from jaxdp.validation import validate
 
 
 def test_start_on_a_machine_with_a_gpu_that_jax_does_not_see_raises_unless_the_cpu_is_requested(monkeypatch):
@@ -33,22 +30,6 @@ def test_start_with_more_cpu_devices_than_jax_runs_with_raises():
 def test_start_with_fewer_cpu_devices_returns_the_first_ones():
     assert runtime.start(Mesh(cpu_devices=2)) == jax.devices()[:2]
     assert runtime.start(Mesh()) == jax.devices()[:1]
-
-
-def test_jax_ends_no_run_before_the_control_channel_does(monkeypatch):
-    """Its heartbeat time-out is longer than any `guard.silence_seconds`, and than a run is suspended."""
-    given = {}
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **options: given.update(options))
-    monkeypatch.setattr(jax.config, "update", lambda *option: None)
-    member = SimpleNamespace(gpus=None)
-    group = SimpleNamespace(
-        jax_address="localhost:1", jax_bind_address=None, num_processes=2, rank=0, local_members=[member], local_rank=0
-    )
-    runtime._start_jax_distributed(group)
-    with pytest.raises(ConfigError, match="less than or equal to 86"):
-        validate(Config(guard=Guard(silence_seconds=86_401)))
-    assert 86_400 < given["heartbeat_timeout_seconds"] < 2**31 / 1000  # JAX counts milliseconds
 
 
 @pytest.mark.parametrize(

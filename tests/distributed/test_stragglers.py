@@ -1,30 +1,40 @@
-import numpy as np
 import pytest
 
-from jaxdp.distributed.stragglers import Stragglers, describe
+from jaxdp.distributed.stragglers import StepTimes, Stragglers, describe
+
+HOSTS = ["a", "b", "c"]
 
 
-def test_report_of_a_late_process_gives_its_delay_and_the_share_of_waiting():
-    """By hand: three processes, steps of 1 s; the third always dispatches 0.25 s after the previous step has completed."""
-    stragglers, end = Stragglers(3), 0.0
-    for step in range(1, 11):
-        dispatched = [end - 0.5, end + 0.05, end + 0.25]  # the first is ready when the previous step has completed
-        stragglers.include(step, dispatched, [end + 1.0, end + 1.01, end + 1.02])
-        end += 1.0
-    report = stragglers.report(["a", "b", "c"])
+def sums_of(waited):
+    """StepTimes of three steps that take 1 s, after each of which the process waited for so long."""
+    one = Stragglers(3)
+    for step in range(4):
+        one.add(step, waited, completed=step)
+    return one.own
+
+
+def test_the_process_that_waits_least_is_the_slowest():
+    times = {0: sums_of(0.9), 1: sums_of(0.9), 2: sums_of(0.5)}
+    assert times[2] == StepTimes(3, pytest.approx(3.0), pytest.approx(1.5))
+    report = Stragglers(3).report(times, HOSTS)
+    assert report["waiting_share"] == pytest.approx(0.8 / 3)  # ranks 0 and 1 wait 0.4 of every second for rank 2
     slowest = report["slowest"][0]
-    assert report["waiting_share"] == pytest.approx(np.mean([0.25, 0.20, 0.0]))
-    assert (slowest["rank"], slowest["host"], slowest["last_share"]) == (2, "c", 1.0)
-    assert slowest["late_seconds"] == pytest.approx(0.25 - 0.05)  # later than the median process
-    assert "rank 2 on c (200 ms late per step, last in 100 % of the steps)" in describe(report)
-    assert describe(report | {"waiting_share": 0.004}) == ""
-    assert stragglers.report(["a", "b", "c"]) == {}
-    assert stragglers.report(["a", "b", "c"], whole_run=True) == report
+    assert (slowest["rank"], slowest["host"], slowest["late_seconds"]) == (2, "c", pytest.approx(0.4))
+    assert describe(report) == (
+        "devices waited for other processes 27 % of the time, mostly for rank 2 on c (400 ms late per step)"
+    )
 
 
-def test_include_of_steps_that_are_not_consecutive_leaves_them_out():
-    """An evaluation or a save took place between them, in which no process waits for a straggler."""
-    stragglers = Stragglers(2)
-    stragglers.include(1, [0.0, 0.0], [1.0, 1.0])
-    stragglers.include(5, [1.0, 9.0], [10.0, 10.0])
-    assert stragglers.report(["a", "b"]) == {}
+def test_a_report_covers_the_steps_since_the_last_one_or_the_whole_run():
+    one = Stragglers(2)
+    even, late = StepTimes(10, 10.0, 10.0), StepTimes(20, 20.0, 15.0)
+    assert one.report({0: even, 1: even}, HOSTS)["waiting_share"] == 0
+    times = {0: StepTimes(20, 20.0, 20.0), 1: late}
+    assert one.report(times, HOSTS, whole_run=True)["waiting_share"] == pytest.approx(0.125)
+    assert one.report(times, HOSTS)["waiting_share"] == pytest.approx(0.25)
+    assert one.report(times, HOSTS) == {}  # no step since then
+
+
+def test_nothing_is_reported_before_all_processes_have_taken_a_step():
+    assert Stragglers(2).report({0: StepTimes(3, 3.0, 3.0)}, HOSTS) == {}
+    assert describe({"waiting_share": 0.001, "slowest": []}) == ""

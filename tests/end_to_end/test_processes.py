@@ -248,7 +248,7 @@ def test_a_suspended_process_is_named_by_the_others_and_killed_by_the_launcher(t
     began = time.monotonic()
     _, err = wait_for_exit(process, 1)
     assert time.monotonic() - began < 60  # 4 s of silence, 10 s grace period of the launcher
-    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*sent no heartbeat for 4 s", err)
+    assert re.search(rf"\[{1 - victim}\] jaxdp: rank {victim} on \S+ failed.*sent no sign of life for", err)
     assert f"rank {victim} is suspended; killing it" in err
 
 
@@ -283,7 +283,7 @@ def test_a_different_config_on_one_process_ends_all_and_is_shown_field_by_field(
     assert "rank 2 on " in err
     assert "differs from rank 0 on " in err
     assert re.search(r"\(batch.*|\(optimizer.momentum: 0.9 on rank 0, 0.8 on rank 2\)", err)
-    assert not (tmp_path / "run").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["processes"]
 
 
 def test_processes_that_do_not_connect_are_listed_at_the_start_timeout(tmp_path):
@@ -305,8 +305,8 @@ def test_processes_that_do_not_connect_are_listed_at_the_start_timeout(tmp_path)
     for process in running:
         _, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 1
-        missing = r"2 of 4 processes did not connect within 6 s: ranks 1, 3"
-        assert re.search(rf"jaxdp: {missing} \(connected: rank 0 on \S+, rank 2 on \S+\)", err)
+        missing = r"2 of 4 processes did not start within 6 s: ranks 1, 3"
+        assert re.search(rf"jaxdp: {missing} \(started: rank 0 on \S+, rank 2 on \S+\)", err)
 
 
 SLOW = """
@@ -345,7 +345,7 @@ def test_a_straggler_is_named_in_the_result_and_the_log(tmp_path):
     wait_for_exit(launch(2, None, command=[str(script)]))
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["slowest"][0]["rank"] == 1
-    assert result["slowest"][0]["last_share"] > 0.5
+    assert result["slowest"][0]["late_seconds"] > 0
     assert result["waiting_share"] > 0.1  # of steps of 1.2 s; so much even where 0.96 s of it is computation
     lines = [line for line in read_log(tmp_path / "run/metrics.jsonl") if "slowest_rank" in line]
     assert [line["slowest_rank"] for line in lines].count(1) > len(lines) / 2
@@ -471,7 +471,7 @@ def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint
     _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 1)
     assert time.monotonic() - began < 120
     assert re.search(
-        r"\[0\] jaxdp: rank 1 on \S+ failed (?:in step|[a-z ]+, step) \d+, saving the checkpoint of 128 samples: the ", err
+        r"\[0\] jaxdp: rank 1 on \S+ failed (?:in step|[a-z ]+, step) \d+, saving the checkpoint of 128 samples.*: the ", err
     )
     assert re.search(
         r"could not be saved \(.*No space left on device\); the same command continues from \S+/checkpoints/64", err
@@ -526,9 +526,10 @@ def test_an_error_between_two_runs_of_a_program_ends_all_processes(tmp_path):
 def test_sigterm_while_waiting_for_rank_0_exits_with_75_and_mentions_a_checkpoint(tmp_path, free_port):
     command = [sys.executable, "train.py", "--workdir", str(tmp_path / "run"), *TINY]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | place(1, 2, free_port), stderr=subprocess.PIPE, text=True)
-    with socket.create_server(("127.0.0.1", free_port)) as silent, silent.accept()[0]:  # the process waits for the challenge
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=TIMEOUT)
+    while not (tmp_path / "run/processes/1.json").exists():  # the process waits for rank 0
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 75
     resume = "the same command continues from the last checkpoint, if there is one"
     assert err == f"jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n"

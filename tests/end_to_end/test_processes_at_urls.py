@@ -24,7 +24,7 @@ def start(folder, url, port):
     for rank in range(2):
         storage = folder / f"machine-{rank}"
         command = [sys.executable, "train.py", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
-        environment = os.environ | CACHE_EVERYTHING | place(rank, 2, port) | {"JAXDP_SECRET": "0123456789abcdef"}
+        environment = os.environ | CACHE_EVERYTHING | place(rank, 2, port)
         with open(folder / f"out-{rank}", "w") as out:
             processes.append(
                 subprocess.Popen(

@@ -148,7 +148,7 @@ def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(t
         source=SOURCE,
         batch=(8, 8),
         mesh=mesh,
-        before_batch=lambda: events.append("sync point"),
+        before_batch=lambda: events.append("sync point") or {},
         wait_for=wait_for,
     )
     assert events == ["wait", "sync point", "step"] * (len(events) // 3)

@@ -1,0 +1,216 @@
+"""Status files: each process writes what it does to processes/RANK.json of the run, and reads those of the others.
+
+Rank 0 reads all files and decides who has failed (see `jaxdp.distributed.verdict`); the others read its verdict in its file.
+A count that changes shows that a process is alive. No time stamp of another host is compared.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from jaxdp.distributed import stack_traces
+from jaxdp.distributed.status import Location as Place
+from jaxdp.distributed.stragglers import StepTimes
+from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line, printable
+from jaxdp.storage.location import Location, ObjectNotFoundError
+
+FOLDER = "processes"
+LARGEST = 2**26  # bytes of a file
+NO_STEPS = StepTimes()
+REASON_CHARS, PLACE_CHARS, NAME_CHARS = 4096, 400, 255
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run ends. rank, host: of the process that failed, None if it is not one. code: exit code of the others."""
+
+    reason: str
+    rank: int | None = None
+    host: str = ""
+    location: str = ""
+    place: str = ""
+    code: int = EXIT_FAILURE
+
+    def __str__(self) -> str:
+        """One line: the process that failed, what it did, why it failed, and the place in its code."""
+        place = f"; {self.place}" if self.place and self.place not in self.reason else ""
+        if self.rank is None:
+            return self.reason + place
+        verb = "was stopped" if self.code == EXIT_STOPPED else "failed"
+        return f"rank {self.rank} on {self.host} {verb}{f' {self.location}' if self.location else ''}: {self.reason}{place}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a process reports of its own failure. collective: a collective has raised, maybe because another process failed.
+
+    place: where the error was raised.
+    """
+
+    reason: str
+    code: int = EXIT_FAILURE
+    collective: bool = False
+    place: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """The failure that an exception is, in one line."""
+        reason, code = _text(first_line(error) or type(error).__name__, REASON_CHARS), getattr(error, "exit_code", EXIT_FAILURE)
+        return cls(reason, code, type(error).__name__ == "JaxRuntimeError", stack_traces.place_of(error))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a process writes of itself.
+
+    run: the coordinator's address, so that a file of another run is not taken for one of this. count: grows with every write.
+    machine, pid: the process on its host. activity, step, detail, background_save, position: see `ProcessStatus`. place: the
+    innermost frames of the thread that works. is_working: a thread executes code and does not wait for devices or other ranks.
+    idle_seconds: time without progress. overdue: "late" or "stuck" if that is longer than allowed. stacks: lines, if it is
+    overdue. write_seconds: how long the last write took. verdict, report: of rank 0 (report: its number, and lines to print).
+    left: the process ends, and expects no more of the others. session: of rank 0, once all processes have started: a random
+    word for the values that they exchange. stop_reason: why this process asks all to stop. step_times: see `StepTimes`.
+    """
+
+    run: str
+    rank: int
+    host: str
+    machine: str
+    pid: int
+    count: int = 0
+    activity: str = "start"
+    step: int | None = None
+    detail: str = ""
+    background_save: str = ""
+    position: tuple[int, ...] = ()
+    place: str = ""
+    is_working: bool = True
+    idle_seconds: float = 0.0
+    overdue: str = ""
+    stacks: tuple[str, ...] = ()
+    write_seconds: float = 0.0
+    failure: Failure | None = None
+    verdict: Verdict | None = None
+    report: tuple[int, tuple[str, ...]] = field(default=(0, ()))
+    left: bool = False
+    session: str = ""
+    stop_reason: str = ""
+    step_times: StepTimes = NO_STEPS
+
+    @property
+    def location(self) -> str:
+        """Where the process is, in a message."""
+        where = str(Place(self.activity, self.step, self.background_save))
+        return where + (f", {self.detail}" if self.detail else "")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Record":
+        """Raises ValueError, TypeError or KeyError for anything else than a record."""
+        fields: dict[str, Any] = json.loads(text)
+        failure, verdict, (number, lines) = fields["failure"], fields["verdict"], fields["report"]
+        steps, seconds, waited_seconds = fields["step_times"]
+        fields |= {
+            "position": tuple(map(int, fields["position"])),
+            "stacks": _lines(fields["stacks"]),
+            "report": (int(number), _lines(lines)),
+            "failure": failure and Failure(**failure | {"reason": _text(failure["reason"], REASON_CHARS)}),
+            "verdict": verdict and Verdict(**verdict | {"reason": _text(verdict["reason"], REASON_CHARS)}),
+            "step_times": StepTimes(int(steps), float(seconds), float(waited_seconds)),
+            "stop_reason": _text(fields["stop_reason"], NAME_CHARS),
+        }
+        record = cls(**fields)
+        if not (isinstance(record.count, int) and isinstance(record.rank, int)):
+            raise TypeError("count and rank must be integers")
+        return record
+
+
+def _text(value: object, length: int) -> str:
+    return printable(str(value), length)
+
+
+def _lines(values: list[str]) -> tuple[str, ...]:
+    return tuple(_text(value, NAME_CHARS) for value in values)
+
+
+class Board(Protocol):
+    """Where the processes of a run leave short texts for each other. Methods raise OSError if it does not answer.
+
+    period_seconds: between two writes of a status. poll_seconds: between two reads of what is awaited.
+    """
+
+    period_seconds: float
+    poll_seconds: float
+
+    def write(self, name: str, text: str) -> None:
+        """Replace the text of a name."""
+
+    def read(self, name: str) -> str | None:
+        """The text of a name; None if there is none."""
+
+
+class Directory:
+    """A board in a directory that all processes share."""
+
+    period_seconds, poll_seconds = 0.5, 0.05
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, name: str, text: str) -> None:
+        """Written in place: the clients of a network file system see a new file of the same name much later."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        try:
+            content = text.encode()
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str) -> str | None:
+        try:
+            descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(LARGEST).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+
+
+class Folder:
+    """A board at a URL, where processes share no directory. Requests cost time and money, so there are fewer."""
+
+    period_seconds, poll_seconds = 2.0, 0.5
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    def write(self, name: str, text: str) -> None:
+        self.location.write(f"{FOLDER}/{name}", text.encode())
+
+    def read(self, name: str) -> str | None:
+        try:
+            return self.location.read(f"{FOLDER}/{name}").decode(errors="replace")
+        except ObjectNotFoundError:
+            return None
+
+
+def file_name(rank: int) -> str:
+    return f"{rank}.json"
+
+
+def read_record(board: Board, rank: int, run: str) -> Record | None:
+    """The record of a process; None if there is none of this run, or while it is being written."""
+    text = board.read(file_name(rank))
+    try:
+        record = None if text is None else Record.from_json(text)
+    except (ValueError, TypeError, KeyError):
+        return None
+    return record if record and (record.run, record.rank) == (run, rank) else None

@@ -1,0 +1,224 @@
+"""Who has failed: rules over the records of all processes, with the reader's own clock, without threads or files."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from jaxdp.distributed.status import Heartbeat
+from jaxdp.distributed.status_files import Record, Verdict
+from jaxdp.errors import plural
+
+LATE, STUCK = "late", "stuck"
+SLOW_FACTOR = 15.0  # times the usual duration of a step: below it a step is slow, not stuck
+FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
+UNKNOWN_FACTOR = 1.75  # times `late_seconds`, in a compilation and while no duration is known
+COMPILATION_SECONDS = 1800.0  # a compilation, one call, may take at least this long
+MIN_READS = 3  # of an unchanged file, before a process counts as silent: a slow directory is no silent process
+SLOW_WRITES = 3.0  # times the duration of the last write, for which a process may be silent beyond the limit
+COLLECTIVE_SECONDS = 5.0  # beyond the limit for a silent process, in which the cause of a failed collective is awaited
+MAX_NAMED = 5
+SILENT_CAUSES = "suspended, cut off from the network, or in native code that holds the GIL"
+KILLED = "exited without a message (killed or crashed)"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without progress: late_seconds before a process is reported, stuck_seconds before the run ends (None: never).
+
+    silence_seconds: without a change of its file before a process counts as lost. start_seconds: for all processes to start.
+    """
+
+    late_seconds: float = 30.0
+    stuck_seconds: float | None = 1800.0
+    silence_seconds: float = 15.0
+    start_seconds: float = 300.0
+
+    def stuck_after(self, activity: str) -> float:
+        """Seconds without progress in an activity after which the run ends; infinite for never."""
+        if self.stuck_seconds is None:
+            return float("inf")
+        least = {"compile": COMPILATION_SECONDS, "start": self.start_seconds}.get(activity, 0.0)
+        return max(self.stuck_seconds, least)
+
+
+def late_after(beat: Heartbeat, limits: Limits) -> float:
+    """Seconds without progress after which a process is reported, longer where its activity usually takes longer."""
+    if beat.activity in ("start", "load") and beat.step is None:
+        return limits.late_seconds
+    if beat.typical_seconds is None:
+        return max(UNKNOWN_FACTOR * limits.late_seconds, FIRST_STEPS_FACTOR * beat.longest_seconds)
+    return max(limits.late_seconds, SLOW_FACTOR * beat.typical_seconds)
+
+
+def overdue(beat: Heartbeat, limits: Limits) -> tuple[str, float]:
+    """("", LATE or STUCK, seconds without progress) of a process by its own clock; a background save counts too."""
+    save_limit = max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
+    in_save = beat.save_seconds >= save_limit
+    seconds = max(beat.idle_seconds, beat.save_seconds if in_save else 0.0)
+    if beat.activity == "outside" or not (in_save or beat.idle_seconds >= late_after(beat, limits)):
+        return "", seconds
+    return (STUCK if seconds >= limits.stuck_after(beat.activity) else LATE), seconds
+
+
+@dataclass
+class _Seen:
+    """The last record of a process, when its count last changed, and how often it was read since then."""
+
+    record: Record
+    changed: float
+    reads: int = 0
+    is_alive: bool = False  # the count has changed: the file is not that of an earlier process
+
+
+class Records:
+    """The records of the processes of a run, as one of them reads them. Time is that of its own clock, in seconds.
+
+    The clock must not run while the reader is suspended: a reader that was late then blames no other process.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def add(self, rank: int, record: Record | None, clock: float) -> None:
+        """Add what was read of a process; None if nothing could be read, which counts as unchanged."""
+        seen = self._seen.get(rank)
+        if seen is None:
+            if record is not None:
+                self._seen[rank] = _Seen(record, clock)
+        elif record is not None and (record.count, record.pid) != (seen.record.count, seen.record.pid):
+            self._seen[rank] = _Seen(record, clock, is_alive=True)
+        else:
+            seen.reads += 1
+
+    @property
+    def alive(self) -> dict[int, Record]:
+        """The newest records of processes that have run while this one read their files."""
+        return {rank: seen.record for rank, seen in sorted(self._seen.items()) if seen.is_alive}
+
+    def silent_seconds(self, rank: int, clock: float) -> float:
+        """How long a process has been silent, less what a slow directory explains."""
+        seen = self._seen[rank]
+        if seen.reads < MIN_READS:
+            return 0.0
+        return clock - seen.changed - SLOW_WRITES * seen.record.write_seconds
+
+    def silent(self, limit: float, clock: float) -> list[Record]:
+        """The processes that have been silent for longer than `limit` and have not left."""
+        return [record for rank, record in self.alive.items() if not record.left and self.silent_seconds(rank, clock) > limit]
+
+
+def blame(record: Record, reason: str) -> Verdict:
+    """The verdict that a process has failed, with its last known location and place."""
+    return Verdict(reason, record.rank, record.host, record.location, record.place)
+
+
+def own_failure(record: Record) -> Verdict:
+    """The verdict of a process that has reported its own failure."""
+    failure = record.failure
+    assert failure is not None
+    return replace(blame(record, failure.reason), place=failure.place, code=failure.code)
+
+
+class Judge:
+    """Rank 0's verdict. is_gone(record): whether a process of this host has ended."""
+
+    def __init__(self, limits: Limits, is_gone: Callable[[Record], bool]) -> None:
+        self.limits, self._is_gone = limits, is_gone
+        self._collective_failed: float | None = None  # when the first process reported that
+        self._gone: set[int] = set()
+
+    def verdict(self, records: Records, clock: float) -> Verdict | None:
+        """The first failure, if there is one: a process that says so, one that is gone or silent, then one that is stuck."""
+        alive = records.alive
+        own = [record for record in alive.values() if record.failure and not record.failure.collective]
+        if own:
+            return own_failure(own[0])
+        gone = {rank for rank, record in alive.items() if not (record.left or record.failure) and self._is_gone(record)}
+        if confirmed := gone & self._gone:  # its last record may be on its way
+            return blame(alive[min(confirmed)], KILLED)
+        self._gone = gone
+        if silent := records.silent(self.limits.silence_seconds, clock):
+            quiet = [record for record in silent if not record.failure]
+            return self._silent(quiet or silent, len(alive))
+        return self._collective(alive.values(), clock) or (self._stuck(alive) if alive else None)
+
+    def _silent(self, silent: list[Record], processes: int) -> Verdict:
+        reason = f"sent no sign of life for {self.limits.silence_seconds:g} s ({SILENT_CAUSES})"
+        if len(silent) == processes - 1 > 1:
+            reason += f"; so did all {processes - 2} others, so the host of rank 0 may be cut off"
+        return blame(silent[0], reason)
+
+    def _collective(self, records: Iterable[Record], clock: float) -> Verdict | None:
+        """A process whose collective has failed is blamed only if no other cause appears."""
+        failed = [record for record in records if record.failure]
+        if not failed:
+            return None
+        self._collective_failed = self._collective_failed or clock
+        if clock - self._collective_failed < self.limits.silence_seconds + COLLECTIVE_SECONDS:
+            return None
+        return own_failure(failed[0])
+
+    def _stuck(self, alive: Mapping[int, Record]) -> Verdict | None:
+        behind = at_fault(alive)
+        if not all(record.overdue == STUCK for record in behind or alive.values()):
+            return None
+        seconds = min(record.idle_seconds for record in behind or alive.values())
+        if len(behind) == 1:
+            return blame(behind[0], f"stuck: no progress for {seconds:.0f} s")
+        return Verdict(f"stuck: no progress for {seconds:.0f} s: {headline(alive)}", place=behind[0].place if behind else "")
+
+
+def at_fault(alive: Mapping[int, Record]) -> list[Record]:
+    """The overdue processes that execute code instead of waiting. If all are overdue and wait, those behind the others.
+
+    [] if they are all at the same point, or if a process that is not overdue may hold up the rest.
+    """
+    late = [record for record in alive.values() if record.overdue]
+    if working := [record for record in late if record.is_working]:
+        return working
+    behind = [record for record in late if record.position == min(each.position for each in late)]
+    return behind if len(behind) < len(late) == len(alive) else []
+
+
+def names(records: Iterable[Record]) -> str:
+    shown = [f"rank {record.rank} on {record.host}" for record in records]
+    return ", ".join(shown[:MAX_NAMED]) + (f" and {len(shown) - MAX_NAMED} more" if len(shown) > MAX_NAMED else "")
+
+
+def headline(alive: Mapping[int, Record]) -> str:
+    """Which processes make no progress, and where."""
+    behind = at_fault(alive)
+    if not behind:
+        where = next(iter(alive.values())).location
+        return f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
+    waiting = len(alive) - len(behind)
+    others = f"; {waiting} rank{'s are' if waiting > 1 else ' is'} waiting" if waiting else ""
+    return f"{names(behind)} {behind[0].location}{others}"
+
+
+def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
+    """Lines about processes that are late, [] if none is: who, when the run will end, and their stacks."""
+    late = [record for record in alive.values() if record.overdue]
+    shown = at_fault(alive) or late
+    if not shown or (shown == late and len(late) < len(alive) and not any(record.is_working for record in late)):
+        return []
+    end = limits.stuck_after(shown[0].activity)
+    ends = "" if end == float("inf") else f". The run ends after {end / 60:g} minutes without progress"
+    ends += " (guard.step_minutes)" if end == limits.stuck_seconds else ""
+    lines = [f"no progress for {shown[0].idle_seconds:.0f} s: {headline(alive)}{ends}"]
+    for record in shown[:MAX_NAMED]:
+        lines += [f"Stack of rank {record.rank} on {record.host}, most recent call first:", *record.stacks]
+    return lines
+
+
+def missing(records: Records, processes: int, seconds: float) -> Verdict | None:
+    """The verdict that processes have not started within `seconds`; None if all have."""
+    alive = records.alive
+    absent = [rank for rank in range(processes) if rank not in alive]
+    if not absent:
+        return None
+    ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:MAX_NAMED]))}"
+    ranks += f" and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)
+    started = names(alive.values()) or "none"
+    return Verdict(
+        f"{len(absent)} of {plural(processes, 'process')} did not start within {seconds:g} s: {ranks} (started: {started})"
+    )

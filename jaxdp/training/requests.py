@@ -1,0 +1,40 @@
+"""Requests to save or to stop, carried by the metrics that a step reduces: every process reads the largest of any device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxdp.distributed.process_group import STOP
+from jaxdp.parallel.mesh import AXES
+
+REQUESTS = "requests"  # the key of a batch: int32 [devices], sharded over all devices
+
+
+def reached(requests: jax.Array) -> jax.Array:
+    """The requests up to a device's own, [SAVE, STOP], as 1.0 or 0.0. requests: int32 [1], the device's part of a batch's.
+
+    A sum or mean of these over all devices is positive where any device has reached that request, so they fit into an
+    all-reduce of other float32 values.
+    """
+    return (requests >= jnp.arange(1, STOP + 1, dtype=jnp.int32)).astype(jnp.float32)
+
+
+def largest(total: jax.Array) -> jax.Array:
+    """The largest request of any device, an int32 scalar. total: sum or mean of `reached` over all devices."""
+    return jnp.sum(total > 0, dtype=jnp.int32)
+
+
+def abstract(mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of a batch's requests."""
+    return jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(AXES)))
+
+
+@functools.cache
+def on_devices(request: int, mesh: Mesh) -> jax.Array:
+    """This process's request, on its devices of a mesh. Kept there, because most steps have the same."""
+    sharding = NamedSharding(mesh, PartitionSpec(AXES))
+    local = np.full(len(sharding.addressable_devices), request, np.int32)
+    return jax.make_array_from_process_local_data(sharding, local)

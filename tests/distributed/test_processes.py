@@ -1,0 +1,220 @@
+"""Real processes of a run: start, exchange of objects, and what each prints when one of them fails."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.processes import TIMEOUT, place
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from jaxdp.distributed import launchers
+from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.stack_traces import place_of
+from jaxdp.distributed.status_files import Directory
+from jaxdp.distributed.verdict import Limits
+start, stuck = float(os.environ.get("START", 60)), float(os.environ.get("STUCK", 3))
+limits = Limits(late_seconds=1, stuck_seconds=stuck, silence_seconds=4, start_seconds=start)
+group = Processes.join(launchers.detect(), Directory(Path(sys.argv[1])), limits)
+rank, hosts = group.rank, group.hosts
+group.set_activity("step", 7)
+"""
+START_JAX = """
+from jaxdp.config import Mesh
+from jaxdp.distributed import runtime
+try:
+    with runtime.fail_together(group):
+        runtime.start(Mesh(cpu_devices=1 + rank * int(os.environ.get("MORE_DEVICES", 0))), group)
+except Exception as error:
+    print(f"jaxdp: {error}", file=sys.stderr, flush=True)
+    os._exit(getattr(error, "exit_code", 1))
+"""
+EXCHANGE = """
+values = group.all_gather_object("values", {"rank": rank, "text": "x" * 1000 * rank})
+assert [value["rank"] for value in values] == [0, 1] and len(values[1]["text"]) == 1000, values
+assert group.broadcast_object("first", ["of", rank]) == ["of", 0]
+def in_thread():
+    for number in range(5):
+        time.sleep(0.1 * rank)
+        gathered.append(group.all_gather_object("ready to save", [rank, number]))
+gathered = []
+thread = threading.Thread(target=in_thread)
+thread.start(); thread.join()
+assert gathered == [[[0, n], [1, n]] for n in range(5)], gathered
+assert len(hosts) == 2 and group.host_numbers == [0, 0]
+print("exchanged", flush=True)
+group.close()
+os._exit(0)
+"""
+WAIT = """
+while True:
+    group.status.record_progress()
+    time.sleep(0.1)
+"""
+WAIT_12_SECONDS = WAIT.replace("True", "group.supervisor.status.clock < 12") + "group.close(); os._exit(0)"
+
+
+def reads_its_data(seconds):
+    return f"def reads_its_data():\n    time.sleep({seconds})\n"
+
+
+class Run:
+    """Processes that run PRELUDE and their own code."""
+
+    def __init__(self, folder, port, codes, processes=None, environment=()):
+        self.running = []
+        for rank, code in codes.items():
+            variables = place(rank, processes or len(codes), port) | dict(environment) | {"PYTHONPATH": os.getcwd()}
+            command = [sys.executable, "-c", PRELUDE + code, str(folder / "processes")]
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
+            self.running.append(process)
+
+    def wait(self):
+        """(exit code, last line of jaxdp on stderr) of each process."""
+        results = []
+        for process in self.running:
+            out, err = process.communicate(timeout=TIMEOUT)
+            lines = [line for line in err.splitlines() if line.startswith("jaxdp:")]
+            results.append((process.returncode, lines[-1] if lines else out + err))
+        return results
+
+    def kill(self):
+        for process in self.running:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path, free_port):
+    runs = []
+
+    def make(codes, **options):
+        runs.append(Run(tmp_path, free_port, codes, **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.kill()
+
+
+def test_objects_are_exchanged_by_the_main_thread_and_by_others(start):
+    for code, text in start({0: EXCHANGE, 1: EXCHANGE}).wait():
+        assert code == 0, text
+
+
+def test_an_error_is_printed_by_every_process_with_the_place_where_it_was_raised(start):
+    raises = """
+def reads():
+    raise RuntimeError("the disk is on fire")
+try:
+    reads()
+except RuntimeError as error:
+    group.fail(str(error), place=place_of(error))
+    os._exit(1)
+"""
+    codes = start({0: WAIT, 1: raises, 2: WAIT}).wait()
+    expected = "jaxdp: rank 1 on .* failed in step 7: the disk is on fire; raised at <string>:.* in reads"
+    for rank in (0, 2):
+        assert codes[rank][0] == 1
+        assert re.fullmatch(expected + ".*", codes[rank][1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_is_stuck_ends_the_run_with_its_place(start, rank):
+    stuck = reads_its_data(600) + "reads_its_data()"
+    for code, line in start({rank: stuck, 1 - rank: "group.broadcast_object('x', 1)"}).wait():
+        assert code == 1
+        assert re.match(rf"jaxdp: rank {rank} on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_suspended_is_named(start, number):
+    hit = f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
+    run = start({0: WAIT, 1: hit})
+    code, line = run.running[0].wait(TIMEOUT), run.running[0].stderr.read().splitlines()[-1]
+    assert code == 1
+    reason = "exited without a message" if number == signal.SIGKILL else "sent no sign of life for 4 s"
+    assert re.match(rf"jaxdp: rank 1 on \S+ failed in step 7: {reason}", line), line
+
+
+def test_a_process_that_holds_the_gil_is_named_with_the_place(start):
+    hit = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
+    run = start({0: WAIT, 1: hit})
+    assert run.running[0].wait(TIMEOUT) == 1
+    assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
+
+
+def test_a_run_that_is_suspended_as_a_whole_continues(start):
+    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
+    time.sleep(6)
+    for process in run.running:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(8)  # twice the limit for a silent process
+    for process in run.running:
+        process.send_signal(signal.SIGCONT)
+    assert [code for code, _ in run.wait()] == [0, 0]
+
+
+def test_processes_that_do_not_start_are_named_by_those_that_do(start):
+    for code, line in start({0: WAIT, 2: WAIT}, processes=3, environment={"START": "8"}.items()).wait():
+        assert code == 1
+        assert re.fullmatch(
+            r"jaxdp: 1 of 3 processes did not start within 8 s: rank 1 \(started: rank 0 on \S+, rank 2 on \S+\)", line
+        ), line
+
+
+def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
+    with socket.create_server(("127.0.0.1", free_port)):
+        for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}.items()).wait():
+            assert code == 2
+            assert f"coordinator port={free_port}: rank 0 cannot listen on 127.0.0.1 (Address already in use)" in line
+
+
+def test_unequal_numbers_of_devices_are_a_config_error_on_every_process(start):
+    for code, line in start({0: START_JAX, 1: START_JAX}, environment={"MORE_DEVICES": "1", "STUCK": "60"}.items()).wait():
+        assert code == 2
+        assert re.search(r"devices: rank 0 on \S+ has 1 and rank 1 on \S+ has 2", line), line
+
+
+def test_a_directory_that_cannot_be_written_is_a_config_error(start, tmp_path):
+    (tmp_path / "processes").write_text("")
+    for code, text in start({0: WAIT, 1: WAIT}).wait():
+        assert code == 1
+        assert "--workdir" in text
+        assert "File exists" in text
+
+
+REQUESTS = """
+for step in range(6):
+    if rank == 1 and step == 2:
+        assert not group.request_save()
+    reason = "SIGTERM" if rank == 1 and step == 4 else None
+    request = group.next_request(reason)
+    group.agree(max(group.all_gather_object("the metrics of a step", request)))
+    agreed = group.sync_point(reason)
+    print(step, agreed and agreed.action, flush=True)
+    if agreed and agreed.action == "stop":
+        assert agreed.reason == "SIGTERM" if rank else agreed.reason == f"SIGTERM to rank 1 on {hosts[1]}", agreed
+        break
+group.close()
+os._exit(0)
+"""
+
+
+def test_processes_save_and_stop_at_the_same_step_when_one_asks(start):
+    run = start({0: REQUESTS, 1: REQUESTS})
+    expected = ["0 None", "1 None", "2 save", "3 None", "4 stop"]
+    assert [process.communicate(timeout=TIMEOUT)[0].splitlines() for process in run.running] == [expected] * 2
+
+
+def test_a_stop_before_the_first_step_ends_all_processes_with_75(start):
+    code, _ = start({0: WAIT, 1: "assert group.check_stop('SIGTERM').action == 'stop'; os._exit(75)"}).wait()
+    assert code[0] == 75
+    assert re.match(r"jaxdp: rank 1 on \S+ was stopped in step 7: SIGTERM", code[1]), code

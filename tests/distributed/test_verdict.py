@@ -1,0 +1,178 @@
+"""Who is blamed, by the records of all processes: rules without processes, files or time of their own."""
+
+from dataclasses import replace
+
+import pytest
+
+from jaxdp.distributed import verdict
+from jaxdp.distributed.status import Heartbeat
+from jaxdp.distributed.status_files import Failure, Record
+from jaxdp.distributed.verdict import LATE, STUCK, Judge, Limits, Records
+
+LIMITS = Limits(late_seconds=30, stuck_seconds=600, silence_seconds=15, start_seconds=60)
+
+
+def record(rank, count=0, **fields):
+    where = {"activity": "step", "step": 7, "position": (0, 1, 5), "place": f"main thread at user.py:{rank} in f"}
+    return Record("host:1", rank, f"node{rank}", machine=f"m{rank}", pid=100 + rank, count=count, **where | fields)
+
+
+class Run:
+    """Three processes, read once a second by rank 0."""
+
+    def __init__(self, gone=()):
+        self.records, self.judge, self.clock, self.count = Records(), Judge(LIMITS, lambda one: one.rank in gone), 0.0, 0
+        self.read()
+        self.read()
+
+    def read(self, seconds=1, silent=(), **changed):
+        """The verdict after `seconds` in which the silent ranks did not write; changed: fields of ranks, as r1={...}."""
+        found = None
+        for _ in range(seconds):
+            self.clock, self.count = self.clock + 1, self.count + 1
+            for rank in set(range(3)) - set(silent):
+                self.records.add(rank, record(rank, self.count, **changed.get(f"r{rank}", {})), self.clock)
+            for rank in silent:
+                self.records.add(rank, None, self.clock)
+            found = found or self.judge.verdict(self.records, self.clock)
+        return found
+
+
+def test_a_healthy_run_has_no_verdict():
+    assert Run().read(100) is None
+
+
+def test_a_silent_process_is_named_with_its_last_step_and_place():
+    run = Run()
+    assert run.read(14, silent=[2]) is None
+    assert str(run.read(3, silent=[2])) == (
+        "rank 2 on node2 failed in step 7: sent no sign of life for 15 s (suspended, cut off from the network, or in native "
+        "code that holds the GIL); main thread at user.py:2 in f"
+    )
+
+
+def test_a_reader_that_was_suspended_blames_nobody():
+    """Its clock stood still: 150 s later it reads files that have not changed either, and then ones that have."""
+    run = Run()
+    assert run.read(2, silent=[1, 2]) is None
+    assert run.read(30) is None
+
+
+def test_a_slow_directory_is_no_silent_process():
+    """Files that are read or written every 10 s change between two reads of the limit at most once."""
+    run = Run()
+    run.read(1, r2={"write_seconds": 4.0})
+    assert run.read(25, silent=[2]) is None
+    assert run.read(5, silent=[2]).rank == 2
+
+
+def test_all_processes_silent_but_rank_0_points_at_its_own_host():
+    assert "the host of rank 0 may be cut off" in Run().read(20, silent=[1, 2]).reason
+
+
+def test_a_process_that_is_gone_is_named_at_the_second_look():
+    run = Run(gone=[1])
+    found = run.read(2)
+    assert (found.rank, found.reason) == (1, "exited without a message (killed or crashed)")
+
+
+def test_a_process_that_has_left_is_neither_gone_nor_silent():
+    run = Run(gone=[1])
+    run.judge = Judge(LIMITS, lambda one: one.rank == 1)
+    run.records.add(1, record(1, 99, left=True), run.clock)
+    assert run.read(40, silent=[1]) is None
+
+
+def test_an_error_is_reported_at_once_with_its_exit_code_and_place():
+    found = Run().read(r1={"failure": Failure("mesh.vertical=3: no", 2, place="raised at user.py:9 in g")})
+    assert (found.rank, found.code) == (1, 2)
+    assert str(found).endswith("mesh.vertical=3: no; raised at user.py:9 in g")
+
+
+def test_a_failed_collective_is_blamed_on_the_process_that_fell_silent():
+    run = Run()
+    failed = {"failure": Failure("Gloo: connection closed by peer", collective=True)}
+    assert run.read(10, silent=[2], r0=failed, r1=failed) is None
+    assert run.read(10, silent=[2], r0=failed, r1=failed).rank == 2
+
+
+def test_a_failed_collective_without_another_cause_is_reported_in_the_end():
+    failed = {"failure": Failure("NCCL error", collective=True)}
+    run = Run()
+    assert run.read(15, r1=failed) is None
+    assert str(run.read(10, r1=failed)).startswith("rank 1 on node1 failed in step 7: NCCL error")
+
+
+WAITS = {"overdue": STUCK, "is_working": False, "idle_seconds": 601.0, "position": (0, 1, 6)}
+WORKS = {"overdue": STUCK, "is_working": True, "idle_seconds": 602.0}
+
+
+def test_the_process_that_executes_code_is_stuck_not_those_that_wait_for_it():
+    found = Run().read(r0=WAITS, r1=WORKS, r2=WAITS)
+    assert str(found) == "rank 1 on node1 failed in step 7: stuck: no progress for 602 s; main thread at user.py:1 in f"
+
+
+def test_if_all_wait_the_one_behind_the_others_is_stuck():
+    found = Run().read(r0=WAITS, r1=WAITS | {"position": (0, 1, 5)}, r2=WAITS)
+    assert found.rank == 1
+
+
+def test_if_all_wait_at_the_same_point_no_rank_is_blamed():
+    found = Run().read(r0=WAITS, r1=WAITS, r2=WAITS)
+    assert found.rank is None
+    assert "all ranks wait for each other or for their devices in step 7" in found.reason
+
+
+def test_those_that_wait_for_a_slow_process_are_not_stuck():
+    """Rank 1 makes progress, slowly: nobody is to be blamed, and nothing to be reported."""
+    run = Run()
+    assert run.read(r0=WAITS, r2=WAITS) is None
+    assert verdict.report(run.records.alive, LIMITS) == []
+
+
+def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
+    run = Run()
+    late = {"overdue": LATE, "idle_seconds": 31.0, "is_working": False}
+    run.read(r0=late, r1=late | {"is_working": True, "detail": "waiting for images", "stacks": ("  user.py:9 in f",)}, r2=late)
+    assert verdict.report(run.records.alive, LIMITS) == [
+        "no progress for 31 s: rank 1 on node1 in step 7, waiting for images; 2 ranks are waiting. The run ends after 10 "
+        "minutes without progress (guard.step_minutes)",
+        "Stack of rank 1 on node1, most recent call first:",
+        "  user.py:9 in f",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("beat", "seconds"),
+    [
+        (Heartbeat("start"), 30),
+        (Heartbeat("compile"), 52.5),
+        (Heartbeat("step", 1, longest_seconds=20), 80),
+        (Heartbeat("step", 50, typical_seconds=0.1), 30),
+        (Heartbeat("step", 50, typical_seconds=10), 150),
+    ],
+)
+def test_a_process_is_late_after(beat, seconds):
+    """Slow is not stuck: fifteen usual steps, four of the longest while few are known."""
+    assert verdict.overdue(replace(beat, idle_seconds=seconds - 0.1), LIMITS)[0] == ""
+    assert verdict.overdue(replace(beat, idle_seconds=seconds + 0.1), LIMITS)[0] == LATE
+
+
+def test_a_compilation_may_take_half_an_hour_and_a_background_save_counts():
+    assert verdict.overdue(Heartbeat("step", 5, typical_seconds=1, idle_seconds=700), LIMITS)[0] == STUCK
+    assert verdict.overdue(Heartbeat("compile", idle_seconds=700), LIMITS)[0] == LATE
+    assert verdict.overdue(Heartbeat("compile", idle_seconds=1801), LIMITS)[0] == STUCK
+    assert Limits(stuck_seconds=20, start_seconds=60).stuck_after("start") == 60
+    saving = Heartbeat("step", 5, typical_seconds=1, background_save="x", save_seconds=700)
+    assert verdict.overdue(saving, LIMITS) == (STUCK, 700)
+    assert verdict.overdue(Heartbeat("outside", idle_seconds=9999), LIMITS)[0] == ""
+
+
+def test_processes_that_have_not_started_are_named():
+    records = Records()
+    for count in (1, 2):
+        records.add(0, record(0, count), 0.0)
+    records.add(2, record(2, 5), 0.0)  # the file of an earlier run: it does not change
+    assert str(verdict.missing(records, 3, 60)) == (
+        "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0)"
+    )

@@ -1,0 +1,114 @@
+"""Requests of the processes in a step and in an evaluation step: the maximum of all, no further collective, equal results."""
+
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+from helpers.step import BATCH, PIXELS, compiled_step, linear_config, make_batch
+
+from jaxdp import models
+from jaxdp.data import prefetch
+from jaxdp.distributed.process_group import NONE, SAVE, STOP
+from jaxdp.parallel.collectives import find_collectives
+from jaxdp.parallel.mesh import AXES, make_mesh
+from jaxdp.strategies import STRATEGIES
+from jaxdp.training import requests
+from jaxdp.training.evaluation import make_evaluation_step
+from jaxdp.training.requests import REQUESTS
+from jaxdp.training.state import create_state
+from jaxdp.xla.hlo import read_schedule
+
+HYPERPARAMETERS = {"learning_rate": np.float32(0.3), "momentum": np.float32(0.9), "seed": np.uint32(0)}
+SHAPE = (2, 4)
+
+
+def requested(by_device: dict[int, int]) -> np.ndarray:
+    values = np.full(8, NONE, np.int32)
+    values[list(by_device)] = list(by_device.values())
+    return values
+
+
+def training(config, by_device=None):
+    """(step, arguments) on eight devices; without requests for None."""
+    mesh = make_mesh(*SHAPE)
+    batch = make_batch() | ({} if by_device is None else {REQUESTS: requested(by_device)})
+    state = create_state(config, models.create(config.model), mesh)
+    return compiled_step(config, SHAPE), (state, prefetch.to_global(batch, mesh), HYPERPARAMETERS)
+
+
+def evaluation(config, by_device=None):
+    mesh, model = make_mesh(*SHAPE), models.create(config.model)
+    batch = make_batch() | {name: np.ones(BATCH, np.int32) for name in ("seen", "weights")}
+    batch |= {} if by_device is None else {REQUESTS: requested(by_device)}
+    state = create_state(config, model, mesh)
+    step = make_evaluation_step(config, model, mesh, pixel_stats=PIXELS)
+    return step, (state.params, state.batch_stats, prefetch.to_global(batch, mesh))
+
+
+@pytest.mark.parametrize("make", [training, evaluation])
+@pytest.mark.parametrize("by_device", [{}, {0: SAVE}, {7: STOP}, {3: STOP, 0: SAVE}, dict.fromkeys(range(8), SAVE)], ids=str)
+def test_the_largest_request_of_any_device_reaches_all(normalized_linear, make, by_device):
+    step, arguments = make(linear_config(), by_device)
+    results = step(*arguments)[1 if make is training else 0]
+    shards = [int(shard.data) for shard in results["request"].addressable_shards]
+    assert shards == [requested(by_device).max()] * 8
+
+
+def collectives_of(step, arguments):
+    """(executions of each operation in the traced step, those in the compiled one, bytes of the operands in the traced one)."""
+    traced = step.trace(*arguments)
+    found = find_collectives(traced.jaxpr, dict(zip(AXES, SHAPE, strict=True)))
+    in_trace, in_program = Counter[str](), Counter[str]()
+    for collective in found:
+        in_trace[collective.operation] += collective.count
+    for compiled in read_schedule(traced.lower().compile().as_text(), 8).collectives:
+        in_program[compiled.operation] += compiled.count
+    return in_trace, in_program, sum(collective.operand_bytes * collective.count for collective in found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_requests_add_no_collective_to_a_step(normalized_linear, strategy):
+    """They are two more float32 values of a message that every step sends."""
+    config = linear_config(strategy=strategy)
+    *counts, sent = collectives_of(*training(config, {}))
+    *counts_before, sent_before = collectives_of(*training(config))
+    assert counts == counts_before
+    assert all(counts)
+    assert 0 < sent - sent_before <= 8 * sum(counts[0].values())
+
+
+def test_requests_add_no_collective_to_an_evaluation_step(normalized_linear):
+    *counts, sent = collectives_of(*evaluation(linear_config(), {}))
+    *counts_before, sent_before = collectives_of(*evaluation(linear_config()))
+    assert counts == counts_before
+    assert all(counts)
+    assert sent - sent_before == 8
+
+
+@pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"ring"}))
+def test_requests_change_no_bit_of_a_step(normalized_linear, strategy):
+    """Except with ring, whose order of additions depends on the length of the message."""
+    config = linear_config(strategy=strategy)
+    (state, metrics), (state_before, metrics_before) = (
+        step(*arguments) for step, arguments in (training(config, {2: SAVE}), training(config))
+    )
+    del metrics["request"]
+    jax.tree.map(np.testing.assert_array_equal, (state, metrics), (state_before, metrics_before))
+
+
+def test_requests_change_no_bit_of_an_evaluation_step(normalized_linear):
+    (sums, predicted), before = (
+        step(*arguments) for step, arguments in (evaluation(linear_config(), {2: SAVE}), evaluation(linear_config()))
+    )
+    del sums["request"]
+    jax.tree.map(np.testing.assert_array_equal, (sums, predicted), before)
+
+
+def test_a_process_sets_its_request_on_its_own_devices_once():
+    mesh = make_mesh(*SHAPE)
+    array = requests.on_devices(STOP, mesh)
+    np.testing.assert_array_equal(array, np.full(8, STOP))
+    assert requests.on_devices(STOP, mesh) is array
+    expected = requests.abstract(mesh)
+    assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)
