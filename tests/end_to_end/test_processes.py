@@ -95,12 +95,12 @@ def test_train_on_several_processes_equals_a_single_process(single, pair, tmp_pa
     assert 0 <= result["waiting_share"] <= 1
 
 
-@pytest.mark.parametrize(("processes", "vertical"), [(2, 1), (4, 2)])
-def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(tmp_path, processes, vertical):
+def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_resumes_bitwise(tmp_path):
     """Log, accuracy and parameters of a replicated run of one process on the same mesh; a stop in the middle changes no bit.
 
-    Rows of four devices in the first phase and of eight in the second; with four processes, two rows of half as many.
+    Two rows of two devices in the first phase and of four in the second.
     """
+    processes, vertical = 4, 2
     flags, single = [*LONG, "--mesh.vertical", str(vertical)], tmp_path / "single"
     wait_for_exit(launch(1, single, *flags))
     flags += SHARDED
@@ -371,8 +371,7 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     assert "rank 1 failed first, with exit code 1" in err
 
 
-@pytest.mark.parametrize("gone", [(1,), (0, 1)])
-def test_resume_without_the_weights_file_of_some_ranks_continues_on_all(tmp_path, gone):
+def test_resume_without_the_weights_files_continues_on_all(tmp_path):
     recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
     recipe.write_text(
         "import dataclasses, os, sys\n"
@@ -390,11 +389,11 @@ def test_resume_without_the_weights_file_of_some_ranks_continues_on_all(tmp_path
     whole = outcome(run)
     (run / "result.json").unlink()
     shutil.rmtree(latest_valid(run / "checkpoints").path)
-    for rank in gone:
-        files[rank].unlink()
+    for file in files:
+        file.unlink()
     out, _ = wait_for_exit(launch(2, None, command=command))
     assert outcome(run) == whole
-    assert ("no longer exists; the run does not need it to resume" in re.sub(r"\s+(\[0\] )?", " ", out)) == (0 in gone)
+    assert "no longer exists; the run does not need it to resume" in re.sub(r"\s+(\[0\] )?", " ", out)
 
 
 def test_checkpoints_are_written_by_all_processes_without_compiling_a_program(tmp_path):
