@@ -32,7 +32,7 @@ START_ROWS |= {"early stopping"}
 
 def model_summary(config: Config) -> dict[str, Any]:
     """Sizes of the network, from a trace: parameters, multiply-adds of one image, bytes of the state on each device, and bytes
-    per step and message of the gradient and of the batch statistics, loss and accuracy in float32.
+    per step and message of the gradient and, in float32, of the batch statistics with loss, accuracy and requests.
 
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
@@ -55,7 +55,7 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    statistics = 4 * (counted["statistics"] + len(("loss", "accuracy")))
+    statistics = 4 * (counted["statistics"] + len(("loss", "accuracy", "request to save", "request to stop")))
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),
@@ -224,10 +224,10 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
         ("devices", devices),
     ]
     if max(phase.devices for phase in plan.phases) > 1:
-        statistics = "batch statistics, loss and accuracy" if model_summary["statistics"] else "loss and accuracy"
+        statistics = "batch statistics, loss, accuracy" if model_summary["statistics"] else "loss, accuracy"
         rows += [
             ("all-reduce", f"{config.reduce.strategy}, {gradient} of gradients in {config.reduce.wire_dtype}"),
-            ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} in float32"),
+            ("", f"{model_summary['statistics_bytes']:,} bytes of {statistics} and requests in float32"),
         ]
         if config.reduce.update == "sharded":
             gathered = f"{sum(model_summary['gathered_messages']):,} bytes of parameters"

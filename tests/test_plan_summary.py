@@ -180,7 +180,7 @@ def test_summary_table_of_a_model_without_batch_statistics_names_no_batch_norm()
     assert "batch norm per worker" in table_text(config, summary, 4)
     text = table_text(config, summary | {"statistics": 0}, 4)
     assert "batch norm" not in text
-    assert "bytes of loss and accuracy in float32" in text
+    assert "bytes of loss, accuracy and requests in float32" in text
 
 
 @pytest.mark.parametrize(

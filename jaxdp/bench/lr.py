@@ -22,7 +22,7 @@ from jaxdp.config import LARGEST, Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.smoothing import moving_average
 from jaxdp.strategies import AUTO
-from jaxdp.training import finetune
+from jaxdp.training import finetune, requests
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import create_state, from_host
 from jaxdp.training.step_compiler import StepCompiler
@@ -108,11 +108,11 @@ def run(
     state = compiler.placement(phase).place(state)
     batches = setup.open_batches(phase, mesh, 0, resident=setup.images_on_device)
     rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
-    hyperparameters = compiler.hyperparameters(phase, 0.0)
+    hyperparameters, no_requests = compiler.hyperparameters(phase, 0.0), {requests.REQUESTS: requests.on_devices(0, mesh)}
     try:
         for number, rate in enumerate(rates, 1):
             hyperparameters["learning_rate"] = from_host(np.float32(rate), mesh)
-            state, metrics = step(state, batches.next(), hyperparameters)
+            state, metrics = step(state, batches.next() | no_requests, hyperparameters)
             losses.append(float(jax.device_get(metrics["loss"])))
             if number % max(1, steps // 10) == 0:
                 progress(f"step {number} of {steps}: learning rate {rate:.3g}, loss {losses[-1]:.4g}")

@@ -211,7 +211,7 @@ def tiny_synchronized(strategy="psum", frozen_stages=0, bucket_bytes=None, **mod
     ids=lambda options: "-".join(map(str, options.values())) or "synchronized",
 )
 def test_model_summary_messages_equal_those_of_the_traced_step(options):
-    """Gradients, statistics with loss and accuracy, and synchronized batch normalization, forward and backward."""
+    """Gradients, statistics with loss, accuracy and requests, and synchronized batch normalization, forward and backward."""
     config = tiny_synchronized(**options)
     plan = make_plan(config, examples=4096, devices=8)
     between_layers = normalization_messages(plan)

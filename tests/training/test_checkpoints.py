@@ -21,7 +21,7 @@ def run(monkeypatch):
     to the other processes, `saves` its own."""
     run = SimpleNamespace(requests=0, saves=0, agreed=False, is_rank0=True, saved_samples=None, saved_at=0.0, epoch=0.16)
 
-    def request(action):
+    def request_save():
         run.requests += 1
         return False
 
@@ -35,7 +35,7 @@ def run(monkeypatch):
     intervals = SimpleNamespace(every_minutes=1.0, every_epochs=None, every_samples=None)
     run.config, run.plan = SimpleNamespace(checkpoint=intervals), SimpleNamespace(examples=100)
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
-    run.processes, run.signals = SimpleNamespace(request=request), SimpleNamespace(take_agreed_save=take_agreed_save)
+    run.processes, run.signals = SimpleNamespace(request_save=request_save), SimpleNamespace(take_agreed_save=take_agreed_save)
     run.save = save
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 61.0)
     return run
