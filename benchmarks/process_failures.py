@@ -175,7 +175,7 @@ def steps(group, images: Images, *, seed: int, stop: list[str], case: str) -> st
         group.set_activity("step", number, "waiting for the results")
         group.status.begin_iteration("step")
         state, metrics = step(state, batch, rates)
-        group.agree(int(jax.device_get(metrics["request"])))
+        group.agree(requests.NAMES[int(jax.device_get(metrics["request"]))])
         if agreed := group.sync_point(stop[0] if stop else None):
             return f"stopped by {agreed.reason} at step {number}"
         group.status.record_progress()

@@ -1,11 +1,12 @@
 """The interface of the process group of a run, and its implementation for a single process."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from jaxdp.distributed import status
 
-NONE, SAVE, STOP = 0, 1, 2  # requests of a process; a step's metrics carry the largest one to all
+Request = Literal["", "save", "stop"]  # what a process asks of all; a step's metrics carry the largest one to all
+REQUESTS: tuple[Request, ...] = get_args(Request)
 
 
 class Agreement(NamedTuple):
@@ -76,10 +77,10 @@ class ProcessGroup(Protocol):
     def request_save(self) -> bool:
         """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
 
-    def next_request(self, stop_reason: str | None) -> int:
-        """The request of this process, NONE, SAVE or STOP, that the next step carries. stop_reason: as for `sync_point`."""
+    def next_request(self, stop_reason: str | None) -> Request:
+        """The request of this process that the next step carries. stop_reason: as for `sync_point`."""
 
-    def agree(self, request: int) -> None:
+    def agree(self, request: Request) -> None:
         """Record the largest request that a completed step has carried; all processes call this with the same steps."""
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
@@ -151,10 +152,10 @@ class SingleProcess:
     def request_save(self) -> bool:
         return True
 
-    def next_request(self, stop_reason: str | None) -> int:
-        return NONE  # a single process acts on its requests at once
+    def next_request(self, stop_reason: str | None) -> Request:
+        return ""  # a single process acts on its requests at once
 
-    def agree(self, request: int) -> None:
+    def agree(self, request: Request) -> None:
         pass
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxdp.distributed import launchers, status
 from jaxdp.distributed.launchers import Cluster, host_identity
-from jaxdp.distributed.process_group import NONE, SAVE, STOP, Agreement
+from jaxdp.distributed.process_group import REQUESTS, Agreement, Request
 from jaxdp.distributed.status_files import Board, Failure
 from jaxdp.distributed.stragglers import Stragglers
 from jaxdp.distributed.supervisor import Supervisor
@@ -54,7 +54,9 @@ class Processes:
         self._operations: Counter[str] = Counter()
         self._outgoing: dict[str, dict[int, Any]] = {}
         self._collected: dict[str, dict[int, list[Any]]] = {}  # on rank 0
-        self._request, self._agreed, self._steps_have_begun = NONE, NONE, False
+        self._request: Request = ""
+        self._agreed: Request = ""
+        self._steps_have_begun = False
         self._stragglers = Stragglers(cluster.num_processes)
 
     @classmethod
@@ -134,7 +136,7 @@ class Processes:
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         self.supervisor.before_exit, self._while_waiting = before_exit, while_waiting
-        self._request, self._agreed, self._steps_have_begun = NONE, NONE, False
+        self._request, self._agreed, self._steps_have_begun = "", "", False
         self._stragglers = Stragglers(self.num_processes)
 
     def set_resume_hint(self, hint: str) -> None:
@@ -199,29 +201,30 @@ class Processes:
 
     # Agreement: see `jaxdp.training.requests`.
 
-    def next_request(self, stop_reason: str | None) -> int:
+    def next_request(self, stop_reason: str | None) -> Request:
         self._steps_have_begun = True
-        request, self._request = (STOP if stop_reason else self._request), NONE
+        request: Request = "stop" if stop_reason else self._request
+        self._request = ""
         if stop_reason:
             self.supervisor.set_stop_reason(stop_reason)
         return request
 
-    def agree(self, request: int) -> None:
-        self._agreed = max(self._agreed, request)
+    def agree(self, request: Request) -> None:
+        self._agreed = max(self._agreed, request, key=REQUESTS.index)
 
     def request_save(self) -> bool:
-        self._request = SAVE
+        self._request = "save"
         return False
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
         agreed = self.check_stop(stop_reason)
-        if agreed is None and self._agreed == SAVE:
-            self._agreed = NONE
+        if agreed is None and self._agreed == "save":
+            self._agreed = ""
             return Agreement("save", "")
         return agreed
 
     def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        if self._agreed == STOP:
+        if self._agreed == "stop":
             self.status.record_stop()
             return Agreement("stop", stop_reason or self.supervisor.stop_reason_of_others())
         if stop_reason and not self._steps_have_begun:  # nothing can be lost: end at once
