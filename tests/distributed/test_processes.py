@@ -15,7 +15,7 @@ PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
-from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.process_group import Processes
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
@@ -57,7 +57,7 @@ while True:
     group.status.record_progress()
     time.sleep(0.1)
 """
-WAIT_12_SECONDS = WAIT.replace("True", "group.supervisor.status.clock < 12") + "group.close(); os._exit(0)"
+WAIT_12_SECONDS = WAIT.replace("True", "group.status.clock < 12") + "group.close(); os._exit(0)"
 
 
 def reads_its_data(seconds):
