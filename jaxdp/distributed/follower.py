@@ -10,7 +10,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
 
 from jaxdp.distributed import stack_traces, verdict
 from jaxdp.distributed.launchers import Cluster
@@ -18,7 +17,6 @@ from jaxdp.distributed.status_files import Board, Directory, Failure, Record, Ve
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.distributed.supervisor import EXIT_SECONDS, Supervisor
 from jaxdp.distributed.verdict import Judge, Records
-from jaxdp.errors import EXIT_CONFIG
 
 LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
 REASON_SECONDS = 2.0  # in which rank 0 learns whose signal stops the run
@@ -28,7 +26,8 @@ LOOKS = 2  # at a file of this rank that was there before, one a period
 class Follower:
     """Follows the processes of `cluster` on a board, from its creation on.
 
-    answered: when the board was last read, by the clock of this process.
+    answered: when the board was last read, by the clock of this process. dump_path: where faulthandler writes stacks, if
+    the board is a directory.
     """
 
     def __init__(self, supervisor: Supervisor, cluster: Cluster, board: Board) -> None:
@@ -40,6 +39,7 @@ class Follower:
         self._written: Record | None = None
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
+        self.dump_path = _dump_path(board, cluster.rank)
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
         supervisor.follower = self
         self._due.set()
@@ -98,13 +98,9 @@ class Follower:
         self.supervisor.update(left=True)
         self._due.set()
         deadline = time.monotonic() + EXIT_SECONDS
-        while time.monotonic() < deadline and not self._may_leave():
+        while time.monotonic() < deadline and not (self._written and self._written.left and self._others_left()):
             time.sleep(0.02)
         self._let_others_exit()
-
-    def _may_leave(self) -> bool:
-        is_written = self._written is not None and self._written.left
-        return is_written and (self.cluster.rank != 0 or self._others_left())
 
     def _follow(self) -> None:
         self._due.clear()
@@ -131,7 +127,7 @@ class Follower:
             return True
         self._looks += 1
         if self._is_foreign(own):
-            self.supervisor.end(self._duplicate(own))
+            self.supervisor.end(verdict.duplicate(self.supervisor.record, own))
         return self._looks > LOOKS
 
     def _is_foreign(self, own: Record) -> bool:
@@ -139,12 +135,6 @@ class Follower:
         if own.process != self.supervisor.record.process and not own.left:
             self._foreign.add(own.count)
         return len(self._foreign) > 1
-
-    def _duplicate(self, other: Record) -> Verdict:
-        own = self.supervisor.record
-        places = f"process {own.pid} on {own.host} and process {other.pid} on {other.host}"
-        reason = f"rank={own.rank}: {places} both have it; give each process its own rank"
-        return replace(verdict.blame(own, reason), place="", code=EXIT_CONFIG)
 
     def _read(self) -> None:
         """Read the files that concern this process, unless it cannot read its own: then the directory is at fault."""
@@ -154,7 +144,7 @@ class Follower:
         own, written = read[rank], self._written
         if own is None or written is None or (own.process, own.count) != (written.process, written.count):
             if own is not None and not self.session and not self.supervisor.is_exiting and self._is_foreign(own):
-                found = self._duplicate(own)
+                found = verdict.duplicate(self.supervisor.record, own)
                 self.supervisor.update(failure=Failure(found.reason, found.code))
                 self._decide(found)
             return
@@ -183,7 +173,7 @@ class Follower:
         elif now - self._began >= limits.late_seconds:
             supervisor.print_report(tuple(verdict.waiting(alive, processes, limits)))
         if found is not None and supervisor.record.verdict is None:
-            found = replace(found, place=self._place_of_silent(found) or found.place)
+            found = replace(found, place=_place_of_silent(self.board, found) or found.place)
             supervisor.update(verdict=found)
         return found
 
@@ -203,27 +193,12 @@ class Follower:
             limit = limits.silence_seconds + EXIT_SECONDS
             if self._records.silent(limit, now):
                 found = verdict.blame(rank0, f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})")
-                return replace(found, place=self._place_of_silent(found) or found.place)
+                return replace(found, place=_place_of_silent(self.board, found) or found.place)
         return rank0.verdict
 
     def _is_gone(self, record: Record) -> bool:
         """Whether a process of this host has ended."""
         return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
-
-    def open_dump(self) -> IO[bytes] | None:
-        """The file for stacks that faulthandler writes; None where there is no directory."""
-        path = self._dump_path(self.cluster.rank)
-        return None if path is None else open(path, "ab", buffering=0)
-
-    def _dump_path(self, rank: int | None) -> Path | None:
-        return self.board.path / f"{rank}.stacks" if isinstance(self.board, Directory) else None
-
-    def _place_of_silent(self, found: Verdict) -> str:
-        """The place that a silent process has written with faulthandler, if it has."""
-        path = self._dump_path(found.rank)
-        if path is None or not path.exists():
-            return ""
-        return stack_traces.place_of_dump(path.read_text(errors="replace"))
 
     def write_last(self) -> None:
         """Write that this process leaves. Rank 0, whose end makes JAX abort the others, waits for those that can print."""
@@ -234,7 +209,7 @@ class Follower:
         while True:
             self.supervisor.update(count=self.supervisor.record.count + 1)
             self._write()
-            if self.cluster.rank != 0 or time.monotonic() > deadline or self._others_left():
+            if time.monotonic() > deadline or self._others_left():
                 break
             for rank in range(1, self.cluster.num_processes):
                 record = read_record(self.board, rank, self.supervisor.record.run)
@@ -248,13 +223,25 @@ class Follower:
             time.sleep(LEAVE_SECONDS)
 
     def _others_left(self) -> bool:
-        """Whether every other process has left, has ended or is silent; a process that has not started yet may still come."""
+        """On rank 0, whether every other process has left, has ended or is silent; one that has not started may still come."""
+        if self.cluster.rank != 0:
+            return True
         limit, now = self.supervisor.limits.silence_seconds, self.supervisor.status.clock
         return len(self._records.alive) == self.cluster.num_processes and all(
             record.left or self._is_gone(record) or self._records.silent_seconds(rank, now) > limit
             for rank, record in self._records.alive.items()
             if rank != self.cluster.rank
         )
+
+
+def _dump_path(board: Board, rank: int | None) -> Path | None:
+    return board.path / f"{rank}.stacks" if isinstance(board, Directory) else None
+
+
+def _place_of_silent(board: Board, found: Verdict) -> str:
+    """The place that a silent process has written with faulthandler, if it has."""
+    path = _dump_path(board, found.rank)
+    return stack_traces.place_of_dump(path.read_text(errors="replace")) if path and path.exists() else ""
 
 
 def _is_running(pid: int) -> bool:

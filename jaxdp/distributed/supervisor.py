@@ -154,7 +154,8 @@ class Supervisor:
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no stderr, or no directory
             if self.follower is not None:
                 self._dump_seconds = max(self.limits.silence_seconds - STACKS_BEFORE_SILENCE_SECONDS, TICK_SECONDS + 0.5)
-                self._dump = self._dump or self.follower.open_dump()
+                if self._dump is None and self.follower.dump_path:
+                    self._dump = open(self.follower.dump_path, "ab", buffering=0)
             if self._dump is not None and os.fstat(self._dump.fileno()).st_size:
                 self._dump.truncate(0)  # of a time at which this process was suspended
             faulthandler.dump_traceback_later(self._dump_seconds, file=self._dump or STDERR)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from jaxdp.distributed.status import OUTSIDE, Heartbeat
 from jaxdp.distributed.status_files import Record, Verdict
-from jaxdp.errors import plural
+from jaxdp.errors import EXIT_CONFIG, plural
 
 LATE, STUCK = "late", "stuck"
 SLOW_FACTOR = 15.0  # times the usual duration of a step: below it a step is slow, not stuck
@@ -245,6 +245,13 @@ def cut_off(own: Record, seconds: float, limits: Limits) -> Verdict | None:
         return None
     reason = f"no progress, and the files of the other processes could not be read, for {limit:.0f} s: no network on this host?"
     return blame(own, reason)
+
+
+def duplicate(own: Record, other: Record) -> Verdict:
+    """The verdict of a process on itself if another one has its rank."""
+    places = f"process {own.pid} on {own.host} and process {other.pid} on {other.host}"
+    reason = f"rank={own.rank}: {places} both have it; give each process its own rank"
+    return replace(blame(own, reason), place="", code=EXIT_CONFIG)
 
 
 def _absent(alive: Mapping[int, Record], processes: int) -> str:
