@@ -25,7 +25,7 @@ from pathlib import Path
 
 import turns
 
-from jaxdp.distributed import host_memory
+from jaxdp.distributed import memory
 from jaxdp.distributed.runtime import nvidia_gpu_present
 
 RESULTS = turns.ROOT / "benchmarks/results/step_vs_pytorch.json"
@@ -221,7 +221,7 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
 
 def kept(*case):
     """PyTorch in a process that keeps freed memory."""
-    host_memory.keep_freed()
+    memory.keep_freed()
     return pytorch(*case)
 
 

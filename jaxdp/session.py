@@ -17,7 +17,7 @@ from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, rea
 from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
 from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
-from jaxdp.distributed import runtime, watchdog
+from jaxdp.distributed import runtime, supervisor
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
@@ -32,6 +32,7 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
+from jaxdp.storage.status_board import Folder
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training import consistency, finetune, run_dir
 from jaxdp.training.callback import Callback, CallbackError
@@ -121,7 +122,7 @@ def run_session(
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with (
         jax_options.own_options() as set_aside,
-        watchdog.watch(watchdog.limits_from(config.guard)) as watch,
+        supervisor.watch(supervisor.limits_from(config.guard)),
         handler as signals,
         _stops_before_training(signals, screen.resume_action),
     ):
@@ -130,12 +131,11 @@ def run_session(
             guard=config.guard,
             while_waiting=signals.raise_if_signaled,
             directory=path,
-            url=url,
+            open_board=partial(Folder, url) if url else None,
         )
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
-        watch.attach(group)
         group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)
         group.set_resume_hint(f"{screen.resume_action} continues from the last checkpoint, if there is one")
         session = _Session(

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Compile, Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import coordination, host_memory, launchers, watchdog
+from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
-from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.process_group import Processes, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
-from jaxdp.distributed.status_files import FOLDER, Board, Directory, Folder
+from jaxdp.distributed.status_files import FOLDER, Board, Directory
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
-from jaxdp.storage.location import open_location
 from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def join(
     guard: Guard | None = None,
     while_waiting: Callable[[], None] = lambda: None,
     directory: Path | None = None,
-    url: str | None = None,
+    open_board: Callable[[], Board] | None = None,
     coordinator: str | None = None,
     processes: int | None = None,
     rank: int | None = None,
@@ -46,19 +44,20 @@ def join(
 
     A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
     while_waiting: called while waiting for other processes; may raise. directory: of the run, in which all processes keep their
-    status files; url: of a run whose processes share none. Raises ConfigError if a run of several processes has no directory.
+    status files; open_board: opens another place for them, for processes that share none. Raises ConfigError if a run of
+    several processes has no directory.
     """
     global _group
     _register_exit_code_of_stopped()
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
-            return SingleProcess()
+            return ProcessGroup()
         if directory is None:
             raise ConfigError("--workdir", reason="is missing: several processes need a directory that they share")
         guard = guard or Guard()
-        board: Board = Folder(open_location(url, "--workdir")) if url else Directory(directory / FOLDER)
-        _group = Processes.join(cluster, board, watchdog.process_limits(guard), while_waiting=while_waiting)
+        board = open_board() if open_board else Directory(directory / FOLDER)
+        _group = Processes.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
         atexit.register(_leave_at_exit, _group)
     return _group
 
@@ -117,7 +116,7 @@ def exit_together(group: ProcessGroup, code: int = 0) -> None:
 
 def current_group() -> ProcessGroup:
     """The process group that this process has joined."""
-    return _group or SingleProcess()
+    return _group or ProcessGroup()
 
 
 def nvidia_gpu_present() -> bool:
@@ -166,7 +165,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
         _check_cpu(len(jax.local_devices()), cpu_devices)
         by_process = {process: devices[:cpu_devices] for process, devices in by_process.items()}
         if keep:
-            host_memory.keep_freed()
+            memory.keep_freed()
     _check_equal_counts({process: len(devices) for process, devices in by_process.items()}, group.hosts)
     order = sorted(by_process, key=lambda process: (group.host_numbers[process], process))
     return [device for process in order for device in by_process[process]]

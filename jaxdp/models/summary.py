@@ -20,8 +20,8 @@ from jaxdp.models.batch_norm import counting_values
 from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel
 from jaxdp.optim.lars import is_matrix_or_larger
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import abstract_mesh
-from jaxdp.xla.jaxprs import inner_jaxprs
 
 
 def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Reduce
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError
 from jaxdp.files import read_text, write_atomically
 from jaxdp.models import Network
@@ -101,7 +101,7 @@ def chosen_reductions(
     reduce = plan.config.reduce
     if AUTO not in (reduce.strategy, reduce.update):
         return {}
-    options: dict[str, Any] = {"info": info, "group": group or SingleProcess(), "mesh_of": mesh_of}
+    options: dict[str, Any] = {"info": info, "group": group or ProcessGroup(), "mesh_of": mesh_of}
     options["before_measuring"] = before_measuring
     strategies = _chosen_strategies(plan, model, workdir, **options)
     chosen = {}

@@ -163,7 +163,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         step = run.pending.popleft()
         asked = time.monotonic()
         record = step.record | {name: value.item() for name, value in jax.device_get(step.metrics).items()}
-        run.processes.agree(record.pop("request"))
+        run.processes.agree(requests.NAMES[record.pop("request")])
         run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
@@ -204,7 +204,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
-            on_request=processes.agree,
+            on_request=lambda request: processes.agree(requests.NAMES[request]),
             wait_for=signals.wait_for,
             observer=examples,
         )

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, at_image_size
+from jaxdp.data import progress
 from jaxdp.data.chunks import rows_per_chunk
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
@@ -58,6 +59,8 @@ class RunSetup:
         """
         group = group or runtime.current_group()
         devices = runtime.start(config.mesh, group, config.compile)
+
+        progress.listener = group.status.record_progress
 
         def open_data() -> tuple[Datasets, dict[str, str]]:
             opened = open_datasets(config, datasets)
