@@ -21,7 +21,7 @@ from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.planning import PlannedPhase
-from jaxdp.records import to_json
+from jaxdp.records import RECORD_FIELDS, to_json
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import checkpoints, health, requests
 from jaxdp.training.audit_program import AuditFailed
@@ -31,6 +31,7 @@ from jaxdp.training.initialize import StartPoint, create_compiler, restore_or_in
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run, StartedStep
 
+STEP_FIELDS = {*RECORD_FIELDS, "request"} - {"audit_share"}  # that a callback cannot log before the step
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
 
 
@@ -121,7 +122,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.signals.pass_sync_point()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
-    with run.recording(run.next_record):
+    with run.recording(run.next_record, reserved=STEP_FIELDS):
         run.callbacks.before_step(run, batch)
     if run.save_requested:
         save_now(run)

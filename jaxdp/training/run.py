@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,6 +101,7 @@ class Run:
         self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and when its results came
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
+        self.reserved: Collection[str] = ()  # fields that the record will have
         self.is_logged = False
         self.saving: int | None = None  # samples of the checkpoint that is being saved
         self.saved_at = time.monotonic()
@@ -173,7 +174,7 @@ class Run:
         if self.record is None:
             raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
         for name, value in values.items():
-            if name in self.record:
+            if name in self.record or name in self.reserved:
                 raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
             self.record[name] = value if isinstance(value, int) else float(value)
         self.is_logged = True
@@ -195,11 +196,11 @@ class Run:
         return self.placement.gather_state(self.state) if self.placement else self.state
 
     @contextmanager
-    def recording(self, record: dict[str, Any], *, is_logged: bool = False) -> Iterator[None]:
-        """Let `log` add to a record in the block."""
-        outer = self.record, self.is_logged
-        self.record, self.is_logged = record, is_logged
+    def recording(self, record: dict[str, Any], *, is_logged: bool = False, reserved: Collection[str] = ()) -> Iterator[None]:
+        """Let `log` add to a record in the block, except fields that the record will have (`reserved`)."""
+        outer = self.record, self.is_logged, self.reserved
+        self.record, self.is_logged, self.reserved = record, is_logged, reserved
         try:
             yield
         finally:
-            self.record, self.is_logged = outer
+            self.record, self.is_logged, self.reserved = outer
