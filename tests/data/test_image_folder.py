@@ -19,7 +19,7 @@ from jaxdp.data.remote import Remote
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError
-from jaxdp.training.consistency import data_digest
+from jaxdp.setup.consistency import data_digest
 
 
 def test_open_lists_classes_in_order_and_returns_bytes(pictures):
