@@ -147,7 +147,7 @@ class Audited:
 
     def __call__(self, now, before, **how) -> tuple[dict, float]:
         """(findings of the devices, change of the sum in multiples of the bound). now, before: `gradients` of two steps."""
-        from jaxdp.training.audit_program import local_findings
+        from jaxdp.callbacks.audit import local_findings
 
         how = {name: np.uint32(how.get(name, 0)) for name in ("kind", "device", "bucket", "boundary", "place", "bit")}
         found, changes = self.call(*([leaf[: self.devices] for leaf in one] for one in (now, before)), how)

@@ -21,15 +21,14 @@ import flax.linen as nn
 import jax
 
 import jaxdp
-from jaxdp import models
 from jaxdp.bench.environment import provenance
 from jaxdp.config import Checkpoint, Config, Data, Evaluation, Guard, Mesh, Model, Optimizer, Phase
 from jaxdp.loggers.console import Quiet
 from jaxdp.session import Command, run_session
+from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.training.callback import Callback
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state
-from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.validation import validate
 from jaxdp.xla.jax_options import own_options
 
@@ -85,12 +84,11 @@ def time_run(config):
 
 @own_options()
 def time_steps(config):
-    setup = RunSetup.create(config)
-    phase, model = setup.plan.phases[0], models.create(setup.config.model)
-    compiler = StepCompiler.for_run(setup, model, {})
+    plan, devices, datasets = prepare(config)
+    phase, compiler = plan.phases[0], make_compiler(plan, devices, datasets)
     step, mesh = compiler.prepare_train(phase).result(), compiler.mesh(phase)
-    state, rates = create_state(setup.config, model, mesh), compiler.hyperparameters(phase, 0.01)
-    with closing(setup.open_batches(phase, mesh, 0, resident=compiler.images is not None)) as batches:
+    state, rates = create_state(plan.config, compiler.model, mesh), compiler.hyperparameters(phase, 0.01)
+    with closing(open_batches(compiler, datasets, phase)) as batches:
         count = 0
         while (batch := batches.next()) is not None:
             state, _ = step(state, batch, rates)

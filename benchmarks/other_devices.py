@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp import load_config, models
+from jaxdp import load_config
 from jaxdp.bench.environment import provenance
 from jaxdp.data import prefetch
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.training.state import create_state
-from jaxdp.training.step_compiler import StepCompiler
 
 ROOT = Path(__file__).parent.parent
 RECIPE = ["--model.width", "16", "--schedule.start", "0.8", "--mesh.cpu-devices", "8"]
@@ -33,15 +32,12 @@ SHOWN = (1, 2, 4, 8, 17, 32)
 
 def trained(vertical: int, horizontal: int, steps: int, last_bits: bool = False) -> list[dict]:
     """Of every step in `SHOWN`: the parameters after it, in float64, and its loss. last_bits: start from other ones."""
-    prepared = RunSetup.create(
+    plan, devices, data = prepare(
         load_config("digits", [*RECIPE, "--mesh.vertical", str(vertical), "--mesh.horizontal", str(horizontal)])
     )
-    config, plan, data = prepared.config, prepared.plan, prepared.datasets
-    model = models.create(config.model)
-    programs = StepCompiler(plan, model, pixel_stats=(data.mean, data.std), evaluation_examples=len(data.evaluation))
-    phase = plan.phases[0]
+    config, programs, phase = plan.config, make_compiler(plan, devices, data), plan.phases[0]
     mesh = programs.mesh(phase)
-    state, step = create_state(config, model, mesh), programs.prepare_train(phase).result()
+    state, step = create_state(config, programs.model, mesh), programs.prepare_train(phase).result()
     if last_bits:
         state = state._replace(params=jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.inf), state.params))
     found = []

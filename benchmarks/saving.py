@@ -21,9 +21,8 @@ from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
 from jaxdp.data import prefetch
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.training.state import create_state
-from jaxdp.training.step_compiler import StepCompiler
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,22 +32,12 @@ def main():
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a window")
     arguments = parser.parse_args()
-    prepared = RunSetup.create(load_config("digits"))
-    from jaxdp import models
-
-    config, plan = prepared.config, prepared.plan
-    model = models.create(config.model)
-    programs = StepCompiler(
-        plan,
-        model,
-        pixel_stats=(prepared.datasets.mean, prepared.datasets.std),
-        evaluation_examples=len(prepared.datasets.evaluation),
-    )
-    phase = plan.phases[0]
+    plan, devices, datasets = prepare(load_config("digits"))
+    programs, phase = make_compiler(plan, devices, datasets), plan.phases[0]
     mesh = programs.mesh(phase)
-    state, step = create_state(config, model, mesh), programs.prepare_train(phase).result()
+    state, step = create_state(plan.config, programs.model, mesh), programs.prepare_train(phase).result()
     batch = prefetch.to_global(
-        prefetch.train_batch(prepared.datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
+        prefetch.train_batch(datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
     )
     rates = programs.hyperparameters(phase, plan.learning_rate(0))
 

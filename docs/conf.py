@@ -24,7 +24,9 @@ nitpick_ignore = [  # types of parameters that a user rarely gives
     ("py:class", "jaxdp.loggers.console.Quiet"),
     ("py:class", "jaxdp.loggers.console.Screen"),
     ("py:class", "jaxdp.training.callback.Callbacks"),
-    ("py:class", "jaxdp.training.run_setup.RunSetup"),
+    ("py:class", "jaxdp.checkpoint.manager.CheckpointManager"),
+    ("py:class", "jaxdp.data.datasets.Datasets"),
+    ("py:class", "jaxdp.training.step_compiler.StepCompiler"),
 ]
 smartquotes = False  # they would change the dashes of flags
 default_role = "code"  # docstrings use Markdown's backticks

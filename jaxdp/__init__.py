@@ -23,7 +23,7 @@ _MODULE_OF = {
     "evaluate": "jaxdp.inference.evaluate",
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
-    "first_gradient": "jaxdp.training.first_gradient",
+    "first_gradient": "jaxdp.analysis.first_gradient",
     "register_model": "jaxdp.registration",
     "register_optimizer": "jaxdp.registration",
     "register_strategy": "jaxdp.registration",

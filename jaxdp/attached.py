@@ -2,16 +2,17 @@
 
 from collections.abc import Iterable
 
+from jaxdp.callbacks.audit import Audit
+from jaxdp.callbacks.checkpoint_interval import CheckpointInterval
+from jaxdp.callbacks.checks import StepChecks
+from jaxdp.callbacks.early_stopping import EarlyStopping
+from jaxdp.callbacks.run_files import RunFiles
 from jaxdp.config import Config
 from jaxdp.loggers.callbacks import Console, MetricsFile, Plot, RecordWriter, open_tensorboard
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.warnings import InputAdvice, Stragglers
-from jaxdp.training.audit import Audit
 from jaxdp.training.callback import Callback, Callbacks
-from jaxdp.training.checkpoints import CheckpointInterval
-from jaxdp.training.early_stopping import EarlyStopping
-from jaxdp.training.health import StepChecks
 from jaxdp.validation import profiled_steps
 
 
@@ -28,6 +29,7 @@ def callbacks_of(
     """The callbacks of a run. users: those that the user has given. trackers, uploads: of a run that has them."""
     guard, logging = config.guard, config.logging
     own: list[Callback | None] = [
+        RunFiles() if is_rank0 else None,
         StepChecks(),
         uploads,
         Stragglers() if processes > 1 else None,

@@ -60,7 +60,12 @@ class ConfigError(OneLine, ValueError):
 
 
 class TrainingError(OneLine, RuntimeError):
-    """A failure during a run, in one line: what happened, at which step, and how to fix it."""
+    """A failure during a run, in one line: what happened, at which step, and how to fix it.
+
+    says_how_to_continue: whether the message names the checkpoint from which to continue.
+    """
+
+    says_how_to_continue = False
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

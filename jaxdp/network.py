@@ -1,6 +1,6 @@
 """What a training step needs of a network; `jaxdp.models.create` builds one."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -55,3 +55,11 @@ class Network(Protocol):
     ) -> tuple[Any, dict]:
         """(output of a segment for its input x, moments). params, batch_stats: whole trees or those of the segment."""
         ...
+
+
+class InitialValues(NamedTuple):
+    """Arrays of a network, by the name of their layer, that replace those of the seed, and a line that describes them."""
+
+    params: dict
+    batch_stats: dict
+    description: str

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,38 +11,50 @@ from typing import Any, NoReturn
 
 import jax
 
+from jaxdp import models
 from jaxdp.attached import callbacks_of
 from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
+from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
 from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
 from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
+from jaxdp.data.datasets import Datasets
 from jaxdp.distributed import runtime, supervisor
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, TrainingError, first_line
-from jaxdp.files import expand_user, is_url
+from jaxdp.files import CHECKPOINTS, expand_user, is_url
 from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.summary import show_result
-from jaxdp.plan_summary import start_table
+from jaxdp.models import finetune
+from jaxdp.plan_summary import model_summary, start_table
+from jaxdp.planning import Plan
+from jaxdp.setup import consistency, run_dir
+from jaxdp.setup.prepare import (
+    SavedBatches,
+    changed_batches_warning,
+    data_fingerprint,
+    make_compiler,
+    prepare,
+    small_worker_warning,
+    too_few_evaluations,
+)
+from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.storage.status_board import Folder
 from jaxdp.trackers.supervisor import Trackers, check_packages
-from jaxdp.training import consistency, finetune, run_dir
-from jaxdp.training.callback import Callback, CallbackError
-from jaxdp.training.early_stopping import too_few_evaluations
-from jaxdp.training.health import small_worker_warning
-from jaxdp.training.initialize import StartPoint
+from jaxdp.training.callback import Callback, CallbackError, Callbacks
 from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult, read_result
 from jaxdp.training.run import Run
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.training.start import StartPoint, check_fits
 from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
 from jaxdp.xla import jax_options
 
@@ -251,17 +263,24 @@ class _Session:
         if self.resume == "never":
             path = Path(group.broadcast_object("directory", str(run_dir.next_free(path))))
 
-        manifest = origin or next(read_manifests(path / run_dir.CHECKPOINTS), None) if group.is_rank0 else None
+        manifest = origin or next(read_manifests(path / CHECKPOINTS), None) if group.is_rank0 else None
         saved_batches = group.broadcast_object("saved batches", manifest and manifest.metadata.get("per_worker_batch"))
         signals.pass_sync_point()  # before JAX waits for all processes, without handling signals
         group.set_activity("load", detail="starting JAX and opening the data")
-        setup = RunSetup.create(
-            config, datasets=self.datasets, group=group, saved_batches=saved_batches, run=signals.run_in_thread
+        plan, devices, datasets = prepare(
+            config,
+            datasets=self.datasets,
+            group=group,
+            saved_batches=saved_batches,
+            run=signals.run_in_thread,
         )
-        consistency.check(group, lambda: setup.data_fingerprint)
-        config = setup.config
-        if origin is not None and not accept_changes:
-            _check_same_config(origin, config)
+        fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
+        consistency.check(group, lambda: fingerprint)
+        config = plan.config
+        if origin is not None:
+            if not accept_changes:
+                _check_same_config(origin, config)
+            run_dir.check_same_optimizer(origin, config)
 
         def while_waiting() -> str | None:
             group.status.record_progress()  # waiting for a tracker is no hang
@@ -270,7 +289,7 @@ class _Session:
         trackers = Trackers(
             config if group.is_rank0 else None,
             path,
-            class_names=setup.datasets.classes,
+            class_names=datasets.classes,
             info=screen.info,
             while_waiting=while_waiting,
             url=None if self.mirror is None else self.mirror.remote.location.url,
@@ -282,64 +301,106 @@ class _Session:
                 consistency.check_shared_directory(group, path)
             if finetune.is_missing(config, weights):
                 remarks.append(finetune.missing_file_warning(config))
-            if result_text is not None:
-                if manifest is not None and origin is None:
-                    setup.check_fits(manifest, accept_changes)
-                if self.mirror is not None:
-                    retention = Retention(config.checkpoint.keep, config.stop.metric)
-                    if manifest is not None:
-                        retention.continue_from(manifest)
-                    self.mirror.begin(retention)
-                result = read_result(location_of(path, self.mirror), result_text)
-                for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
-                    screen.info(remark)
-                result = _show_and_check(screen, result, path)
-                trackers.send_finished()
-                return result
-            screen.table(start_table(setup.plan, runtime.describe(setup.devices, group), setup.model_summary))
-            events = EventLog(path if group.is_rank0 else None)
-            with events.session(Stopped):
-                recorded = RecordedScreen(screen, events)
-                trackers.info = recorded.info
-                if isinstance(self.mirror, Mirror):
-                    self.mirror.info = recorded.info
-                for remark in [*self.notes, *remarks, *_warnings(setup, group)]:
-                    recorded.info(remark)
-                group.set_activity("start", detail="connecting to trackers")
-                trackers.connect()
-                run = self._make_run(setup, path, screen=recorded, trackers=trackers)
-                events.position = run.position
-                result = fit(run, StartPoint(origin, weights, accept_changes))
-            group.set_activity("finish")
-            group.all_gather_object(
-                "the end of the run", None, while_waiting=lambda: None
-            )  # everything is saved: ignore stop requests
+            if result_text is None:
+                return self._train(
+                    plan,
+                    path,
+                    devices=devices,
+                    datasets=datasets,
+                    data_fingerprint=fingerprint,
+                    saved_batches=saved_batches,
+                    start=StartPoint(origin, accept_changes, partial(finetune.initial_values, config, weights)),
+                    trackers=trackers,
+                    remarks=remarks,
+                )
+            if manifest is not None and origin is None:
+                check_fits(manifest, plan, fingerprint, accept_changes=accept_changes)
+            if self.mirror is not None:
+                retention = Retention(config.checkpoint.keep, config.stop.metric)
+                if manifest is not None:
+                    retention.continue_from(manifest)
+                self.mirror.begin(retention)
+            result = read_result(location_of(path, self.mirror), result_text)
+            for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
+                screen.info(remark)
             result = _show_and_check(screen, result, path)
-            trackers.finish("finished")
+            trackers.send_finished()
             return result
 
-    def _make_run(self, setup: RunSetup, path: Path, *, screen: Quiet, trackers: Trackers) -> Run:
+    def _train(
+        self,
+        plan: Plan,
+        path: Path,
+        *,
+        devices: list[jax.Device],
+        datasets: Datasets,
+        data_fingerprint: dict[str, str],
+        saved_batches: SavedBatches | None,
+        start: StartPoint,
+        trackers: Trackers,
+        remarks: list[str],
+    ) -> TrainResult:
+        """Train in the locked directory `path`. remarks: to show after the table at the start."""
+        group, config, screen, signals = self.signals.group, plan.config, self.screen, self.signals
+        summary = model_summary(config)
+        screen.table(start_table(plan, runtime.describe(devices, group), summary))
+        events = EventLog(path if group.is_rank0 else None)
+        with events.session(Stopped), _stops_before_training(signals, screen.resume_action):
+            recorded = RecordedScreen(screen, events)
+            info = trackers.info = recorded.info
+            if isinstance(self.mirror, Mirror):
+                self.mirror.info = info
+            warnings = _warnings(plan, group, saved_batches=saved_batches, has_batch_norm=bool(summary["statistics"]))
+            for remark in [*self.notes, *remarks, *datasets.warnings, *warnings]:
+                info(remark)
+            group.set_activity("start", detail="connecting to trackers")
+            trackers.connect()
+            model = models.create(config.model)
+            reductions = reductions_of_run(plan, model, path, devices=devices, signals=signals, info=info)
+            run = Run(
+                make_compiler(plan, devices, datasets, reductions=reductions),
+                datasets,
+                path,
+                data_fingerprint=data_fingerprint,
+                location=location_of(path, self.mirror),
+                signals=signals,
+                checkpoints=self._checkpoints(config, path, info),
+                callbacks=self._callbacks(config, recorded, trackers),
+                info=info,
+                status=recorded.status,
+                resume_action=recorded.resume_action,
+                started=self.started,
+            )
+            events.position = run.position
+            result = fit(run, start)
+        group.set_activity("finish")
+        group.all_gather_object(
+            "the end of the run", None, while_waiting=lambda: None
+        )  # everything is saved: ignore stop requests
+        result = _show_and_check(screen, result, path)
+        trackers.finish("finished")
+        return result
+
+    def _checkpoints(self, config: Config, path: Path, info: Callable[[str], Any]) -> CheckpointManager:
+        return CheckpointManager(
+            path / CHECKPOINTS,
+            config.checkpoint,
+            info,
+            group=self.signals.group,
+            uploader=self.mirror,
+            metric=config.stop.metric,
+        )
+
+    def _callbacks(self, config: Config, screen: Quiet, trackers: Trackers) -> Callbacks:
         group = self.signals.group
-        callbacks = callbacks_of(
-            setup.config,
+        return callbacks_of(
+            config,
             self.callbacks,
             processes=group.num_processes,
             is_rank0=group.is_rank0,
             screen=screen,
             trackers=RecordWriter("Trackers", lambda run: trackers) if trackers.targets else None,
             uploads=Uploads(self.mirror) if self.mirror is not None else None,
-        )
-        return Run(
-            setup,
-            path,
-            location=location_of(path, self.mirror),
-            signals=self.signals,
-            callbacks=callbacks,
-            info=screen.info,
-            status=screen.status,
-            resume_action=screen.resume_action,
-            started=self.started,
-            uploader=self.mirror,
         )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
@@ -358,7 +419,7 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
     show_result(screen, result, path)
     if result.save_error is None:
         return result
-    latest = latest_valid(path / run_dir.CHECKPOINTS)
+    latest = latest_valid(path / CHECKPOINTS)
     if latest is None:
         raise TrainingError(
             f"no checkpoint could be saved ({result.save_error}), so the trained weights are lost; make {path} "
@@ -368,29 +429,22 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
     return result
 
 
-def _warnings(setup: RunSetup, group: ProcessGroup) -> list[str]:
+def _warnings(plan: Plan, group: ProcessGroup, *, saved_batches: SavedBatches | None, has_batch_norm: bool) -> list[str]:
     """Warnings to show before a run."""
-    warnings = [*setup.datasets.warnings]
-    if setup.config.finetune != Finetune() and setup.config.finetune.weights is None:
+    warnings: list[str | None] = []
+    if plan.config.finetune != Finetune() and plan.config.finetune.weights is None:
         warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
-    warnings += [warning for warning in (unused_tasks_warning(), core_binding_warning()) if warning]
-    mesh = setup.config.mesh
+    warnings += [unused_tasks_warning(), core_binding_warning()]
+    mesh = plan.config.mesh
     is_uneven = runtime.uniform_host_count(group) < len(set(group.host_numbers))
     if is_uneven and not (mesh.vertical or mesh.horizontal):
         warnings.append(
             "the hosts have different numbers of processes, so horizontal rings of the mesh cross hosts; start equally many "
             "processes on every host, or set mesh.vertical and mesh.horizontal"
         )
-    if too_few := too_few_evaluations(setup.plan):
-        warnings.append(too_few)
-    if small := small_worker_warning(setup.plan, has_batch_norm=bool(setup.model_summary["statistics"])):
-        warnings.append(small)
-    if not setup.keeps_per_worker_batch:
-        warnings.append(
-            "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "
-            "change; the order of the data, the learning rate and the global batches stay the same"
-        )
-    return warnings
+    warnings += [too_few_evaluations(plan), small_worker_warning(plan, has_batch_norm=has_batch_norm)]
+    warnings.append(changed_batches_warning(plan, saved_batches or {}))
+    return [warning for warning in warnings if warning]
 
 
 def _read_origin(path: Path, workdir: Path) -> Manifest:
@@ -411,7 +465,7 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
         manifest = read_manifest(real_path) if (path / MANIFEST).exists() else None
     except CorruptCheckpoint as error:
         raise ConfigError("--resume", str(path), reason=str(error), hint="use another checkpoint") from None
-    manifest = manifest or latest_valid(path / run_dir.CHECKPOINTS)
+    manifest = manifest or latest_valid(path / CHECKPOINTS)
     if manifest is None:
         hint = "use auto, never, the directory of a run or one of its checkpoints"
         raise ConfigError("--resume", str(path), reason="it holds no valid checkpoint", hint=hint)

@@ -22,8 +22,8 @@ from jaxdp.inference.predict import Images
 from jaxdp.loggers.console import Quiet
 from jaxdp.models import weights
 from jaxdp.report import report, write
+from jaxdp.setup import run_dir, tuning
 from jaxdp.storage.local import local_directory
-from jaxdp.training import autotune, run_dir
 from jaxdp.validation import validate
 from jaxdp.xla.options import cache_directory
 
@@ -109,7 +109,7 @@ def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_p
     for call in calls.get(name, ()):
         with pytest.raises(ConfigError, match=r"^--workdir=|holds no run"):
             call()
-    assert autotune._read(tmp_path / "reduce.json") == []
+    assert tuning._read(tmp_path / "reduce.json") == []
     assert not run_dir.in_use(tmp_path)
 
 

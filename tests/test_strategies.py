@@ -21,7 +21,7 @@ PARAMETRIZED = (
     "training/test_step.py",
     "parallel/test_allreduce.py",
     "parallel/test_overlap.py",
-    "training/test_audit_program.py",
+    "callbacks/test_audit.py",
 )
 
 

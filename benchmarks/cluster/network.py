@@ -197,9 +197,9 @@ def expected_step_bytes(mesh_shape: tuple[int, int], update: str) -> tuple[list[
     """
     import numpy as np
 
+    from jaxdp.analysis.traffic import step_traffic
     from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL
     from jaxdp.planning import make_plan
-    from jaxdp.training.step_compiler import step_traffic
 
     config = step_config(mesh_shape, update)
     plan = make_plan(config, examples=STEP_IMAGES, devices=HOSTS * DEVICES)

@@ -1,8 +1,51 @@
 """What the devices send in a step, as `jaxdp plan --wire` prints it."""
 
+import dataclasses
+
 from rich.table import Table
 
+from jaxdp import models
+from jaxdp.config import RESNET, Config
+from jaxdp.parallel import collectives
 from jaxdp.parallel.collectives import Collective, StepTraffic
+from jaxdp.parallel.mesh import abstract_mesh
+from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.training.step import without_reduction
+from jaxdp.training.step_compiler import trace_train_step
+
+
+def plan_traffic(plan: Plan) -> list[StepTraffic]:
+    """The traffic of the steps of a plan. Phases with the same collectives share an entry."""
+    entries: dict[StepTraffic, StepTraffic] = {}
+    for phase in plan.phases:
+        traffic = step_traffic(plan.config, phase)
+        key = dataclasses.replace(traffic, phases=())
+        phases = (*entries[key].phases, phase.index) if key in entries else traffic.phases
+        entries[key] = dataclasses.replace(traffic, phases=phases)
+    return list(entries.values())
+
+
+def step_traffic(config: Config, phase: PlannedPhase) -> StepTraffic:
+    """The collectives of a step of a phase, read from the step traced for a mesh of that shape. Needs no devices."""
+    mesh = abstract_mesh(phase.vertical, phase.horizontal)
+    traced = trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
+    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
+    return StepTraffic(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
+
+
+def normalization_messages(plan: Plan) -> list[int]:
+    """Bytes of every message that the network itself sends in a step of one micro-batch, in program order.
+
+    These are the messages of synchronized batch normalization, in the forward and the backward pass, read from the step traced
+    without a reduction of gradients.
+    """
+    config = plan.config
+    if config.model.name == RESNET and config.model.norm == "per_worker":
+        return []
+    config = without_reduction(config)
+    per_worker = plan.phases[0].per_worker_batch
+    phase = dataclasses.replace(plan.phases[0], vertical=1, horizontal=2, accumulation=1, global_batch=2 * per_worker)
+    return [message.operand_bytes for message in step_traffic(config, phase).collectives for _ in range(message.count)]
 
 
 def masters_only(traffic: StepTraffic) -> dict | None:

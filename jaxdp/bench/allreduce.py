@@ -17,8 +17,8 @@ from jaxdp.analysis import cost_model
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
+from jaxdp.setup.tuning import time_updates, update_candidates
 from jaxdp.strategies import STRATEGIES, auto_candidates, plot_style
-from jaxdp.training.update_timing import time_updates, update_candidates
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:

@@ -15,17 +15,18 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from jaxdp import models, schedules
+from jaxdp import schedules
 from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import describe
 from jaxdp.config import LARGEST, Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.loggers.smoothing import moving_average
+from jaxdp.models import finetune
+from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.strategies import AUTO
-from jaxdp.training import finetune, requests
-from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.state import create_state, from_host
-from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.training import requests
+from jaxdp.training.run import open_batches
+from jaxdp.training.state import create_state, from_host, with_values
 
 DIVERGED, RECENT = 2.0, 5  # the test ends when the mean of RECENT losses exceeds the smallest smoothed loss by this factor
 MARGIN = 4.0  # the suggestion is the rate of the smallest smoothed loss divided by this; see benchmarks/lr_range.py
@@ -95,18 +96,17 @@ def run(
     if AUTO in (config.reduce.strategy, config.reduce.update):  # all compute the same sums
         config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum", update="replicated"))
     config, weights = finetune.read_weights(config)
-    setup = RunSetup.create(config)
-    config, first = setup.config, setup.plan.phases[0]
-    phase = dataclasses.replace(first, steps=steps)
-    compiler = StepCompiler.for_run(setup, models.create(config.model), {})
+    plan, devices, datasets = prepare(config)
+    config, phase = plan.config, dataclasses.replace(plan.phases[0], steps=steps)
+    compiler = make_compiler(plan, devices, datasets)
     mesh = compiler.mesh(phase)
     progress(f"compiling the step of {plural(phase.global_batch, 'image')} ...")
     step = compiler.prepare_train(phase).result()
     state = create_state(config, compiler.model, mesh)
-    if weights is not None:
-        state = finetune.load_weights(config, weights, state, mesh=mesh)
+    if (values := finetune.initial_values(config, weights)) is not None:
+        state = with_values(state, values, mesh)
     state = compiler.placement(phase).place(state)
-    batches = setup.open_batches(phase, mesh, 0, resident=setup.images_on_device)
+    batches = open_batches(compiler, datasets, phase)
     rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
     hyperparameters, no_requests = compiler.hyperparameters(phase, 0.0), {requests.REQUESTS: requests.on_devices(0, mesh)}
     try:
@@ -130,7 +130,7 @@ def run(
         "schedule": config.schedule.name,
         "momentum": phase.momentum,
         "global_batch": phase.global_batch,
-        "epochs": len(losses) * phase.global_batch / setup.plan.examples,
+        "epochs": len(losses) * phase.global_batch / plan.examples,
         "rates": rates[: len(losses)],
         "losses": [loss if math.isfinite(loss) else None for loss in losses],
         "diverged": has_diverged(losses),

@@ -16,8 +16,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.strategies import Stage, unsupported_reason
-from jaxdp.training.placement import make_placement
-from jaxdp.training.state import TrainState, create_state
+from jaxdp.training.state import TrainState, create_state, make_placement
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
 

@@ -165,7 +165,7 @@ class Output:
 def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessGroup], output: Output, thorough: bool) -> None:
     """Run the proofs; exits with 1 if one fails. join: returns the process group."""
     from jaxdp.distributed import runtime
-    from jaxdp.training import run_dir
+    from jaxdp.setup import run_dir
 
     run_path = run_dir.resolve_workdir(workdir, config)
     shared_dir = run_path.with_name(f"{run_path.name}-verify")

@@ -39,7 +39,7 @@ class Evaluate:
 
 
 def run(arguments: list[str], program: str) -> None:
-    from jaxdp.training.run_dir import run_config
+    from jaxdp.setup.run_dir import run_config
 
     weights, workdir = weights_flag(arguments), None if asks_for_help(arguments) else flag_value(arguments, "--workdir")
     default = None if workdir is None else Evaluate(workdir, run=reset_for_network(run_config(workdir), arguments))

@@ -74,8 +74,9 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     import jaxdp
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
+    from jaxdp.models import finetune
     from jaxdp.plan_summary import as_dict, model_summary, summary_table
-    from jaxdp.training import finetune, health
+    from jaxdp.setup.prepare import small_worker_warning
 
     devices, rate = _number_of_devices(options), options.images_per_second
     if rate is not None and not 0 < rate < float("inf"):
@@ -91,7 +92,7 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
         described = f"{devices}, as given" if devices else runtime.describe(runtime.start(config.mesh))
         parts += [note] if note else []
         parts.append(summary_table(plan, described, summary, device_memory=memory.describe(plan, needed), rate=rate))
-    if warning := health.small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
+    if warning := small_worker_warning(plan, has_batch_norm=bool(summary["statistics"])):
         document["batch_norm_warning"] = warning
         parts.append(warning)
     if text := _memory_verdict(options, plan, needed, given=devices is not None):
@@ -161,7 +162,7 @@ def _wire(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
     if not options.wire:
         return None
     from jaxdp.analysis import traffic
-    from jaxdp.training.step_compiler import plan_traffic
+    from jaxdp.analysis.traffic import plan_traffic
 
     if plan.config.reduce.strategy == "auto":
         reason = "not supported by --wire, because measurements choose the strategy"
@@ -181,7 +182,7 @@ def _network(options: Plan, plan: RunPlan, summary: dict[str, Any]) -> Section:
         return None
     from jaxdp.analysis import network_model
     from jaxdp.analysis.cost_model import parse_network
-    from jaxdp.training.step_compiler import normalization_messages
+    from jaxdp.analysis.traffic import normalization_messages
 
     network = network_model.Network(*parse_network(options.network))
     messages = normalization_messages(plan)

@@ -64,7 +64,7 @@ def run(arguments: list[str], program: str) -> None:
     from jaxdp.data.image_folder import find_images
     from jaxdp.files import check_output, write_output
     from jaxdp.inference.predict import Images, predict_source, predict_weights
-    from jaxdp.training.run_dir import run_config
+    from jaxdp.setup.run_dir import run_config
 
     if weights is None:
         run_config(options.workdir)  # raises for a missing run before anything is said about images

@@ -84,8 +84,8 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.loggers.console import Screen
     from jaxdp.records import to_json
     from jaxdp.session import Command, run_session
+    from jaxdp.setup import run_dir
     from jaxdp.storage.status_board import Folder
-    from jaxdp.training import run_dir
 
     document = _stdout_for_the_document() if options.json else None
     launch = options.launch

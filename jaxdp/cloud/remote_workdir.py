@@ -17,16 +17,16 @@ from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.records import EVENTS
+from jaxdp.setup import tuning
+from jaxdp.setup.run_dir import CLASSES, lock_run_dir
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
 from jaxdp.storage.patience import open_patiently
 from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
-from jaxdp.training import autotune
-from jaxdp.training.run_dir import CLASSES, lock_run_dir
 
 FIELD = "--workdir"
-CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, autotune.FILE)  # files that the local copy of a run has
+CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, tuning.FILE)  # files that the local copy of a run has
 STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
 
 

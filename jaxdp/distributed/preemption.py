@@ -9,7 +9,7 @@
    process, a request takes effect at once.
 4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
 5. `_adding_advice` in `jaxdp.training.loop` catches it, saves the last step in `_save_last_step`, and raises `Stopped`, made by
-   `jaxdp.training.checkpoints.stop_exception`. Before the loop starts, `jaxdp.train` catches it and raises
+   `jaxdp.training.ending.stop_exception`. Before the loop starts, `jaxdp.train` catches it and raises
    `stopped_before_training`.
 6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program calls
    `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.

@@ -22,8 +22,7 @@ from jaxdp.losses import cross_entropy
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.strategies import STRATEGIES, unsupported_reason
-from jaxdp.training.placement import make_placement
-from jaxdp.training.state import TrainState, create_state, from_host
+from jaxdp.training.state import TrainState, create_state, from_host, make_placement
 from jaxdp.training.step import make_train_step
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options

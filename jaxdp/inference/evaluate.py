@@ -19,8 +19,8 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.inference.real_labels import RealLabels
 from jaxdp.models.summary import check_image_size
+from jaxdp.setup.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.training import evaluation
-from jaxdp.training.run_dir import CLASSES, class_names, read_run_text, run_config
 from jaxdp.xla.jax_options import own_options
 
 
@@ -72,6 +72,17 @@ def evaluate_weights(
     return result | (observer.result if observer else {}), loaded.words
 
 
+class Confusion:
+    """Confusion matrix: counts of images by label and predicted class, int64 [classes, classes]. An `Observer`."""
+
+    def __init__(self, classes: int) -> None:
+        self.counts = np.zeros((classes, classes), np.int64)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> Callable[[np.ndarray], None]:
+        labels, weights = batch["labels"], batch["weights"]
+        return lambda predicted: np.add.at(self.counts, (labels, predicted), weights)
+
+
 def confusion_matrix(
     config: Config | None, workdir: str | Path, checkpoint: str = "result", *, datasets: tuple[Any, Any] | None = None
 ) -> tuple[dict[str, Any], np.ndarray, list[str]]:
@@ -81,7 +92,7 @@ def confusion_matrix(
     names of the classes). Every image is counted once.
     """
     config = run_config(workdir) if config is None else config
-    matrix = evaluation.Confusion(config.model.class_count)
+    matrix = Confusion(config.model.class_count)
     result = _evaluate(config, workdir, checkpoint, datasets=datasets, on_batch=matrix)
     return result, matrix.counts, class_names(workdir, config.model.class_count)
 

@@ -26,10 +26,10 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
+from jaxdp.setup.run_dir import CHECKPOINTS, run_config
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
-from jaxdp.training.run_dir import CHECKPOINTS, run_config
 from jaxdp.training.state import TrainState, abstract_state, from_host
 from jaxdp.validation import changes, from_dict, validate
 from jaxdp.xla.jax_options import own_options

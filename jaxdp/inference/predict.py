@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Config, Mesh, Preprocessing
@@ -19,8 +22,11 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
 from jaxdp.models.summary import check_image_size
-from jaxdp.training.evaluation import make_prediction_step
-from jaxdp.training.run_dir import class_names, run_config
+from jaxdp.network import Network
+from jaxdp.parallel.mesh import AXES
+from jaxdp.setup.run_dir import class_names, run_config
+from jaxdp.training.evaluation import evaluation_logits
+from jaxdp.training.step import Batch, PixelStats
 from jaxdp.xla.jax_options import own_options
 
 DEFAULT_TOP = 5
@@ -176,6 +182,27 @@ def _predict_source(
     classes[~usable], probabilities[~usable] = -1, np.nan
     predictions = Predictions(classes, [[names[k] for k in row if k >= 0] for row in classes], probabilities)
     return SourcePredictions(predictions, loader.bad_images, about)
+
+
+def make_prediction_step(
+    config: Config, model: Network, mesh: jax.sharding.Mesh, *, pixel_stats: PixelStats, top: int
+) -> jax.stages.Wrapped:
+    """step(params, batch_stats, batch) -> (classes int32, probabilities float32), [B, top] each, the most likely first.
+
+    batch: as for `make_evaluation_step`. Equally likely classes are ordered by their number.
+    """
+
+    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        logits = evaluation_logits(
+            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
+        )
+        logits = logits.astype(jnp.float32)
+        top_logits, classes = lax.top_k(logits, top)
+        return classes, jnp.exp(top_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
+    in_specs = (replicated, replicated, sharded)
+    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
 def _most_likely(

@@ -14,7 +14,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.summary import check_image_size
-from jaxdp.training.run_dir import class_names
+from jaxdp.setup.run_dir import class_names
 
 IMAGES, PROBABILITIES, LOGITS = "images", "probabilities", "logits"  # names of the input and of the outputs
 MOST_BYTES = 2**31 - 2**24  # of the weights: protocol buffers and flat buffers end at 2 GiB

@@ -1,9 +1,8 @@
 """Traces of training steps by JAX's profiler, and the share of each part of the step in them."""
 
 import re
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,14 @@ class Profile(Callback):
         options.python_tracer_level = 0  # Python calls would dominate the trace
         self.folder, self.first = run.workdir / "profile", number
         self.earlier_traces = set(self._traces())
-        with _excluded(run):
+        with run.clock.excluded():
             jax.profiler.start_trace(self.folder, profiler_options=options)
 
     def _end(self, run: Run) -> None:
         """End the trace, and show where it is and where the time went."""
         self.annotation.close()
         jax.block_until_ready(run.state)
-        with _excluded(run):
+        with run.clock.excluded():
             jax.profiler.stop_trace()
             traces = sorted(set(self._traces()) - self.earlier_traces)  # not by time: the clock may have been set back
             location = f"{traces[-1]} at https://ui.perfetto.dev, or " if traces else ""
@@ -88,14 +87,6 @@ class Profile(Callback):
 
     def _traces(self) -> Iterator[Path]:
         return self.folder.rglob("*.trace.json.gz")
-
-
-@contextmanager
-def _excluded(run: Run) -> Iterator[None]:
-    """Do not count the time of the block as training."""
-    began = time.perf_counter()
-    yield
-    run.clock.exclude(time.perf_counter() - began)
 
 
 def time_shares(text: str, seconds: dict[str, float]) -> dict[str, float]:

@@ -38,7 +38,7 @@ def measure_communication(run: History, repeats: int = REPEATS, info: Callable[[
         raise _refused(run, f"has {plural(run.result['processes'], 'process')}", hint)
     from jaxdp import models
     from jaxdp.bench.environment import provenance
-    from jaxdp.training.autotune import chosen_reductions
+    from jaxdp.setup.tuning import chosen_reductions
 
     plan, devices = _plan_on_same_devices(run)
     reductions = chosen_reductions(plan, models.create(run.config.model), run.path, info=lambda text: None)

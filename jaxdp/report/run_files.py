@@ -10,9 +10,9 @@ from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Storage
 from jaxdp.files import CONFIG, expand_user, is_url
 from jaxdp.records import LOG
+from jaxdp.setup.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_run_files, list_manifests
-from jaxdp.training.run_dir import CHECKPOINTS, CLASSES, RESULT, in_use
 
 FIELD = "WORKDIR"
 

@@ -9,7 +9,7 @@ from jaxdp.errors import ConfigError, plural
 from jaxdp.files import CONFIG
 from jaxdp.records import LOG, is_plausible, scan_log, without_nan
 from jaxdp.report.run_files import RunFiles, open_run_files
-from jaxdp.training.run_dir import run_config
+from jaxdp.setup.run_dir import run_config
 
 TARGET = 0.759
 # MLPerf Training v4.0, ResNet-50 with LARS: global batch -> mean epochs to 75.9 % in the reference convergence points

@@ -54,9 +54,12 @@ class Clock:
     def restart_throughput(self) -> None:
         self._images, self._seconds, self._input_seconds = 0, 0.0, 0.0
 
-    def exclude(self, seconds: float) -> None:
-        """Remove seconds that were not spent on training from the time of the current step."""
-        self.last_step_end += seconds
+    @contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Leave the time of the block out of the time of the current step: it was not spent on training."""
+        began = time.perf_counter()
+        yield
+        self.last_step_end += time.perf_counter() - began
 
     @contextmanager
     def paused(self, activity: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize, resize_for_evaluation
 from jaxdp.errors import TrainingError
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
-from jaxdp.models import Network
+from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
 from jaxdp.training import requests
 from jaxdp.training.step import Batch, PixelStats
@@ -66,27 +66,6 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
     in_specs = (replicated, replicated, sharded)
     return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(replicated, sharded)))
-
-
-def make_prediction_step(
-    config: Config, model: Network, mesh: Mesh, *, pixel_stats: PixelStats, top: int
-) -> jax.stages.Wrapped:
-    """step(params, batch_stats, batch) -> (classes int32, probabilities float32), [B, top] each, the most likely first.
-
-    batch: as for `make_evaluation_step`. Equally likely classes are ordered by their number.
-    """
-
-    def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        logits = evaluation_logits(
-            config, model, params, batch_stats=batch_stats, images=batch["images"], pixel_stats=pixel_stats
-        )
-        logits = logits.astype(jnp.float32)
-        top_logits, classes = lax.top_k(logits, top)
-        return classes, jnp.exp(top_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
-
-    replicated, sharded = PartitionSpec(), PartitionSpec(AXES)
-    in_specs = (replicated, replicated, sharded)
-    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=sharded))
 
 
 def evaluation_logits(
@@ -169,17 +148,6 @@ def _local_rows(rows: jax.Array) -> np.ndarray:
     """The rows of a batch on this process's devices, in their order."""
     shards = sorted(rows.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate([np.asarray(shard.data) for shard in shards])
-
-
-class Confusion:
-    """Confusion matrix: counts of images by label and predicted class, int64 [classes, classes]. An `Observer`."""
-
-    def __init__(self, classes: int) -> None:
-        self.counts = np.zeros((classes, classes), np.int64)
-
-    def __call__(self, batch: dict[str, np.ndarray]) -> Callable[[np.ndarray], None]:
-        labels, weights = batch["labels"], batch["weights"]
-        return lambda predicted: np.add.at(self.counts, (labels, predicted), weights)
 
 
 class ExampleCollector:

@@ -21,16 +21,17 @@ from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.planning import PlannedPhase
-from jaxdp.records import to_json
+from jaxdp.records import RECORD_FIELDS, to_json
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import checkpoints, health, requests
-from jaxdp.training.audit_program import AuditFailed
+from jaxdp.training import ending, requests
 from jaxdp.training.callback import CallbackError
+from jaxdp.training.ending import out_of_memory_as_config_error
 from jaxdp.training.evaluation import ExampleCollector, evaluate
-from jaxdp.training.initialize import StartPoint, create_compiler, restore_or_initialize
-from jaxdp.training.result import TrainResult
-from jaxdp.training.run import Run, StartedStep
+from jaxdp.training.result import TrainResult, progress_now, versions
+from jaxdp.training.run import Run, StartedStep, open_batches
+from jaxdp.training.start import StartPoint, restore_or_initialize
 
+STEP_FIELDS = {*RECORD_FIELDS, "request"} - {"audit_share"}  # that a callback cannot log before the step
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
 
 
@@ -42,19 +43,18 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
     """
     with _ending(run):
         run.signals.pass_sync_point()
-        create_compiler(run)
         restore_or_initialize(run, start)
         run.has_started = True
         run.callbacks.on_start(run)
-        with health.out_of_memory_as_config_error(run.phase):
+        with out_of_memory_as_config_error(run.phase):
             if run.progress.evaluation_due:  # the previous session stopped before or during it
                 evaluate_now(run)
                 save_now(run)
         for phase in run.plan.phases:
-            with health.out_of_memory_as_config_error(phase):
+            with out_of_memory_as_config_error(phase):
                 if run.progress.samples < phase.end and run.stop_reason is None:
                     _train_phase(run, phase)
-        with health.out_of_memory_as_config_error(run.phase):
+        with out_of_memory_as_config_error(run.phase):
             evaluation = _finish(run)
         result = TrainResult.collect(run, evaluation)
         run.callbacks.on_end(run, result)
@@ -67,9 +67,7 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
 def _train_phase(run: Run, phase: PlannedPhase) -> None:
     """Take the remaining steps of a phase, and save at its end."""
     step = _enter_phase(run, phase)
-    with closing(
-        run.setup.open_batches(phase, run.mesh, run.progress.samples, resident=run.compiler.images is not None)
-    ) as batches:
+    with closing(open_batches(run.compiler, run.datasets, phase, first=run.progress.samples)) as batches:
         run.clock.restart()
         batch = _next_batch(run, batches)
         barrier(run.processes, f"the first step of phase {phase.index}")
@@ -121,7 +119,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.signals.pass_sync_point()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
-    with run.recording(run.next_record):
+    with run.recording(run.next_record, reserved=STEP_FIELDS):
         run.callbacks.before_step(run, batch)
     if run.save_requested:
         save_now(run)
@@ -228,11 +226,26 @@ def save_now(run: Run) -> None:
         run.checkpoints.save(
             run.whole_state(),
             run.progress.samples,
-            checkpoints.metadata(run),
+            _metadata(run),
             placed=run.state,
             before_manifest=run.before_manifest,
         )
         run.saving = run.progress.samples
+
+
+def _metadata(run: Run) -> dict[str, Any]:
+    """What a checkpoint stores beside the arrays."""
+    progress = progress_now(run)
+    evaluation = progress.last_evaluation
+    return {
+        "progress": dataclasses.asdict(progress),
+        "evaluation": evaluation if evaluation and evaluation["samples"] == progress.samples else None,
+        "epoch": run.epoch,
+        "config": dataclasses.asdict(run.config),
+        "versions": versions(),
+        "data": run.data_fingerprint,
+        "per_worker_batch": {phase.index: [phase.global_batch, phase.per_worker_batch] for phase in run.plan.phases},
+    }
 
 
 def _report_save(run: Run) -> None:
@@ -244,25 +257,31 @@ def _report_save(run: Run) -> None:
         run.callbacks.after_save(run, read_manifest(path))
 
 
+def _wait_for_save(run: Run) -> None:
+    """Wait for the save in progress. Raises TrainingError if it rejected the state."""
+    run.checkpoints.wait()
+    run.checkpoints.check()
+    _report_save(run)
+
+
 def _finish(run: Run) -> dict[str, Any]:
     """Evaluate and save after the last step, unless that was done; returns the evaluation of the checkpoint that is the result.
 
     Raises TrainingError if the run has not succeeded.
     """
     progress = run.progress
-    health.check_skipped(progress.skipped_steps, progress.steps, run.config.loss_scale)
+    ending.check_skipped(progress.skipped_steps, progress.steps, run.config.loss_scale)
     evaluation = progress.last_evaluation
     if is_new := evaluation is None or evaluation["samples"] != progress.samples:
         evaluation = evaluate_now(run)
-    health.check_evaluation(progress.best or evaluation)
-    if warning := health.chance_level_warning(progress.best or evaluation, chance_loss(run.config)):
+    ending.check_evaluation(progress.best or evaluation)
+    if warning := ending.chance_level_warning(progress.best or evaluation, chance_loss(run.config)):
         run.info(warning)
     if is_new or run.saved_samples != progress.samples or run.save_requested:
         save_now(run)
     run.processes.set_activity("finish", progress.steps, "waiting for the last save")
-    checkpoints.wait(run)
-    _report_save(run)
-    return checkpoints.result_evaluation(run)
+    _wait_for_save(run)
+    return ending.result_evaluation(run)
 
 
 @contextmanager
@@ -279,7 +298,8 @@ def _ending(run: Run) -> Iterator[None]:
             run.callbacks.on_end(run, None)
         raise
     finally:
-        run.resources.close()
+        run.compiler.close()
+        run.checkpoints.close()
 
 
 @contextmanager
@@ -289,25 +309,25 @@ def _adding_advice(run: Run) -> Iterator[None]:
             yield
     except StopTraining:
         saved = _save_last_step(run)
-        raise checkpoints.stop_exception(run, saved=saved) from None
+        raise ending.stop_exception(run, saved=saved) from None
     except (DataError, CallbackError) as error:
         if run.processes.num_processes == 1:  # other processes are already in a step that this one cannot take
             _save_last_step(run)
-        explained = type(error)(f"{error}; {checkpoints.describe_latest(run)}")
+        explained = type(error)(f"{error}; {ending.describe_latest(run)}")
         raise explained from error.__cause__
 
 
 @contextmanager
 def _naming_checkpoint(run: Run) -> Iterator[None]:
-    """Add the checkpoint to resume from to a TrainingError, except to AuditFailed, which names it already."""
+    """Add the checkpoint to resume from to a TrainingError that does not name it yet."""
     try:
         yield
-    except (AuditFailed, CallbackError):
+    except CallbackError:
         raise
     except TrainingError as error:
-        if not run.has_started:
+        if error.says_how_to_continue or not run.has_started:
             raise
-        raise TrainingError(f"{error}; {checkpoints.describe_latest(run, ADVICE_AFTER_ERROR)}") from None
+        raise TrainingError(f"{error}; {ending.describe_latest(run, ADVICE_AFTER_ERROR)}") from None
 
 
 def _save_last_step(run: Run) -> bool:
@@ -319,5 +339,5 @@ def _save_last_step(run: Run) -> bool:
         complete_steps(run)
         if run.saved_samples != run.progress.samples:
             save_now(run)
-        checkpoints.wait(run)
+        _wait_for_save(run)
     return True

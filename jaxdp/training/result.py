@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp import __version__
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.errors import ConfigError
-from jaxdp.training.run_dir import RESULT
+from jaxdp.files import RESULT
 
 if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
     from jaxdp.training.run import Run

@@ -2,29 +2,31 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxdp import models
-from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.data.prefetch import batch_sharding
-from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.files import CHECKPOINTS
-from jaxdp.training import conv_layout
-from jaxdp.training.callback import Callbacks
+from jaxdp.config import at_image_size
+from jaxdp.data.chunks import rows_per_chunk
+from jaxdp.data.prefetch import DeviceIterator, batch_sharding
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
-from jaxdp.training.placement import Replicated
-from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.state import TrainState, from_host, replicated
-from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.training.state import Replicated, TrainState, from_host, replicate, replicated
+
+if TYPE_CHECKING:
+    from jaxdp.checkpoint.manager import CheckpointManager
+    from jaxdp.checkpoint.manifest import Manifest
+    from jaxdp.data.datasets import Datasets
+    from jaxdp.distributed.preemption import SignalHandler
+    from jaxdp.planning import PlannedPhase
+    from jaxdp.training.callback import Callbacks
+    from jaxdp.training.step_compiler import StepCompiler
 
 LOG_EVERY, FEWEST_LOG_LINES = 10, 20  # steps between logged steps; logged steps of a run of at least as many steps
 
@@ -57,36 +59,29 @@ class Run:
 
     def __init__(
         self,
-        setup: RunSetup,
+        compiler: "StepCompiler",
+        datasets: "Datasets",
         workdir: Path,
         *,
+        data_fingerprint: dict[str, str],
         location: str,
-        signals: SignalHandler,
-        callbacks: Callbacks,
+        signals: "SignalHandler",
+        checkpoints: "CheckpointManager",
+        callbacks: "Callbacks",
         info: Callable[[str], Any],
         status: Callable[[str], Any],
         resume_action: str,
         started: float,
-        uploader: Any = None,
     ) -> None:
-        """status: shows the current activity, such as "compiling". resume_action: what resumes the run, as the subject of a
-        sentence. started: `time.monotonic()` at the start of the command. uploader: uploads its files, for a run at a URL."""
-        self.setup, self.config, self.plan, self.devices = setup, setup.config, setup.plan, setup.devices
-        self.datasets, self.workdir, self.location = setup.datasets, workdir, location
-        self.signals, self.processes, self.callbacks, self.info, self.status = signals, signals.group, callbacks, info, status
+        """compiler: of the plan's programs. data_fingerprint: digests of the data. status: shows the current activity, such as
+        "compiling". resume_action: what resumes the run, as the subject of a sentence. started: `time.monotonic()` at the start
+        of the command."""
+        self.compiler, self.plan, self.config, self.model = compiler, compiler.plan, compiler.plan.config, compiler.model
+        self.devices, self.datasets, self.data_fingerprint = compiler.devices or jax.devices(), datasets, data_fingerprint
+        self.workdir, self.location, self.checkpoints, self.callbacks = workdir, location, checkpoints, callbacks
+        self.signals, self.processes, self.info, self.status = signals, signals.group, info, status
         self.resume_action, self.started, self.progress = resume_action, started, Progress()
-        self.model = models.create(self.config.model)
-        self.compiler: StepCompiler
-        self.resources = ExitStack()  # closed at the end of the session
-        self.checkpoints = CheckpointManager(
-            workdir / CHECKPOINTS,
-            self.config.checkpoint,
-            info,
-            group=self.processes,
-            uploader=uploader,
-            metric=self.config.stop.metric,
-        )
-        self.resources.callback(self.checkpoints.close)
+        self.restored: Manifest | None = None  # the checkpoint from which this session continues
         self.clock = Clock(self.progress, started)
         self.has_started = False  # whether its callbacks have
         self.state: TrainState
@@ -101,6 +96,7 @@ class Run:
         self.step_times = (0.0, 0.0)  # seconds spent waiting for a step, and when its results came
         self.pending: deque[StartedStep] = deque()
         self.record: dict[str, Any] | None = None  # the record to which `log` adds
+        self.reserved: Collection[str] = ()  # fields that the record will have
         self.is_logged = False
         self.saving: int | None = None  # samples of the checkpoint that is being saved
         self.saved_at = time.monotonic()
@@ -135,7 +131,7 @@ class Run:
         """(params, batch_stats) of an evaluation, whole on every device of their mesh: averaged ones with
         `optimizer.average_decay`. All processes must ask for them."""
         found = self.placement.evaluated(self.state) if self.placement else self.state.evaluated
-        return conv_layout.place(self.config, found, self.mesh)
+        return replicate(self.config, found, self.mesh)
 
     @property
     def params(self) -> dict:
@@ -173,7 +169,7 @@ class Run:
         if self.record is None:
             raise ValueError("log() adds to a record: call it in before_step, after_step or after_evaluation")
         for name, value in values.items():
-            if name in self.record:
+            if name in self.record or name in self.reserved:
                 raise ValueError(f"log({name}={value!r}): the record has this field already; choose another name")
             self.record[name] = value if isinstance(value, int) else float(value)
         self.is_logged = True
@@ -195,11 +191,32 @@ class Run:
         return self.placement.gather_state(self.state) if self.placement else self.state
 
     @contextmanager
-    def recording(self, record: dict[str, Any], *, is_logged: bool = False) -> Iterator[None]:
-        """Let `log` add to a record in the block."""
-        outer = self.record, self.is_logged
-        self.record, self.is_logged = record, is_logged
+    def recording(self, record: dict[str, Any], *, is_logged: bool = False, reserved: Collection[str] = ()) -> Iterator[None]:
+        """Let `log` add to a record in the block, except fields that the record will have (`reserved`)."""
+        outer = self.record, self.is_logged, self.reserved
+        self.record, self.is_logged, self.reserved = record, is_logged, reserved
         try:
             yield
         finally:
-            self.record, self.is_logged = outer
+            self.record, self.is_logged, self.reserved = outer
+
+
+def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "PlannedPhase", *, first: int = 0) -> DeviceIterator:
+    """The batches of a phase from `first` samples seen on, loaded in the background. Close it when done."""
+    config, resident = compiler.plan.config, compiler.images is not None
+    data, chunk = at_image_size(config, phase.image_size).data, None
+    if not resident:
+        chunk = rows_per_chunk(
+            phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
+        )
+    return DeviceIterator(
+        datasets.train_at(phase.image_size),
+        compiler.mesh(phase),
+        seed=config.seed,
+        first=first,
+        end=phase.end,
+        global_batch=phase.global_batch,
+        chunk_rows=chunk,
+        resident=resident,
+        repeats=data.repeats,
+    )

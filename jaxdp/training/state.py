@@ -1,18 +1,39 @@
-"""The state of training: a pytree of arrays, replicated on all devices."""
+"""The state of training: a pytree of arrays, how it begins, and where it is on the devices between two steps.
+
+Every device holds the whole state (`Replicated`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
+2004.13336; ZeRO stage 1, arXiv 1910.02054) its shard of the trained parameters, of the optimizer's state and of the averaged
+parameters along the rows of the mesh (`Sharded`). A step then begins with the all-gather of the parameters, in the dtype in
+which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement, nor on
+the order in memory of convolution kernels (`compile.conv_layout`).
+"""
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import lax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config
-from jaxdp.network import Network
+from jaxdp.errors import ConfigError
+from jaxdp.network import InitialValues, Network
 from jaxdp.optim import build_optimizer, loss_scale
+from jaxdp.optim.squares import Squares, SumOfSquares, local_sums_of_squares
+from jaxdp.parallel import allreduce
+from jaxdp.parallel.forward_dtypes import forward_dtypes
+from jaxdp.parallel.mesh import HORIZONTAL
+from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
+
+# Axes of [H, W, I, O] from the outermost to the innermost, by value of `compile.conv_layout`; None: JAX's order.
+LAYOUTS: dict[str, tuple[int, ...] | None] = {"hwio": None, "ohwi": (3, 0, 1, 2)}
+VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
 
 
 class Average(NamedTuple):
@@ -110,3 +131,258 @@ def create_state(config: Config, model: Network, mesh: Mesh) -> TrainState:
         return _initial_state(with_seed(config, seed), model)
 
     return jax.jit(initial, out_shardings=replicated(mesh))(np.uint32(config.seed))
+
+
+def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainState:
+    """A state with given values in place of its own of the same names."""
+    params, batch_stats = jax.tree.map(partial(from_host, mesh=mesh), (values.params, values.batch_stats))
+    return state._replace(params=state.params | params, batch_stats=state.batch_stats | batch_stats)
+
+
+def has_default_layout(config: Config, mesh: Mesh | AbstractMesh) -> bool:
+    """Whether all arrays have JAX's order, as without devices."""
+    return LAYOUTS[config.compile.conv_layout] is None or isinstance(mesh, AbstractMesh)
+
+
+def formats(config: Config, tree: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The sharding of every array of a replicated tree, with the layout of convolution kernels if it is not JAX's own."""
+    order, whole = None if has_default_layout(config, mesh) else LAYOUTS[config.compile.conv_layout], replicated(mesh)
+    if order is None:
+        return jax.tree.map(lambda _: whole, tree)
+    in_order = Format(Layout(order), whole)
+    return jax.tree.map(lambda leaf: in_order if leaf.ndim == len(order) else whole, tree)
+
+
+def with_layout(config: Config, abstract: Any, mesh: Mesh | AbstractMesh) -> Any:
+    """The shapes and dtypes of a replicated tree, with the layout of convolution kernels."""
+    return jax.tree.map(
+        lambda leaf, wanted: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=wanted),
+        abstract,
+        formats(config, abstract, mesh),
+    )
+
+
+def replicate(config: Config, tree: Any, mesh: Mesh) -> Any:
+    """A replicated tree on a mesh, of which every process has at least one device, with the layout of convolution kernels.
+
+    Arrays that are there already are not copied.
+    """
+    is_there = all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree))
+    if has_default_layout(config, mesh):
+        return tree if is_there else _move(tree, mesh)
+    wanted = formats(config, tree, mesh)
+    if is_there and all(jax.tree.leaves(jax.tree.map(_has_layout, tree, wanted))):
+        return tree
+    if not is_there:
+        # Through the host: JAX 0.10's device_put gives an array of another layout wrong values on new devices.
+        tree = jax.tree.map(lambda leaf: from_host(leaf.addressable_data(0), mesh), tree)
+    return jax.jit(lambda arrays: arrays, out_shardings=wanted)(tree)
+
+
+def _has_layout(leaf: Any, wanted: Any) -> bool:
+    default = tuple(range(leaf.ndim))
+    layout: Any = wanted.layout if isinstance(wanted, Format) else None
+    return tuple(leaf.format.layout.major_to_minor) == (layout.major_to_minor if layout else default)
+
+
+def _move(tree: Any, mesh: Mesh) -> Any:
+    if not mesh.is_multi_process:
+        return jax.device_put(tree, replicated(mesh))
+
+    def move(leaf: jax.Array) -> jax.Array:
+        copies = [jax.device_put(leaf.addressable_data(0), device) for device in mesh.local_devices]
+        return jax.make_array_from_single_device_arrays(leaf.shape, replicated(mesh), copies)
+
+    return jax.tree.map(move, tree)
+
+
+class Replicated:
+    """Every device holds the whole state."""
+
+    sharded = False
+    sums_of_squares: SumOfSquares = staticmethod(local_sums_of_squares)
+
+    def __init__(self, config: Config, model: Network, mesh: Mesh | AbstractMesh) -> None:
+        self.config, self.model, self.mesh = config, model, mesh
+
+    @cached_property
+    def whole(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state, whole on every device."""
+        return abstract_state(self.config, self.model, self.mesh)
+
+    @property
+    def abstract(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state between two steps."""
+        return with_layout(self.config, self.whole, self.mesh)
+
+    @property
+    def specs(self) -> Any:
+        """The state's `PartitionSpec`s for `shard_map`."""
+        return PartitionSpec()
+
+    def place(self, state: TrainState) -> TrainState:
+        """A whole state, which may be on another mesh, placed for the step."""
+        assert isinstance(self.mesh, Mesh)
+        return replicate(self.config, state, self.mesh)
+
+    def gather_state(self, state: TrainState) -> TrainState:
+        """The whole state of a placed one, on every device."""
+        return state
+
+    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
+        """`TrainState.evaluated` of a placed state."""
+        return state.evaluated
+
+    def squares(self, gradient: dict, params: dict) -> Squares:
+        """Sums of squares for an update of trained parameters as a placed state has them. Called inside `shard_map`."""
+        uses_weight_norms = OPTIMIZERS[self.config.optimizer.name].uses_weight_norms
+        return Squares.compute(gradient, params if uses_weight_norms else (), self.sums_of_squares)
+
+    def params_gatherer(self) -> Callable[[dict], dict]:
+        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`."""
+        return lambda params: params
+
+
+class Sharded(Replicated):
+    """Each device holds its shard of what an update changes; see `jaxdp.parallel.shards`.
+
+    What the network computes with, but an optimizer does not change, is whole on every device: frozen parameters, running
+    statistics, scalars.
+    """
+
+    sharded = True
+    sums_of_squares: SumOfSquares = staticmethod(sums_of_squares_along_rows)
+
+    @cached_property
+    def _is_shard(self) -> TrainState:
+        """True for the arrays of the state that are shards: parameters, and what the optimizer keeps for each of them."""
+        params = self._trainable(self.whole.params)
+        optimizer = make_optimizer(self.config, self.model, learning_rate=0.0, momentum=0.0)
+        # An array of the optimizer's state belongs to a parameter if its shape changes with that of the parameter.
+        other_shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*(1,) * (leaf.ndim - 1), leaf.size + 1), leaf.dtype), params
+        )
+        other_state = jax.eval_shape(optimizer.init, other_shapes)
+        shapes = {leaf.shape for leaf in jax.tree.leaves(params)}
+        for leaf, other in zip(jax.tree.leaves(self.whole.opt_state), jax.tree.leaves(other_state), strict=True):
+            if leaf.shape != other.shape and leaf.shape not in shapes:
+                name = self.config.optimizer.name
+                reason = f"optimizer.name={name!r} keeps an array of shape {leaf.shape}, which no parameter has"
+                raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
+        nothing = jax.tree.map(lambda _: False, self.whole)
+        average = nothing.average
+        if average != ():
+            average = average._replace(params=jax.tree.map(lambda _: True, average.params))
+        return nothing._replace(
+            params=nothing.params | jax.tree.map(lambda _: True, params),
+            opt_state=jax.tree.map(lambda leaf, other: leaf.shape != other.shape, self.whole.opt_state, other_state),
+            average=average,
+        )
+
+    @cached_property
+    def abstract(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state between two steps."""
+        parts = dict(self.mesh.shape)[HORIZONTAL]
+
+        def placed(leaf: jax.ShapeDtypeStruct, is_shard: bool) -> jax.ShapeDtypeStruct:
+            if not is_shard:
+                return leaf
+            sharding = NamedSharding(self.mesh, partition_spec(leaf.shape))
+            return jax.ShapeDtypeStruct(shard_shape(leaf.shape, parts, parts), leaf.dtype, sharding=sharding)
+
+        return jax.tree.map(placed, self.whole, self._is_shard)
+
+    @property
+    def specs(self) -> Any:
+        """The state's `PartitionSpec`s for `shard_map`."""
+        return jax.tree.map(lambda leaf: leaf.sharding.spec, self.abstract)
+
+    def place(self, state: TrainState) -> TrainState:
+        """A whole state, which may be on another mesh, placed for the step."""
+        return self._shard(super().place(state))
+
+    def gather_state(self, state: TrainState) -> TrainState:
+        """The whole state of a placed one, on every device."""
+        return self._gather(state)
+
+    def evaluated(self, state: TrainState) -> tuple[dict, dict]:
+        """`TrainState.evaluated` of a placed state."""
+        return self._gather_evaluated(state._replace(opt_state=())).evaluated
+
+    def params_gatherer(self) -> Callable[[dict], dict]:
+        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`.
+
+        It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
+        which the network uses the parameters.
+        """
+        config, whole = self.config, self.whole
+        reduce, devices = config.reduce, self.mesh.size
+        dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, devices=devices)
+        trained = jax.tree.leaves_with_path(self._trainable(whole.params))
+        sent = [
+            jax.ShapeDtypeStruct(leaf.shape, dtype)
+            for (_, leaf), dtype in zip(trained, jax.tree.leaves(self._trainable(dtypes)), strict=True)
+        ]
+        _, segments = self.model.split_frozen(config.finetune.frozen_stages)
+        number = {name: index if reduce.overlap else 0 for index, segment in enumerate(segments) for name in segment}
+        groups: dict[int, list[int]] = {}
+        for index, (path, leaf) in enumerate(trained):
+            groups.setdefault(VECTORS if leaf.ndim <= 1 else number[path[0].key], []).append(index)
+
+        def gather_params(params: dict) -> dict:
+            shards, structure = jax.tree.flatten(self._trainable(params))
+            gathered: dict[int, jax.Array] = {}
+            for group, indices in sorted(groups.items()):
+                tensors = allreduce.gather_tensors(
+                    [shards[index] for index in indices],
+                    [sent[index] for index in indices],
+                    reduce.strategy,
+                    bucket_bytes=None if group == VECTORS else reduce.bucket_bytes,
+                    in_one_copy=group == VECTORS,
+                )
+                gathered |= dict(zip(indices, tensors, strict=True))
+            # The network casts them again, which XLA drops; so its gradients have the dtype of the whole parameters.
+            leaves = [gathered[index].astype(leaf.dtype) for index, (_, leaf) in enumerate(trained)]
+            return params | jax.tree.unflatten(structure, leaves)
+
+        return gather_params
+
+    def _trainable(self, tree: dict) -> dict:
+        return self.model.trainable(tree, self.config.finetune.frozen_stages)
+
+    @cached_property
+    def _shard(self) -> Any:
+        is_shard, specs = self._is_shard, self.specs
+
+        def shard(state: TrainState) -> TrainState:
+            return jax.tree.map(lambda leaf, shards: own_shard(leaf) if shards else leaf, state, is_shard)
+
+        return jax.jit(jax.shard_map(shard, mesh=self.mesh, in_specs=PartitionSpec(), out_specs=specs))
+
+    def _gather_program(self, whole: TrainState, is_shard: TrainState, specs: TrainState) -> Any:
+        def gather(state: TrainState) -> TrainState:
+            def gather_leaf(leaf: jax.Array, shape: jax.ShapeDtypeStruct, shards: bool) -> jax.Array:
+                if not shards:
+                    return leaf
+                if leaf.size == 0:  # which XLA cannot gather
+                    return jnp.zeros(shape.shape, shape.dtype)
+                flat = lax.all_gather(leaf.ravel(), HORIZONTAL, tiled=True, to="invarying")
+                return from_parts(flat, shape.shape)
+
+            return jax.tree.map(gather_leaf, state, whole, is_shard)
+
+        mapped = jax.shard_map(gather, mesh=self.mesh, in_specs=(specs,), out_specs=PartitionSpec())
+        return jax.jit(mapped, out_shardings=replicated(self.mesh))
+
+    @cached_property
+    def _gather(self) -> Any:
+        return self._gather_program(self.whole, self._is_shard, self.specs)
+
+    @cached_property
+    def _gather_evaluated(self) -> Any:
+        return self._gather_program(*(tree._replace(opt_state=()) for tree in (self.whole, self._is_shard, self.specs)))
+
+
+def make_placement(config: Config, model: Network, mesh: Mesh | AbstractMesh) -> Replicated:
+    """The placement of a config's state on a mesh. On one device there is nothing to shard."""
+    return (Sharded if config.reduce.update == "sharded" and mesh.size > 1 else Replicated)(config, model, mesh)

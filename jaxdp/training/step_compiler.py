@@ -12,26 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxdp import models
-from jaxdp.config import RESNET, Config, Reduce, at_image_size
+from jaxdp.config import Config, Reduce, at_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH
-from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
-from jaxdp.models import Network
+from jaxdp.network import Network
 from jaxdp.parallel import collectives
-from jaxdp.parallel.mesh import abstract_mesh, devices_of_every_process, make_mesh
+from jaxdp.parallel.mesh import devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
-from jaxdp.parallel.redundant_sum import reference_reduction
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training import conv_layout, requests
-from jaxdp.training.audit_program import AuditProgram, make_audit
+from jaxdp.training import requests
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.placement import Replicated, make_placement
-from jaxdp.training.run_setup import RunSetup
-from jaxdp.training.state import abstract_state, from_host, replicated
-from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step, without_reduction
+from jaxdp.training.state import Replicated, abstract_state, from_host, make_placement, replicated, with_layout
+from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options
 
@@ -83,40 +77,6 @@ def abstract_arguments(
     return state, batch, hyperparameters, *resident
 
 
-def plan_traffic(plan: Plan) -> list[collectives.StepTraffic]:
-    """The traffic of the steps of a plan. Phases with the same collectives share an entry."""
-    entries: dict[collectives.StepTraffic, collectives.StepTraffic] = {}
-    for phase in plan.phases:
-        traffic = step_traffic(plan.config, phase)
-        key = dataclasses.replace(traffic, phases=())
-        phases = (*entries[key].phases, phase.index) if key in entries else traffic.phases
-        entries[key] = dataclasses.replace(traffic, phases=phases)
-    return list(entries.values())
-
-
-def step_traffic(config: Config, phase: PlannedPhase) -> collectives.StepTraffic:
-    """The collectives of a step of a phase, read from the step traced for a mesh of that shape. Needs no devices."""
-    mesh = abstract_mesh(phase.vertical, phase.horizontal)
-    traced = trace_train_step(config, models.create(config.model, platform="any"), phase, mesh=mesh)
-    found = collectives.find_collectives(traced.jaxpr, dict(mesh.shape))
-    return collectives.StepTraffic(phase.vertical, phase.horizontal, config.reduce.strategy, (phase.index,), tuple(found))
-
-
-def normalization_messages(plan: Plan) -> list[int]:
-    """Bytes of every message that the network itself sends in a step of one micro-batch, in program order.
-
-    These are the messages of synchronized batch normalization, in the forward and the backward pass, read from the step traced
-    without a reduction of gradients.
-    """
-    config = plan.config
-    if config.model.name == RESNET and config.model.norm == "per_worker":
-        return []
-    config = without_reduction(config)
-    per_worker = plan.phases[0].per_worker_batch
-    phase = dataclasses.replace(plan.phases[0], vertical=1, horizontal=2, accumulation=1, global_batch=2 * per_worker)
-    return [message.operand_bytes for message in step_traffic(config, phase).collectives for _ in range(message.count)]
-
-
 def mesh_of(phase: PlannedPhase, devices: list[jax.Device] | None = None) -> Mesh:
     """The mesh of a phase, over equally many devices of each process. devices: ordered by process; None: those of JAX."""
     if devices is not None:
@@ -139,7 +99,7 @@ class _ResidentStep:
 
 
 class StepCompiler:
-    """Compiles every distinct training, evaluation and audit program of a plan once, ahead of time.
+    """Compiles every distinct program of a plan once, ahead of time: training and evaluation steps, and those of callbacks.
 
     The `prepare_*` methods start a compilation and return its future at once.
     """
@@ -169,20 +129,6 @@ class StepCompiler:
         self.lock = Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="compile")  # one: tracing holds the interpreter anyway
 
-    @classmethod
-    def for_run(cls, setup: RunSetup, model: Network, reductions: dict[tuple[int, int], Reduce]) -> "StepCompiler":
-        """The compiler of a run. reductions: see the constructor."""
-        datasets, train = setup.datasets, setup.datasets.train
-        return cls(
-            setup.plan,
-            model,
-            pixel_stats=(datasets.mean, datasets.std),
-            evaluation_examples=len(datasets.evaluation),
-            reductions=reductions,
-            images=train.images if setup.images_on_device and isinstance(train, ArraySource) else None,
-            devices=setup.devices,
-        )
-
     def mesh(self, phase: PlannedPhase) -> Mesh:
         """The mesh of a phase; phases of the same shape share one."""
         if phase.shape not in self.meshes:
@@ -192,7 +138,7 @@ class StepCompiler:
     def placement(self, phase: PlannedPhase) -> Replicated:
         """Where the state is on the devices during a phase; phases of the same shape share it."""
         if phase.shape not in self.placements:
-            self.placements[phase.shape] = make_placement(self._config_of(phase), self.model, self.mesh(phase))
+            self.placements[phase.shape] = make_placement(self.config_of(phase), self.model, self.mesh(phase))
         return self.placements[phase.shape]
 
     def reduction(self, phase: PlannedPhase) -> Reduce:
@@ -220,64 +166,42 @@ class StepCompiler:
         """Future of the training step of a phase: (state, batch, hyperparameters) -> (state, metrics)."""
         mesh = self.mesh(phase)
         key = ("train", mesh, phase.global_batch, phase.accumulation, phase.image_size)
-        return self._once(key, self._compile_train, mesh, phase)
+        return self.once(key, self._compile_train, mesh, phase)
 
     def prepare_evaluation(self, phase: PlannedPhase) -> Future[Callable]:
         """Future of the evaluation step of a phase (see `make_evaluation_step`)."""
         mesh, rows = self.mesh(phase), self.evaluation_rows(phase)[1]
-        return self._once(("evaluation", mesh, rows), self._compile_evaluation, mesh, rows)
+        return self.once(("evaluation", mesh, rows), self._compile_evaluation, mesh, rows)
 
-    def prepare_audit(self, phase: PlannedPhase) -> Future[AuditProgram]:
-        """Future of the audit of a phase."""
-        mesh = self.mesh(phase)
-        key = ("audit", mesh, phase.global_batch, phase.accumulation, phase.image_size)
-        return self._once(key, self._compile_audit, mesh, phase)
-
-    def _once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
+    def once(self, key: tuple, compile: Callable, *arguments: Any) -> Future:
         """The future of compile(*arguments), which starts when its key is requested first."""
         if key not in self.futures:
             self.futures[key] = self.thread.submit(own_options()(compile), *arguments)
         return self.futures[key]
 
-    def _config_of(self, phase: PlannedPhase) -> Config:
+    def config_of(self, phase: PlannedPhase) -> Config:
         """The config with the strategy and the image size of a phase."""
         config = at_image_size(self.plan.config, phase.image_size)
         return dataclasses.replace(config, reduce=self.reduction(phase))
 
     def _compile_train(self, mesh: Mesh, phase: PlannedPhase) -> Callable:
-        config = self._config_of(phase)
+        config = self.config_of(phase)
         traced = trace_train_step(config, self.model, phase, mesh=mesh, pixel_stats=self.pixel_stats, images=self.images)
         platform = mesh.devices.flat[0].platform
         if reason := inexact_collective_reason(collectives.primitives(traced.jaxpr), platform):
             raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason)
-        return self._with_images(traced.lower().compile(options.compiler_options(config.compile, platform)), mesh)
+        return self.with_images(traced.lower().compile(options.compiler_options(config.compile, platform)), mesh)
 
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
-        state = conv_layout.with_layout(config, abstract_state(config, self.model, mesh), mesh)
+        state = with_layout(config, abstract_state(config, self.model, mesh), mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         batch[requests.REQUESTS] = requests.abstract(mesh)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
 
-    def _compile_audit(self, mesh: Mesh, phase: PlannedPhase) -> AuditProgram:
-        config, resident = self._config_of(phase), self.images is not None
-        audit, facts = make_audit(
-            config, self.model, mesh, pixel_stats=self.pixel_stats, accumulation=phase.accumulation, resident=resident
-        )
-        lowered = audit.lower(*abstract_arguments(config, self.model, phase, mesh=mesh, images=self.images))
-        compiled = lowered.compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
-        strategy = config.reduce.strategy
-        return AuditProgram(
-            compiled=self._with_images(compiled, mesh),
-            facts=tuple(facts),
-            strategy=strategy,
-            reference=reference_reduction(strategy, *phase.shape),
-            mesh_shape=phase.shape,
-        )
-
-    def _with_images(self, compiled: jax.stages.Compiled, mesh: Mesh) -> Callable:
+    def with_images(self, compiled: jax.stages.Compiled, mesh: Mesh) -> Callable:
         """A compiled step that takes no images argument. Resident images are transferred to a mesh once."""
         if self.images is None:
             return compiled

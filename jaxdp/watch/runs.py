@@ -10,7 +10,7 @@ from jaxdp.files import CONFIG
 from jaxdp.records import ENDS, EVENTS, LOG, START, read_events
 from jaxdp.report.run_files import local_run_files
 from jaxdp.report.run_history import History, assemble
-from jaxdp.training.run_dir import CHECKPOINTS, RESULT, in_use, run_config
+from jaxdp.setup.run_dir import CHECKPOINTS, RESULT, in_use, run_config
 from jaxdp.watch.log_age import seconds_since_written
 from jaxdp.watch.log_reader import LogReader
 

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from jaxdp.analysis.network_model import Network, draw, notes, predict, tables
+from jaxdp.analysis.traffic import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.step_compiler import normalization_messages
 
 CONFIG = Config(
     data=Data(source="synthetic", image_size=16),

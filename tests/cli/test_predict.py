@@ -17,7 +17,7 @@ from jaxdp.cli import main
 from jaxdp.cli.predict import run as command
 from jaxdp.data.decode import decode
 from jaxdp.models.weights import read
-from jaxdp.training.run_dir import run_config
+from jaxdp.setup.run_dir import run_config
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from jaxdp.config import Augment, Config, Data, evaluation_side
 from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
+from jaxdp.inference.predict import make_prediction_step
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training.evaluation import make_prediction_step
 from jaxdp.validation import validate
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}

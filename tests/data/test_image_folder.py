@@ -18,7 +18,7 @@ from jaxdp.data.loader import Loader
 from jaxdp.data.remote import Remote
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
-from jaxdp.training.consistency import data_digest
+from jaxdp.setup.consistency import data_digest
 
 
 def test_open_lists_classes_in_order_and_returns_bytes(pictures):

@@ -9,7 +9,7 @@ from helpers.images import folder_config
 from jaxdp.config import Augment, Data, Mesh, Phase, at_image_size
 from jaxdp.data import sources
 from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.setup.prepare import prepare
 from jaxdp.validation import validate
 
 
@@ -23,14 +23,14 @@ def test_random_crops_while_decoding_have_the_size_of_the_phase(pictures):
     config = folder_config(pictures, augmentation="random_resized_crop")
     config = dataclasses.replace(config, batch=(Phase(8, 1.0, image_size=24), Phase(8)), augment=Augment(min_area=0.3))
     config = validate(dataclasses.replace(config, mesh=Mesh(cpu_devices=1)))
-    setup = RunSetup.create(config)
-    for phase, size in zip(setup.plan.phases, (24, 32), strict=True):
-        images, _ = setup.datasets.train_at(phase.image_size).batch(np.array([5]), np.array([7]))
+    plan, _, datasets = prepare(config)
+    for phase, size in zip(plan.phases, (24, 32), strict=True):
+        images, _ = datasets.train_at(phase.image_size).batch(np.array([5]), np.array([7]))
         expected = np.empty((size, size, 3), np.uint8)
         pixels = decode(sources.open_split(config, "train")[5][0], Scratch())
         random_resized_crop(pixels, expected, ranges=config.augment, random=random_numbers(config.seed, 7))
         np.testing.assert_array_equal(images[0], expected)
-    assert setup.datasets.evaluation.batch(np.array([0]), np.array([0]))[0].shape == (1, 32, 32, 3)
+    assert datasets.evaluation.batch(np.array([0]), np.array([0]))[0].shape == (1, 32, 32, 3)
 
 
 def test_images_of_a_stored_size_are_cropped_to_the_size_of_the_phase(growing):

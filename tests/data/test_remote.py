@@ -17,10 +17,10 @@ from jaxdp.data import prefetch, read_ahead, remote, sources
 from jaxdp.data.loader import DataError
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
+from jaxdp.setup.consistency import data_digest
+from jaxdp.setup.prepare import data_fingerprint
 from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
 from jaxdp.storage.objects import ObjectInfo
-from jaxdp.training.consistency import data_digest
-from jaxdp.training.run_setup import RunSetup
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def test_images_without_permission_raise_one_line_before_training(pictures, tmp_
     config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
     message = rf"^data.directory='file://{pictures}': file://{pictures}/train/\S+ cannot be read: Forbidden; check the cred"
     with pytest.raises(ConfigError, match=message):
-        RunSetup.create(config)
+        data_fingerprint(config, sources.open_datasets(config))
 
 
 def test_another_version_at_the_url_raises_one_line(imagenet, tmp_path):

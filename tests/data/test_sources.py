@@ -20,7 +20,7 @@ from jaxdp.data.loader import Loader
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
-from jaxdp.training import run_setup
+from jaxdp.setup import prepare
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -281,7 +281,7 @@ def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, monkeyp
     config = dataclasses.replace(config, batch=(dataclasses.replace(config.batch[0], per_worker_batch=per_worker),))
     logs = []
     for platform in ("cpu", "gpu"):  # the second as if the CPU were an accelerator
-        monkeypatch.setattr(run_setup, "is_resident", lambda opened, _, seen=platform: sources.is_resident(opened, seen))
+        monkeypatch.setattr(prepare, "is_resident", lambda opened, _, seen=platform: sources.is_resident(opened, seen))
         jaxdp.train(config, tmp_path / platform, datasets=(GraySquares(26), GraySquares(9)))
         lines = read_records(tmp_path / platform)
         logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])

@@ -140,16 +140,16 @@ def test_documented_training_commands_use_different_directories():
 def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch, tmp_path):
     """Parsed and planned, without training."""
     from jaxdp import session
-    from jaxdp.training import run_setup
+    from jaxdp.setup import prepare
 
     if "--compile-for" in flags and aot.unavailable_reason():
         pytest.skip(aot.unavailable_reason())
     planned, opened = [], sources.open_datasets
     digits = Config(model=Model(classes=10))  # instead of data sets that are not on this machine
     monkeypatch.setattr(
-        run_setup, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
+        prepare, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
     )
-    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(run_setup.RunSetup.create(config)))
+    monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(prepare.prepare(config)))
     record = {"stopped": False}
     monkeypatch.setattr(
         scaling,
@@ -199,7 +199,7 @@ def parsed_only(parse):
 @pytest.mark.parametrize(("command", "flags"), list(documented_commands(others=True)))
 def test_documented_commands_about_runs_are_parsed(command, flags, monkeypatch):
     from jaxdp.inference import load_run
-    from jaxdp.training import run_dir
+    from jaxdp.setup import run_dir
 
     module = importlib.import_module(f"jaxdp.cli.{command}")
     monkeypatch.setattr(run_dir, "run_config", lambda _: Config())

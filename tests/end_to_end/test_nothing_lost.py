@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 from helpers.runs import Interrupted, Recorder, train_shown, train_until
 
+from jaxdp.callbacks import checks
 from jaxdp.checkpoint import manifest
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager
@@ -26,7 +27,6 @@ from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints
 from jaxdp.loggers.callbacks import JsonLines
 from jaxdp.records import read_log
 from jaxdp.session import train
-from jaxdp.training import health
 
 
 def names(workdir):
@@ -198,8 +198,8 @@ def test_resume_with_damaged_log_lines_drops_and_counts_them(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_exploded_loss_retains_a_checkpoint_and_warns_once_over_all_sessions(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(health.LossWatch, "WINDOW", 5)
-    monkeypatch.setattr(health, "EXPLODED", 1.0001)
+    monkeypatch.setattr(checks.LossWatch, "WINDOW", 5)
+    monkeypatch.setattr(checks, "EXPLODED", 1.0001)
     config = dataclasses.replace(tiny, checkpoint=dataclasses.replace(tiny.checkpoint, keep=1))
     first, second = Recorder(step=13), Recorder()
     with pytest.raises(Interrupted):

@@ -428,13 +428,13 @@ def test_a_save_that_fails_in_one_process_ends_all_and_names_the_last_checkpoint
 
 def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
     body = f"""
-        from jaxdp.training import run_setup
-        opened = run_setup.open_datasets
+        from jaxdp.setup import prepare
+        opened = prepare.open_datasets
         def slow(*arguments):
             print("opening", flush=True)
             time.sleep(20 * rank)
             return opened(*arguments)
-        run_setup.open_datasets = slow
+        prepare.open_datasets = slow
         from jaxdp.cli.main import main
         main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2"])
     """

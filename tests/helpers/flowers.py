@@ -12,7 +12,7 @@ from jaxdp.config import Config, Data, Mesh, Model
 from jaxdp.data.sources import open_datasets
 from jaxdp.models import resnet
 from jaxdp.models.weights import read
-from jaxdp.training.run_dir import run_config, write_class_names
+from jaxdp.setup.run_dir import run_config, write_class_names
 
 CLASSES = sorted(["daisy", "Löwenzahn", "rose"])
 

@@ -18,10 +18,10 @@ from jaxdp.cli import main
 from jaxdp.config import Config, Finetune, Model
 from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
+from jaxdp.models.finetune import read_weights
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
 from jaxdp.registration import register_model
-from jaxdp.training.finetune import read_weights
 from jaxdp.validation import validate
 
 FORMS = ["activations", "convolutions", "convolutions_and_pool"]

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from rich.console import Console
 
-from jaxdp.analysis.traffic import masters_only, table
+from jaxdp.analysis.traffic import masters_only, normalization_messages, step_traffic, table
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
@@ -28,7 +28,6 @@ from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training.step_compiler import normalization_messages, step_traffic
 from jaxdp.xla.hlo import replica_groups
 
 ELEMENTS = 100_001
@@ -82,7 +81,7 @@ def test_hierarchical_lowered_keeps_two_all_reduces():
 
 
 def test_plan_traffic_groups_phases_with_equal_collectives():
-    from jaxdp.training.step_compiler import plan_traffic
+    from jaxdp.analysis.traffic import plan_traffic
 
     config = Config(
         data=Data(source="synthetic", image_size=16),
@@ -367,7 +366,7 @@ def test_plan_traffic_start_no_devices():
     """A notebook plans for twelve devices, and then trains on four."""
     code = """
 import jax, jaxdp
-from jaxdp.training.step_compiler import plan_traffic
+from jaxdp.analysis.traffic import plan_traffic
 flags = ["--model.depth", "18", "--model.width", "4", "--mesh.vertical", "3", "--mesh.horizontal", "4"]
 flags += ["--batch.0.global-batch", "96", "--batch.1.global-batch", "96", "--reduce.strategy", "torus"]
 assert plan_traffic(jaxdp.plan(jaxdp.load_config("digits", flags), devices=12))

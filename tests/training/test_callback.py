@@ -139,6 +139,11 @@ class Misuses(Callback):
     def on_start(self, run):
         self.attempt(run, early=1)
 
+    def before_step(self, run, batch):
+        if run.progress.steps == 1:
+            self.attempt(run, loss=2.0)
+            self.attempt(run, phase=2)
+
     def after_step(self, run, metrics):
         if metrics["step"] == 2:
             self.attempt(run, loss=1.0)
@@ -151,8 +156,9 @@ def test_log_refuses_what_would_be_lost_or_overwritten(rare, tmp_path):
     misuses = Misuses()
     train(rare, tmp_path, callbacks=[misuses])
     assert misuses.errors[0] == "log() adds to a record: call it in before_step, after_step or after_evaluation"
-    assert misuses.errors[1] == "log(loss=1.0): the record has this field already; choose another name"
-    assert len(misuses.errors) == 3
+    already = "the record has this field already; choose another name"
+    assert misuses.errors[1:4] == [f"log({what}): {already}" for what in ("loss=2.0", "phase=2", "loss=1.0")]
+    assert len(misuses.errors) == 5
 
 
 class Asks(Callback):

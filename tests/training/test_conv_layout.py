@@ -19,8 +19,8 @@ from jaxdp.config import Compile, Phase
 from jaxdp.data import prefetch
 from jaxdp.inference.load_run import load_run
 from jaxdp.parallel.mesh import abstract_mesh, make_mesh
-from jaxdp.training import conv_layout
-from jaxdp.training.state import abstract_state, create_state
+from jaxdp.training import run, state
+from jaxdp.training.state import abstract_state, create_state, replicate, with_layout
 
 
 def in_layout(config, layout):
@@ -46,7 +46,7 @@ def test_a_step_keeps_the_layout_and_gives_the_same_state(layout, order):
     batch = prefetch.to_global(make_batch(), mesh)
     default, _ = compiled_step(step_config(), (2, 2))(jax.tree.map(np.array, state), batch, hyperparameters)
     expected = jax.tree.map(np.asarray, default)
-    state = conv_layout.place(config, state, mesh)
+    state = replicate(config, state, mesh)
     step = compiled_step(config, (2, 2))
     state, _ = step(state, batch, hyperparameters)
     assert len(kernels_of(state)) >= 2 * len(kernels_of(state.params)) > 0  # the momentum too
@@ -60,12 +60,13 @@ def test_a_step_keeps_the_layout_and_gives_the_same_state(layout, order):
 def test_a_run_with_averages_and_phases_on_other_devices_ends_as_in_the_default_layout(tiny_resnet, tmp_path, monkeypatch):
     placed = []  # devices and orders of every placement
 
-    def recorded(config, tree, mesh, place=conv_layout.place):
-        state = place(config, tree, mesh)
-        placed.append((mesh.size, {order_of(leaf) for leaf in kernels_of(state)}))
-        return state
+    def recorded(config, tree, mesh):
+        found = replicate(config, tree, mesh)
+        placed.append((mesh.size, {order_of(leaf) for leaf in kernels_of(found)}))
+        return found
 
-    monkeypatch.setattr(conv_layout, "place", recorded)
+    for module in (state, run):
+        monkeypatch.setattr(module, "replicate", recorded)
     config = dataclasses.replace(
         tiny_resnet,
         optimizer=dataclasses.replace(tiny_resnet.optimizer, average_decay=0.9),
@@ -93,7 +94,7 @@ def test_a_run_resumes_in_the_other_layout(tiny_resnet, tmp_path, capsys):
 def test_without_devices_there_is_no_layout():
     config, mesh = in_layout(step_config(), "ohwi"), abstract_mesh(2, 2)
     state = abstract_state(config, models.create(config.model), mesh)
-    assert all(leaf.format.layout is None for leaf in kernels_of(conv_layout.with_layout(config, state, mesh)))
+    assert all(leaf.format.layout is None for leaf in kernels_of(with_layout(config, state, mesh)))
 
 
 TWO_PROCESSES = """
@@ -104,12 +105,11 @@ from jaxdp import models
 from jaxdp.config import Compile
 from jaxdp.data import prefetch
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training import conv_layout
-from jaxdp.training.state import create_state
+from jaxdp.training.state import create_state, replicate
 mesh = make_mesh(2, 4)
 for layout in ("hwio", "ohwi"):
     config = dataclasses.replace(step_config(), compile=Compile(conv_layout=layout))
-    state = conv_layout.place(config, create_state(config, models.create(config.model), mesh), mesh)
+    state = replicate(config, create_state(config, models.create(config.model), mesh), mesh)
     half = slice(rank * BATCH // processes, (rank + 1) * BATCH // processes)
     batch = prefetch.to_global({name: rows[half] for name, rows in make_batch().items()}, mesh)
     hyperparameters = {"learning_rate": np.float32(0.1), "momentum": np.float32(0.9), "seed": np.uint32(0)}

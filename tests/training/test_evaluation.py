@@ -15,10 +15,11 @@ from jaxdp.data.augment import normalize
 from jaxdp.data.loader import IGNORED
 from jaxdp.data.synthetic import SyntheticSource
 from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.inference.evaluate import Confusion
 from jaxdp.inference.load_run import load_run
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
-from jaxdp.training.evaluation import Confusion, evaluate, make_evaluation_step
+from jaxdp.training.evaluation import evaluate, make_evaluation_step
 
 CONFIG = Config(data=Data(source="synthetic", image_size=12), model=Model(depth=6, width=4, stem="small", classes=9))
 SOURCE = SyntheticSource(53, 12, 9, seed=0, split=1)

@@ -29,8 +29,7 @@ from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import shard_shape
 from jaxdp.plan_summary import model_summary, state_bytes
 from jaxdp.planning import make_plan
-from jaxdp.training.placement import make_placement
-from jaxdp.training.state import abstract_state, create_state
+from jaxdp.training.state import abstract_state, create_state, make_placement
 from jaxdp.training.step import make_train_step
 from jaxdp.training.step_compiler import trace_train_step
 

@@ -12,6 +12,7 @@ from helpers.runs import Recorder, outcome, read_records, tensorboard_scalars, t
 
 import jaxdp
 from jaxdp import ConfigError, Stopped, TrainingError, train
+from jaxdp.callbacks import checks
 from jaxdp.checkpoint.listing import checkpoint_paths, latest_valid
 from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.checkpoint.orbax_io import load_state
@@ -22,7 +23,6 @@ from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.loggers.console import Quiet
 from jaxdp.records import read_log
 from jaxdp.report import report
-from jaxdp.training import health
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_stop_after_the_last_evaluation_lets_the_run_finish(tiny, tmp_path):
 
 def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(tiny, tmp_path, monkeypatch):
     """The metrics of the last step, read after the stop, are not finite."""
-    signals, check_step = SignalHandler(), health.check_step
+    signals, check_step = SignalHandler(), checks.check_step
 
     def check(record, config):
         if record["step"] == 14:
@@ -145,7 +145,7 @@ def test_stop_whose_last_step_fails_raises_a_training_error_with_the_checkpoint(
             signals.request_stop("SIGTERM")
         check_step(record, config)
 
-    monkeypatch.setattr(health, "check_step", check)
+    monkeypatch.setattr(checks, "check_step", check)
     advice = "to resume from it with changes, use --resume"
     with pytest.raises(TrainingError, match=rf"^the loss is not finite; the last valid checkpoint is .*; {advice}"):
         train_shown(tiny, tmp_path, signals=signals)

@@ -13,7 +13,7 @@ from helpers.report import write_result, write_run
 from helpers.watch import append, serving, training_record
 
 from jaxdp.loggers.events import EventLog
-from jaxdp.training import run_dir
+from jaxdp.setup import run_dir
 from jaxdp.watch import board, page
 
 pytestmark = pytest.mark.slow

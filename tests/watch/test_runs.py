@@ -16,7 +16,7 @@ from helpers.watch import append, training_record
 from jaxdp.config import Stop
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
-from jaxdp.training import run_dir
+from jaxdp.setup import run_dir
 from jaxdp.watch import runs
 from jaxdp.watch.page import card, messages_block
 from jaxdp.watch.runs import WatchedRun

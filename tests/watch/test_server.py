@@ -18,7 +18,7 @@ from helpers.watch import append, serving, training_record
 
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.events import EventLog
-from jaxdp.training import run_dir
+from jaxdp.setup import run_dir
 from jaxdp.watch import board, server
 from jaxdp.watch.server import listen
 

@@ -7,14 +7,15 @@ import pytest
 from helpers.runs import train_shown
 from jax import lax
 
-from jaxdp import register_strategy, train
+from jaxdp import models, register_strategy, train
 from jaxdp.config import Phase, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel import timing
 from jaxdp.planning import make_plan
+from jaxdp.setup import tuning
 from jaxdp.strategies import auto_candidates
-from jaxdp.training import autotune, step_compiler
+from jaxdp.training import step_compiler
 
 
 def with_batch(config, batch, per_worker=None, **changes):
@@ -26,7 +27,7 @@ def test_train_auto_uses_fastest_and_keeps_it_on_resume(tiny, tmp_path, monkeypa
     config = dataclasses.replace(tiny, reduce=Reduce(strategy="auto"))
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("ring", {"psum": 2.0, "ring": 1.0}))
     assert train(config, tmp_path).strategy == "ring"
-    (choice,) = json.loads((tmp_path / autotune.FILE).read_text())
+    (choice,) = json.loads((tmp_path / tuning.FILE).read_text())
     assert (choice["mesh"], choice["strategy"], choice["seconds"]) == ([2, 2], "ring", {"psum": 2.0, "ring": 1.0})
     (tmp_path / "result.json").unlink()
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: pytest.fail("measured again"))
@@ -47,8 +48,8 @@ def test_choice_applies_to_the_same_messages_only(tiny, tmp_path, monkeypatch, c
     for one, fastest in ((config, "ring"), (change(config), "torus"), (config, "psum")):
         monkeypatch.setattr(timing, "fastest_strategy", lambda *_, fastest=fastest, **__: (fastest, {fastest: 1.0}))
         plan = make_plan(one, examples=50, devices=4)
-        model = step_compiler.models.create(one.model)
-        chosen.append(autotune.chosen_reductions(plan, model, tmp_path, info=print)[2, 2].strategy)
+        model = models.create(one.model)
+        chosen.append(tuning.chosen_reductions(plan, model, tmp_path, info=print)[2, 2].strategy)
     assert chosen == ["ring", "torus", "ring"]
 
 
@@ -66,11 +67,11 @@ def test_programs_use_the_strategy_chosen_for_each_mesh(tiny):
 
 @pytest.mark.parametrize("content", ["{broken", "5", "[5]", '[{"mesh": [2, 2], "strategy": "no_strategy"}]'])
 def test_damaged_choice_is_measured_again(tiny, tmp_path, monkeypatch, content):
-    (tmp_path / autotune.FILE).write_text(content)
+    (tmp_path / tuning.FILE).write_text(content)
     monkeypatch.setattr(timing, "fastest_strategy", lambda *_, **__: ("torus", {"torus": 1.0}))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="auto")), examples=50, devices=4)
-    model = step_compiler.models.create(tiny.model)
-    chosen = autotune.chosen_reductions(plan, model, tmp_path, info=print)
+    model = models.create(tiny.model)
+    chosen = tuning.chosen_reductions(plan, model, tmp_path, info=print)
     assert chosen == {(2, 2): Reduce(strategy="torus")}
 
 
@@ -90,7 +91,7 @@ def test_auto_update_uses_the_fastest_form_and_keeps_it_on_resume(tiny, tmp_path
     monkeypatch.setattr(timing, "time_alternately", seconds)
     assert train(config, tmp_path).strategy == "torus, sharded update"
     assert timed == [["replicated", "torus, sharded"]]
-    row = json.loads((tmp_path / autotune.FILE).read_text())[-1]
+    row = json.loads((tmp_path / tuning.FILE).read_text())[-1]
     assert (row["reduce"]["strategy"], row["update"]) == (fastest, "torus, sharded")
     assert row["seconds"] == {"replicated": 2.0, "torus, sharded": 1.0}
     (tmp_path / "result.json").unlink()
@@ -101,7 +102,7 @@ def test_auto_update_uses_the_fastest_form_and_keeps_it_on_resume(tiny, tmp_path
 def test_auto_update_of_an_optimizer_that_cannot_be_sharded_is_replicated_without_measuring(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "time_alternately", lambda *_: pytest.fail("measured"))
     plan = make_plan(dataclasses.replace(tiny, reduce=Reduce(strategy="ring", update="auto")), examples=50, devices=4)
-    chosen = autotune.chosen_reductions(plan, step_compiler.models.create(tiny.model), tmp_path, info=print)
+    chosen = tuning.chosen_reductions(plan, models.create(tiny.model), tmp_path, info=print)
     assert chosen == {(2, 2): Reduce(strategy="ring", update="replicated")}
 
 

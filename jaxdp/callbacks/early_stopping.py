@@ -3,19 +3,15 @@
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
-from jaxdp.config import RESUME_SAFE_FIELDS, Config, Stop
+from jaxdp.config import Stop
 from jaxdp.errors import plural
-from jaxdp.planning import Plan
 from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
-from jaxdp.validation import changes
-
-if TYPE_CHECKING:
-    from jaxdp.training.run import Run
+from jaxdp.training.run import Run
 
 MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
@@ -27,12 +23,12 @@ class EarlyStopping(Callback):
     run ends at the same evaluation.
     """
 
-    def on_start(self, run: "Run") -> None:
+    def on_start(self, run: Run) -> None:
         evaluation = run.progress.last_evaluation
         if evaluation is not None and evaluation["samples"] == run.progress.samples:
             self._stop_if_due(run)
 
-    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
         """All processes call this with the same record; rank 0's value counts."""
         metric = run.config.stop.metric
         values = run.processes.all_gather_object("the metric of early stopping", evaluation[metric], while_waiting=lambda: None)
@@ -43,7 +39,7 @@ class EarlyStopping(Callback):
             run.save()
         self._stop_if_due(run)
 
-    def _stop_if_due(self, run: "Run") -> None:
+    def _stop_if_due(self, run: Run) -> None:
         patience = run.config.stop.patience
         if patience is not None and run.progress.not_improved >= patience:
             run.stop(reason(run.progress, run.config.stop))
@@ -77,28 +73,3 @@ def reason(progress: Progress, stop: Stop) -> str:
 def _exact(metric: str, value: float) -> Fraction:
     """The value without the rounding of binary numbers: a share of images, or a loss as the decimal number that is logged."""
     return Fraction(str(value)) if metric == "eval_loss" else Fraction(value).limit_denominator(MOST_IMAGES)
-
-
-def adapt(progress: Progress, saved: Config, config: Config, *, same_images: bool) -> None:
-    """Adapt what a checkpoint knows of the evaluations to the configuration that continues from it.
-
-    A change of `stop.patience` and `stop.min_delta` only keeps it all. Another change starts the count of evaluations without
-    improvement anew, and another metric or other data also the search for the best one. same_images: whether the checkpoints
-    of those evaluations are in the directory of this run, and the data are the same.
-    """
-    names = {line.partition(":")[0] for line in changes(saved, config)}
-    if config.stop.patience is None or not same_images or any(name.startswith(("data.", "stop.metric")) for name in names):
-        progress.best, progress.improved, progress.not_improved = None, None, 0
-    elif changes(saved, config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
-        progress.not_improved = 0
-
-
-def too_few_evaluations(plan: Plan) -> str | None:
-    """A warning if the run has too few evaluations before its end to stop early; else None."""
-    patience, evaluations = plan.config.stop.patience, plan.evaluations_before_end
-    if patience is None or evaluations > patience:
-        return None
-    return (
-        f"stop.patience={patience}: the run cannot stop early, because it has {plural(evaluations, 'evaluation')} before its "
-        f"end, and stopping takes at least {patience + 1}; lower --stop.patience or --evaluation.every-epochs"
-    )

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from helpers.checkpoints import metadata, replicate
 
+from jaxdp.callbacks import checkpoint_interval
+from jaxdp.callbacks.checkpoint_interval import CheckpointInterval
 from jaxdp.checkpoint import listing
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.training import checkpoints
-from jaxdp.training.checkpoints import CheckpointInterval
+from jaxdp.training import ending
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def run(monkeypatch):
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
     run.processes, run.signals = SimpleNamespace(request_save=request_save), SimpleNamespace(take_agreed_save=take_agreed_save)
     run.save = save
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 61.0)
+    monkeypatch.setattr(checkpoint_interval.time, "monotonic", lambda: 61.0)
     return run
 
 
@@ -88,6 +89,6 @@ def test_describe_latest_verifies_files_on_rank_0_only(run, tmp_path, monkeypatc
         listing, "verify_files", lambda manifest, *more: calls.append(manifest) or verify_files(manifest, *more)
     )
     run.checkpoints, run.is_rank0 = manager, is_rank0
-    described = checkpoints.describe_latest(run)
+    described = ending.describe_latest(run)
     assert re.search(rf"checkpoint is {tmp_path / '10'} \(epoch 0.10\); the same command continues from it$", described)
     assert len(calls) == verified

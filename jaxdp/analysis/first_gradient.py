@@ -12,7 +12,7 @@ from jaxdp.config import Config, at_image_size
 from jaxdp.data.prefetch import to_global, train_batch
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.training.run_setup import RunSetup
+from jaxdp.setup.prepare import prepare
 from jaxdp.training.state import create_state
 from jaxdp.training.step import Batch, compute_gradients
 from jaxdp.training.step_compiler import mesh_of
@@ -26,12 +26,11 @@ def first_gradient(config: Config) -> dict[str, Any]:
 
     Nothing is trained or written. Raises ConfigError if the run cannot start.
     """
-    config = validate(config)
-    setup = RunSetup.create(config)
-    phase, datasets = setup.plan.phases[0], setup.datasets
-    config = at_image_size(setup.config, phase.image_size)
+    plan, devices, datasets = prepare(validate(config))
+    phase = plan.phases[0]
+    config = at_image_size(plan.config, phase.image_size)
     config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
-    mesh, model = mesh_of(phase, setup.devices), models.create(config.model)
+    mesh, model = mesh_of(phase, devices), models.create(config.model)
     state = create_state(config, model, mesh)
     host_batch: dict[str, np.ndarray] = train_batch(
         datasets.train_at(phase.image_size),

@@ -1,7 +1,7 @@
 import pytest
 
 from jaxdp.errors import ConfigError
-from jaxdp.training import consistency
+from jaxdp.setup import consistency
 
 
 def test_check_sanitizes_facts_of_other_hosts_in_its_error():

@@ -2,16 +2,12 @@
 
 import dataclasses
 import os
-from functools import partial
-
-import jax
-from jax.sharding import Mesh
 
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.models.resnet import HEAD
 from jaxdp.models.weights import NETWORK_FIELDS, Weights, flag_of, read
-from jaxdp.training.state import TrainState, from_host
+from jaxdp.network import InitialValues
 
 FIELD = "finetune.weights"
 
@@ -73,38 +69,24 @@ def missing_file_warning(config: Config) -> str:
     return f"{finetune.weights} no longer exists; the run does not need it to resume, and keeps its digest {finetune.digest}"
 
 
-def check_weights_exist(config: Config, weights: Weights | None) -> None:
-    """Raise ConfigError if a run without a checkpoint lacks its weights file."""
-    if is_missing(config, weights):
-        raise ConfigError(
-            FIELD,
-            config.finetune.weights,
-            reason="file not found, and the run has no checkpoint to resume from",
-            hint="restore the file",
-        )
-
-
 def keeps_head(config: Config, weights: Weights) -> bool:
     """Whether the run starts with the classifier of the file."""
     return weights.model.classes == config.model.classes and not config.finetune.new_head
 
 
-def load_weights(config: Config, weights: Weights, state: TrainState, *, mesh: Mesh) -> TrainState:
-    """A new run's state with the parameters and statistics of a file, without its classifier unless `keeps_head`.
+def initial_values(config: Config, weights: Weights | None) -> InitialValues | None:
+    """The parameters and statistics of a file, without its classifier unless `keeps_head`; None if the config names no file.
 
-    Raises ConfigError for an initial bias of a classifier that is the file's.
+    Raises ConfigError if the run lacks its file, and for an initial bias of a classifier that is the file's.
     """
+    if config.finetune.weights is None:
+        return None
+    if weights is None:
+        reason = "file not found, and the run has no checkpoint to resume from"
+        raise ConfigError(FIELD, config.finetune.weights, reason=reason, hint="restore the file")
     _check_classifier_bias(config, weights)
-    excluded = () if keeps_head(config, weights) else HEAD
-    replicate = partial(jax.tree.map, partial(from_host, mesh=mesh))
-    params = {name: replicate(tree) for name, tree in weights.params.items() if name not in excluded}
-    return state._replace(params=state.params | params, batch_stats=state.batch_stats | replicate(weights.batch_stats))
-
-
-def describe(config: Config, weights: Weights) -> str:
-    """What a run starts from, in one line."""
-    if keeps_head(config, weights):
-        head = "with its classifier"
-    else:
+    params, head = weights.params, "with its classifier"
+    if not keeps_head(config, weights):
+        params = {name: tree for name, tree in params.items() if name not in HEAD}
         head = f"with a new classifier for {plural(config.model.class_count, 'class')}"
-    return f"starting from {weights.path} ({weights.describe()}), {head}"
+    return InitialValues(params, weights.batch_stats, f"starting from {weights.path} ({weights.describe()}), {head}")

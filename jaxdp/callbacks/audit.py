@@ -1,12 +1,13 @@
-"""The compiled program of an audit: a step's gradients by its strategy and by a reference reduction; and its messages.
+"""Audits: at some steps, the gradients are reduced by the step's strategy and by a reference, and the sums are compared.
 
-The program takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits do not
-change the step. `jaxdp.parallel.redundant_sum` compares the sums, `jaxdp.training.audit` runs the program.
+The program of an audit takes the arguments of the next step, computes and reduces the same gradients, and discards them: audits
+do not change the step. `jaxdp.parallel.redundant_sum` compares the sums.
 """
 
 import math
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +18,29 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxdp.checkpoint.manager import Rollback
 from jaxdp.config import Config
+from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
-from jaxdp.models import Network
+from jaxdp.network import Network
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import shard_size
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.redundant_sum import compare_sums, reference_reduction, rounding_bound
-from jaxdp.training.placement import make_placement
-from jaxdp.training.state import TrainState, with_seed
+from jaxdp.planning import PlannedPhase
+from jaxdp.training.callback import Callback
+from jaxdp.training.loop import complete_steps
+from jaxdp.training.run import Run
+from jaxdp.training.state import TrainState, make_placement, with_seed
 from jaxdp.training.step import Batch, PixelStats, compute_gradients
+from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
+from jaxdp.xla import options
 
 MAX_NAMED_DEVICES = 4
 
 
 class AuditFailed(TrainingError):
     """Two sums of the same numbers differ by more than rounding. The message says how to continue."""
+
+    says_how_to_continue = True
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,23 @@ def make_audit(
     in_specs = (placement.specs, sharded, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(strategy)
     return jax.jit(jax.shard_map(audit, mesh=mesh, in_specs=in_specs, out_specs=sharded, check_vma=check_vma)), facts
+
+
+def compile_audit(compiler: StepCompiler, phase: PlannedPhase) -> AuditProgram:
+    """The audit of a phase. Its reference is that of its strategy."""
+    config, mesh, model = compiler.config_of(phase), compiler.mesh(phase), compiler.model
+    stats, resident = compiler.pixel_stats, compiler.images is not None
+    audit, facts = make_audit(config, model, mesh, pixel_stats=stats, accumulation=phase.accumulation, resident=resident)
+    lowered = audit.lower(*abstract_arguments(config, model, phase, mesh=mesh, images=compiler.images))
+    compiled = lowered.compile(options.compiler_options(config.compile, mesh.devices.flat[0].platform))
+    strategy = config.reduce.strategy
+    return AuditProgram(
+        compiled=compiler.with_images(compiled, mesh),
+        facts=tuple(facts),
+        strategy=strategy,
+        reference=reference_reduction(strategy, *phase.shape),
+        mesh_shape=phase.shape,
+    )
 
 
 def _facts(tree: Any, bucket: allreduce.Bucket, parts: int) -> BucketFacts:
@@ -208,3 +234,63 @@ def failure_message(error: str, step: int, *, last_passed: int | None, rollback:
     way = f"continues from {trusted}, the last checkpoint before" if trusted is not None else "starts over"
     resume = f"{renamed}{resume_action} {way}"
     return f"the audit of step {step} failed: {error}; {cause}; {doubt} have used a wrong gradient; {resume}"
+
+
+class Audit(Callback):
+    """Audits every `guard.audit_every_steps`-th step (see `make_audit`); attached with this field.
+
+    Raises AuditFailed if a reduction differs from its reference; checkpoints later than the last audit are then renamed.
+    """
+
+    def __init__(self, every_steps: int) -> None:
+        self.every_steps = every_steps
+        self.phase: PlannedPhase | None = None
+
+    def before_step(self, run: Run, batch: dict[str, jax.Array]) -> None:
+        if run.phase is not self.phase:
+            self.phase = run.phase
+            if self._is_due_in_phase(run):
+                self._program(run)
+        step = run.progress.steps + 1
+        if run.phase.devices > 1 and step % self.every_steps == 0:
+            complete_steps(run)
+            self._audit(run, batch, step)
+
+    def _program(self, run: Run) -> Future[AuditProgram]:
+        """The audit of the phase, which is compiled in the background."""
+        phase, compiler = run.phase, run.compiler
+        key = ("audit", run.mesh, phase.global_batch, phase.accumulation, phase.image_size)
+        return compiler.once(key, compile_audit, compiler, phase)
+
+    def _is_due_in_phase(self, run: Run) -> bool:
+        """Whether any remaining step of the phase is audited."""
+        phase, steps = run.phase, run.progress.steps
+        remaining = -(-(phase.end - run.progress.samples) // phase.global_batch)
+        return phase.devices > 1 and (steps + remaining) // self.every_steps > steps // self.every_steps
+
+    def _audit(self, run: Run, batch: dict[str, jax.Array], step: int) -> None:
+        processes, progress = run.processes, run.progress
+        processes.set_activity("compile", step, "waiting for the audit's program")
+        with run.clock.waiting_for_compiler():
+            program = self._program(run).result()  # no check for a stop: the others would wait here
+        processes.set_activity("audit", step)
+        barrier(processes, f"the audit of step {step}")
+        with run.clock.paused("audit"):
+            findings = program(
+                run.state, batch, run.compiler.hyperparameters(run.phase, run.plan.learning_rate(progress.samples))
+            )
+            all_findings = processes.all_gather_object("the audit's findings", findings, while_waiting=lambda: None)
+            if error := describe(all_findings, program, processes.hosts):
+                raise AuditFailed(self._fail(run, step, error))
+            progress.audits, progress.audited_step = progress.audits + 1, step
+            progress.audited_checkpoint = run.checkpoints.mark_audited()
+        run.log(audit_share=max(finding["share"] for finding in all_findings))
+
+    def _fail(self, run: Run, step: int, error: str) -> str:
+        """Rename the checkpoints that may be wrong, and return the message of rank 0."""
+        run.checkpoints.wait()
+        rollback = run.checkpoints.quarantine_unaudited() if run.is_rank0 else Rollback(None, [], [])
+        message = failure_message(
+            error, step, last_passed=run.progress.audited_step, rollback=rollback, resume_action=run.resume_action
+        )
+        return run.processes.all_gather_object("the audit's failure", message, while_waiting=lambda: None)[0]

@@ -1,4 +1,4 @@
-"""Tests of jaxdp.training.run_dir."""
+"""Tests of jaxdp.setup.run_dir."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ import pytest
 
 from jaxdp.config import Config, Model
 from jaxdp.errors import ConfigError
-from jaxdp.training import run_dir
-from jaxdp.training.run_dir import class_names
+from jaxdp.setup import run_dir
+from jaxdp.setup.run_dir import class_names
 
 
 def test_prepare_run_dir_with_unreadable_config_raises(tmp_path):
@@ -63,7 +63,7 @@ def test_class_names_without_a_file_are_numbers_and_a_damaged_file_raises(tmp_pa
 
 def test_class_names_are_utf_8_in_every_locale(tmp_path):
     code = (
-        "import pathlib, sys; from jaxdp.training.run_dir import class_names, write_class_names;"
+        "import pathlib, sys; from jaxdp.setup.run_dir import class_names, write_class_names;"
         "here = pathlib.Path(sys.argv[1]); write_class_names(here, ['L\\xf6wenzahn']); print(ascii(class_names(here, 1)))"
     )
     plain = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -17,6 +17,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxdp import TrainingError, train
+from jaxdp.callbacks import audit
+from jaxdp.callbacks.audit import AuditProgram, BucketFacts, describe, failure_message, local_findings
 from jaxdp.checkpoint import manager
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.checkpoint.manager import CheckpointManager, Rollback
@@ -26,8 +28,6 @@ from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, _collectives, compare_sums, reference_reduction, rounding_bound
 from jaxdp.records import TIMING, read_log
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training import step_compiler
-from jaxdp.training.audit_program import AuditProgram, BucketFacts, describe, failure_message, local_findings
 
 MESHES = [(1, 2), (1, 8), (2, 4), (4, 2), (8, 1)]
 NO_CORRUPTION = {"kind": 0, "device": 0, "place": 0, "bit": 0}
@@ -316,18 +316,18 @@ def test_facts_of_a_bucket_in_parts_name_the_tensor_of_a_value():
 @pytest.mark.parametrize("update", ["replicated", "sharded"])
 def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it(tiny, tmp_path, monkeypatch, update):
     """In audits of the second phase, one device contributes zeros to large buckets: the audit of step 12 fails."""
-    breaking, compile_audit = threading.Event(), step_compiler.StepCompiler._compile_audit
+    breaking, compile_audit = threading.Event(), audit.compile_audit
 
     def losing(vector):
         lost = (lax.axis_index(AXES) == 2) & (vector.size > 600) if breaking.is_set() else False
         return jnp.where(lost, 0.0, 1.0).astype(vector.dtype) * vector
 
-    def compiled(self, mesh, phase):
+    def compiled(compiler, phase):
         if phase.index == 1:
             breaking.set()
-        return compile_audit(self, mesh, phase)
+        return compile_audit(compiler, phase)
 
-    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compiled)
+    monkeypatch.setattr(audit, "compile_audit", compiled)
     set_stages(monkeypatch, "losing", losing, *allreduce.stages_of("torus"))
     monkeypatch.setitem(STRATEGIES.entries, "losing", dataclasses.replace(STRATEGIES["losing"], scatters=True))
     config = with_audits(tiny, 4, reduce=dataclasses.replace(tiny.reduce, strategy="losing", update=update))
@@ -346,7 +346,7 @@ def test_run_with_a_corrupted_reduction_stops_and_keeps_the_checkpoint_before_it
     assert str(path.with_name("80.suspect")) in message
 
     breaking.clear()
-    monkeypatch.setattr(step_compiler.StepCompiler, "_compile_audit", compile_audit)
+    monkeypatch.setattr(audit, "compile_audit", compile_audit)
     screen = Recorder()
     result = train_shown(config, tmp_path / "run", screen=screen)
     assert any(f"resuming from {path}" in text for text in screen.lines)

@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxdp.config import Config
-from jaxdp.data.sources import Datasets
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, printable
-from jaxdp.files import read_regular
-from jaxdp.training.run_dir import CONFIG
+from jaxdp.files import CONFIG, read_regular
 from jaxdp.validation import flatten
 
 MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights", "storage.directory")  # paths and cores of a host
@@ -56,11 +54,6 @@ def fingerprint(config: Config, resume: object = "auto", accept_changes: bool = 
     code = {"code of jaxdp": code_digest(), "version of python": platform.python_version()}
     versions = {f"version of {name}": version(name) for name in PACKAGES}
     return fields | code | versions | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
-
-
-def data_fingerprint(datasets: Datasets) -> dict[str, str]:
-    """Digests that identify the training and the held-out set."""
-    return {"training data": data_digest(datasets.train), "held-out data": data_digest(datasets.evaluation)}
 
 
 def code_digest() -> str:

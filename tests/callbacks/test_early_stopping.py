@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import ConfigError, TrainingError, train
+from jaxdp.callbacks.early_stopping import update
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
@@ -20,8 +21,8 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.records import RECORD_FIELDS
-from jaxdp.training import checkpoints, loop
-from jaxdp.training.early_stopping import too_few_evaluations, update
+from jaxdp.setup.prepare import too_few_evaluations
+from jaxdp.training import loop
 
 SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
 
@@ -244,13 +245,13 @@ def test_run_without_a_finite_metric_ends_with_an_error(noisy, tmp_path, nan_fro
 
 
 def test_best_checkpoint_that_was_lost_leaves_the_last_one_as_the_result(noisy, tmp_path, capsys, monkeypatch):
-    wait = checkpoints.wait
+    wait = loop._wait_for_save
 
     def wait_and_lose(run):
         wait(run)
         shutil.rmtree(tmp_path / "checkpoints/40")
 
-    monkeypatch.setattr(checkpoints, "wait", wait_and_lose)
+    monkeypatch.setattr(loop, "_wait_for_save", wait_and_lose)
     screen = Recorder()
     result = train_shown(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
     assert (result.best_samples, result.loss) == (80, evaluations(tmp_path)[-1]["eval_loss"])

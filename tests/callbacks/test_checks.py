@@ -1,4 +1,4 @@
-"""Tests of jaxdp.training.health."""
+"""Tests of the checks of a run."""
 
 import dataclasses
 import math
@@ -8,12 +8,14 @@ import pytest
 from helpers.runs import read_records
 
 import jaxdp
+from jaxdp.callbacks import checks
+from jaxdp.callbacks.checks import LossWatch, check_step
 from jaxdp.config import Phase
 from jaxdp.errors import TrainingError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
-from jaxdp.training import health
-from jaxdp.training.health import LossWatch, chance_level_warning, check_step, small_worker_warning
+from jaxdp.setup.prepare import small_worker_warning
+from jaxdp.training.ending import chance_level_warning
 
 
 def record(step, loss):
@@ -33,7 +35,7 @@ def test_loss_watch_reports_an_explosion_once_with_the_last_good_position():
 
 
 def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(health, "MOST_SKIPPED_STEPS", 2)
+    monkeypatch.setattr(checks, "MOST_SKIPPED_STEPS", 2)
     config = dataclasses.replace(
         tiny,
         guard=dataclasses.replace(tiny.guard, non_finite="skip"),

@@ -1,0 +1,99 @@
+"""Checks of every step that end or warn about a run: losses that are not finite, skipped steps, an exploded loss."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from jaxdp.config import Config, chance_loss
+from jaxdp.errors import TrainingError
+from jaxdp.training.callback import Callback
+from jaxdp.training.ending import LOWER_THE_RATE
+from jaxdp.training.run import Run
+
+MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
+EXPLODED = 4.0  # times the chance-level loss: the mean of LossWatch.WINDOW steps of a loss that has exploded
+
+
+class StepChecks(Callback):
+    """Ends the run at a step that makes it fail, or at a save that rejected the state; warns once if the loss has exploded.
+
+    The newest checkpoint from before the explosion is then never removed.
+    """
+
+    def on_start(self, run: Run) -> None:
+        self.loss_watch = LossWatch(chance_loss(run.config), reported=run.progress.loss_exploded)
+
+    def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        check_step(metrics, run.config)
+        run.checkpoints.check()
+        samples = self.loss_watch.last_good_samples(metrics)
+        if samples is None:
+            return
+        retained = run.checkpoints.retain_latest(samples)
+        run.progress.loss_exploded, run.progress.retained = True, [*run.checkpoints.retention.retained]
+        path = retained and retained.path
+        kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
+        run.info(self.loss_watch.warning(metrics, kept))
+
+
+def check_step(record: Mapping[str, Any], config: Config) -> None:
+    """Raise TrainingError if the loss or gradient of a step is not finite.
+
+    With dynamic loss scaling or `guard.non_finite=skip` such steps are skipped; then raise if too many were skipped.
+    """
+    scaling, guard = config.loss_scale, config.guard
+    position = f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
+    if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.GIVE_UP_AFTER:
+        raise TrainingError(
+            f"{record['skipped_in_a_row']} steps in a row were skipped, up to {position}, loss scale "
+            f"{record['loss_scale']:g}): the gradient is not finite at any scale; use --model.dtype bfloat16, or "
+            f"{LOWER_THE_RATE}"
+        )
+    if guard.non_finite == "skip" and record["skipped_steps"] > MOST_SKIPPED_STEPS:
+        raise TrainingError(
+            f"{record['skipped_steps']} steps with non-finite gradients were skipped, up to {position}), more than "
+            f"{MOST_SKIPPED_STEPS}: {LOWER_THE_RATE}"
+        )
+    if scaling.name == "dynamic" or guard.non_finite == "skip":
+        return
+    for name in ("loss", "gradient_norm"):
+        if not math.isfinite(record[name]):
+            hint = LOWER_THE_RATE
+            if scaling.name == "static":
+                hint = (
+                    f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or use "
+                    f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
+                )
+            raise TrainingError(f"{name} is {record[name]} at {position}): {hint}")
+
+
+class LossWatch:
+    """Detects an exploded loss: its mean over WINDOW steps exceeds EXPLODED times the chance-level loss.
+
+    reported: whether the explosion was reported in an earlier session; it is reported once.
+    """
+
+    WINDOW = 20
+
+    def __init__(self, chance: float, *, reported: bool = False) -> None:
+        self.limit, self.reported = EXPLODED * chance, reported
+        self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
+
+    def last_good_samples(self, record: Mapping[str, Any]) -> int | None:
+        """The samples seen before the window, when the explosion is first detected; else None. Call with every step."""
+        if math.isfinite(record["loss"]):
+            self.recent.append((record["samples"] - record["global_batch"], record["loss"]))
+        mean = sum(loss for _, loss in self.recent) / max(1, len(self.recent))
+        if self.reported or len(self.recent) < self.WINDOW or mean <= self.limit:
+            return None
+        self.reported = True
+        return self.recent[0][0]
+
+    def warning(self, record: Mapping[str, Any], checkpoint: str) -> str:
+        """The text of the warning. checkpoint: a clause about the last checkpoint before the explosion."""
+        return (
+            f"the loss has exploded: {self.WINDOW} steps up to step {record['step']} (samples {record['samples']}, "
+            f"learning rate {record['learning_rate']:.6g}) "
+            f"have a mean above {self.limit:.4g}, {EXPLODED:g} times the chance-level loss; {checkpoint}"
+        )

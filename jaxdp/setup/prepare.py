@@ -1,0 +1,164 @@
+"""What a run is made of before anything is compiled: devices, data and plan, and warnings about the plan."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxdp import models
+from jaxdp.config import Config, Reduce
+from jaxdp.data import progress
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import DataError
+from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
+from jaxdp.distributed import runtime
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import ConfigError, plural
+from jaxdp.planning import FEW_VALUES, Plan, make_plan
+from jaxdp.setup.consistency import data_digest
+from jaxdp.storage.location import StorageError
+from jaxdp.training.step_compiler import StepCompiler
+from jaxdp.validation import profiled_steps
+
+Reductions = dict[tuple[int, int], Reduce]
+SavedBatches = dict[str, list[int]]  # {phase: [global batch, per-worker batch]} with which a run began
+
+
+def prepare(
+    config: Config,
+    *,
+    datasets: tuple[Any, Any] | None = None,
+    group: ProcessGroup | None = None,
+    saved_batches: SavedBatches | None = None,
+    run: Callable[..., Any] = lambda function, *arguments: function(*arguments),
+) -> tuple[Plan, list[jax.Device], Datasets]:
+    """Start JAX, open the data and make the plan. Raises ConfigError if the run cannot be planned.
+
+    datasets: (training, evaluation) in place of the config's. saved_batches: per-worker batches that are kept if these devices
+    allow it. run: calls the function that opens the data, which may take long.
+    """
+    group = group or runtime.current_group()
+    devices = runtime.start(config.mesh, group, config.compile)
+    progress.listener = group.status.record_progress
+    opened = run(_open, config, datasets)
+    config = with_classes(config, opened.class_count)
+    sizes = {
+        "examples": len(opened.train),
+        "devices": len(devices),
+        "hosts": runtime.uniform_host_count(group),
+        "processes": group.num_processes,
+    }
+    plan = None
+    if (saved := _with_saved_batches(config, saved_batches or {})) != config:
+        with contextlib.suppress(ConfigError):
+            plan = make_plan(saved, **sizes)
+    plan = dataclasses.replace(plan or make_plan(config, **sizes), config=config)
+    _check_profile(plan)
+    return plan, devices, opened
+
+
+def _open(config: Config, datasets: tuple[Any, Any] | None) -> Datasets:
+    with _data_errors(config):
+        return open_datasets(config, datasets)
+
+
+def data_fingerprint(config: Config, datasets: Datasets) -> dict[str, str]:
+    """Digests that identify the training and the held-out set. Raises ConfigError for data that cannot be read."""
+    with _data_errors(config):
+        return {"training data": data_digest(datasets.train), "held-out data": data_digest(datasets.evaluation)}
+
+
+@contextlib.contextmanager
+def _data_errors(config: Config) -> Iterator[None]:
+    """Turn an error of object storage that will not go away into a ConfigError."""
+    try:
+        yield
+    except DataError as error:
+        if not (isinstance(error.__cause__, StorageError) and error.__cause__.permanent):
+            raise
+        hint = "check the credentials and permissions"
+        raise ConfigError("data.directory", config.data.directory, reason=str(error), hint=hint) from None
+
+
+def _with_saved_batches(config: Config, saved: SavedBatches) -> Config:
+    """The config with the per-worker batches of the run's beginning, which keep the groups of batch normalization."""
+    batch = tuple(
+        dataclasses.replace(phase, per_worker_batch=saved[str(index)][1])
+        if phase.per_worker_batch is None and saved.get(str(index), [None])[0] == phase.global_batch
+        else phase
+        for index, phase in enumerate(config.batch)
+    )
+    return dataclasses.replace(config, batch=batch)
+
+
+def _check_profile(plan: Plan) -> None:
+    """Raise ConfigError if the profile has steps after the last step of the run."""
+    profile = plan.config.logging.profile
+    steps = profiled_steps(profile)
+    if steps and steps[-1] > plan.total_steps:
+        reason = f"steps {steps[0]} to {steps[-1]} are not all among the {plural(plan.total_steps, 'step')} of the run"
+        raise ConfigError("logging.profile", profile, reason=reason, hint="use FIRST,COUNT within them")
+
+
+def make_compiler(
+    plan: Plan, devices: list[jax.Device], datasets: Datasets, *, reductions: Reductions | None = None
+) -> StepCompiler:
+    """The compiler of a plan's programs. reductions: by mesh shape, if that of the config has "auto"."""
+    train = datasets.train
+    return StepCompiler(
+        plan,
+        models.create(plan.config.model),
+        pixel_stats=(datasets.mean, datasets.std),
+        evaluation_examples=len(datasets.evaluation),
+        reductions=reductions,
+        images=train.images if isinstance(train, ArraySource) and is_resident(datasets, devices[0].platform) else None,
+        devices=devices,
+    )
+
+
+def changed_batches_warning(plan: Plan, saved: SavedBatches) -> str | None:
+    """A warning if these devices do not allow the per-worker batches with which the run began; else None."""
+    wanted = _with_saved_batches(plan.config, saved).batch
+    if all(wanted[phase.index].per_worker_batch in (None, phase.per_worker_batch) for phase in plan.phases):
+        return None
+    return (
+        "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "
+        "change; the order of the data, the learning rate and the global batches stay the same"
+    )
+
+
+def too_few_evaluations(plan: Plan) -> str | None:
+    """A warning if the run has too few evaluations before its end to stop early; else None."""
+    patience, evaluations = plan.config.stop.patience, plan.evaluations_before_end
+    if patience is None or evaluations > patience:
+        return None
+    return (
+        f"stop.patience={patience}: the run cannot stop early, because it has {plural(evaluations, 'evaluation')} before its "
+        f"end, and stopping takes at least {patience + 1}; lower --stop.patience or --evaluation.every-epochs"
+    )
+
+
+def small_worker_warning(plan: Plan, *, has_batch_norm: bool) -> str | None:
+    """A warning, a line for each phase, of batch normalization over few values, or over workers of few images into which the
+    devices divide the batch; None if there are none."""
+    synchronized, lines = plan.config.model.norm == "synchronized", []
+    for phase in plan.phases:
+        given, values, worker = plan.config.batch[phase.index], phase.normalized_values, phase.per_worker_batch
+        can_synchronize = phase.devices > 1 and not synchronized
+        is_divided = has_batch_norm and can_synchronize and given.per_worker_batch is None
+        if values is None and not (is_divided and worker <= FEW_VALUES):
+            continue
+        flag, images = f"--batch.{phase.index}.", worker * (phase.devices if synchronized else 1)
+        reason, larger = f"workers of {plural(worker, 'image')} each, few for batch normalization", f"{flag}per-worker-batch"
+        if images == phase.global_batch:
+            larger = f"{flag}global-batch" + f" and {larger}" * (given.per_worker_batch is not None)
+        if values not in (None, worker):
+            reason = f"batch normalization averages over {values} values of each channel"
+        if values and values > images:  # the maps have several positions
+            reason += f", with images of {phase.image_size}x{phase.image_size}"
+            larger += f", or {'--data.' if given.image_size is None else flag}image-size"
+        larger += ", or --model.norm synchronized" * can_synchronize
+        lines.append(f"batch.{phase.index}: {reason}; set a larger {larger}")
+    return "\n".join(lines) or None

@@ -1,0 +1,141 @@
+"""The end of a run: its result, errors that end it, and the checkpoint from which it can be resumed."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jaxdp.checkpoint.listing import read_manifests
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.config import LossScale
+from jaxdp.distributed.preemption import Stopped
+from jaxdp.errors import ConfigError, TrainingError, first_line
+from jaxdp.planning import PlannedPhase
+
+if TYPE_CHECKING:
+    from jaxdp.training.run import Run
+
+LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
+
+
+def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
+    """Raise TrainingError if a run skipped all of its steps."""
+    if skipped == steps:
+        scales = f" at loss scales of {scaling.MINIMUM:g} to {scaling.initial:g}" if scaling.name != "none" else ""
+        hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
+        raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
+
+
+def check_evaluation(record: Mapping[str, Any]) -> None:
+    """Raise TrainingError if the held-out loss after the last step is not finite."""
+    if not math.isfinite(record["eval_loss"]):
+        raise TrainingError(
+            f"the held-out loss is {record['eval_loss']} after the last step ({record['step']}, samples {record['samples']}): "
+            f"the parameters are no longer finite; {LOWER_THE_RATE}"
+        )
+
+
+def chance_level_warning(record: dict[str, Any], chance: float) -> str | None:
+    """A warning if the final held-out loss is above the chance-level loss to three decimals; else None.
+
+    Before the second epoch a loss at chance level is no sign of an error.
+    """
+    loss = round(record["eval_loss"], 3)
+    if loss <= round(chance, 3) or record["epoch"] < 2:
+        return None
+    return f"held-out loss {loss:.3f} exceeds chance level, {chance:.3f}; check labels and learning rate"
+
+
+def result_evaluation(run: "Run") -> dict[str, Any]:
+    """The evaluation of the checkpoint that is the result of the run: with early stopping the best one, else the last.
+
+    All processes call this at the end, when all checkpoints are saved. If the best one could not be saved, it is the last.
+    """
+    progress, folder = run.progress, run.checkpoints.folder
+    assert progress.last_evaluation is not None
+    best = progress.best or progress.last_evaluation
+    names = [str(manifest.samples) for manifest in read_manifests(folder)] if run.is_rank0 else []
+    if progress.best is None or run.processes.broadcast_object("best checkpoint", str(best["samples"]) in names):
+        return best
+    run.info(f"the best checkpoint, {folder / str(best['samples'])}, does not exist; the result is the last one")
+    return progress.last_evaluation
+
+
+def latest(run: "Run") -> Manifest | None:
+    """The newest checkpoint, after the save in progress; on rank 0 the newest one whose files are all intact.
+
+    Only rank 0 verifies checksums: otherwise every process would read all files at once.
+    """
+    run.checkpoints.wait()
+    return run.checkpoints.latest_valid() if run.is_rank0 else next(read_manifests(run.checkpoints.folder), None)
+
+
+def stop_exception(run: "Run", *, saved: bool) -> Stopped | TrainingError:
+    """The exception that ends a run after a stop signal. saved: whether a step has run, the last of which is saved."""
+    reason = run.signals.stop_reason
+    if not saved:
+        newest = latest(run)
+        resume = f"continues from {newest.path}" if newest else "starts over"
+        return Stopped(f"stopped by {reason} before the first step of this session; {run.resume_action} {resume}")
+    message = f"stopped by {reason} after step {run.progress.steps} (epoch {run.epoch:.2f})"
+    if save_error := run.checkpoints.last_error:
+        return TrainingError(f"{message}, which could not be saved ({save_error}); {describe_latest(run)}")
+    return Stopped(f"{message}; {describe_latest(run)}")
+
+
+def describe_latest(run: "Run", advice: str = "{again} continues from it") -> str:
+    """Path, epoch and accuracy of the `latest` checkpoint, and `advice`, in which {path} and {again} are replaced."""
+    newest = latest(run)
+    if newest is None:
+        return "there is no checkpoint yet"
+    accuracy = "" if newest.accuracy is None else f", accuracy {100 * newest.accuracy:.2f} %"
+    epoch = newest.samples / run.plan.examples
+    advice = advice.format(path=newest.path, again=run.resume_action)
+    verified = "valid " if run.is_rank0 else ""
+    return f"the last {verified}checkpoint is {newest.path} (epoch {epoch:.2f}{accuracy}); {advice}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of JAX or NumPy reports that a device or the host has run out of memory."""
+    if isinstance(error, MemoryError):
+        return True
+    pattern = r"RESOURCE_EXHAUSTED|out of memory"
+    return isinstance(error, RuntimeError) and re.search(pattern, str(error), re.IGNORECASE) is not None
+
+
+@contextmanager
+def out_of_memory_as_config_error(phase: PlannedPhase) -> Iterator[None]:
+    """Turn an out-of-memory error in the block into a ConfigError that names the field to change."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory_error(phase, error) from None
+
+
+def out_of_memory_error(phase: PlannedPhase, error: Exception) -> ConfigError:
+    """The error for a phase that does not fit into memory.
+
+    Its hint is the largest per-worker batch that keeps the global batch and is at most half the present one.
+    """
+    reason = first_line(error, "no memory left")
+    if isinstance(error, MemoryError):
+        return ConfigError(
+            f"batch.{phase.index}.global_batch",
+            phase.global_batch,
+            reason=f"the images of a batch do not fit into the memory of this host ({reason})",
+            hint="use smaller images (data.image_size, data.stored_size), a smaller batch or more hosts",
+        )
+    per_device = phase.per_device_batch
+    smaller = [size for size in range(1, phase.per_worker_batch // 2 + 1) if per_device % size == 0]
+    hint = "it cannot be smaller, so use a smaller model, smaller images or more devices"
+    if smaller:
+        best = max(smaller)
+        hint = (
+            f"try --batch.{phase.index}.per-worker-batch {best}, which keeps the global batch {phase.global_batch} by "
+            f"accumulating {per_device // best} micro-batches"
+        )
+    field = f"batch.{phase.index}.per_worker_batch"
+    return ConfigError(field, phase.per_worker_batch, reason=f"out of memory ({reason})", hint=hint)
