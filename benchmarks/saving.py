@@ -21,6 +21,7 @@ from jaxdp.bench.environment import provenance
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
 from jaxdp.data import prefetch
+from jaxdp.training import requests
 from jaxdp.training.run_setup import RunSetup
 from jaxdp.training.state import create_state
 from jaxdp.training.step_compiler import StepCompiler
@@ -50,6 +51,7 @@ def main():
     batch = prefetch.to_global(
         prefetch.train_batch(prepared.datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
     )
+    batch |= requests.none(mesh)
     rates = programs.hyperparameters(phase, plan.learning_rate(0))
 
     def window(checkpoints, number):
