@@ -17,10 +17,9 @@ from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import ConfigError, plural
+from jaxdp.errors import ConfigError, StorageError, plural
 from jaxdp.plan_summary import model_summary
 from jaxdp.planning import Plan, PlannedPhase, make_plan
-from jaxdp.storage.location import StorageError
 from jaxdp.training.consistency import data_fingerprint
 from jaxdp.validation import profiled_steps
 
