@@ -26,7 +26,7 @@ from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.strategies import AUTO
 from jaxdp.training import requests
 from jaxdp.training.run import open_batches
-from jaxdp.training.state import create_state, from_host, with_values
+from jaxdp.training.state import create_state, with_values
 
 DIVERGED, RECENT = 2.0, 5  # the test ends when the mean of RECENT losses exceeds the smallest smoothed loss by this factor
 MARGIN = 4.0  # the suggestion is the rate of the smallest smoothed loss divided by this; see benchmarks/lr_range.py
@@ -108,11 +108,13 @@ def run(
     state = compiler.placement(phase).place(state)
     batches = open_batches(compiler, datasets, phase)
     rates, losses = rates_of_steps(lowest, highest, steps), list[float]()
-    hyperparameters, no_requests = compiler.hyperparameters(phase, 0.0), {requests.REQUESTS: requests.on_devices(0, mesh)}
+    hyperparameters = compiler.hyperparameters(phase, 0.0)
     try:
         for number, rate in enumerate(rates, 1):
-            hyperparameters["learning_rate"] = from_host(np.float32(rate), mesh)
-            state, metrics = step(state, batches.next() | no_requests, hyperparameters)
+            hyperparameters["learning_rate"] = np.float32(rate)
+            batch = batches.next()
+            assert batch is not None  # the phase has as many steps as there are rates
+            state, metrics = step(state, batch | requests.none(mesh), hyperparameters)
             losses.append(float(jax.device_get(metrics["loss"])))
             if number % max(1, steps // 10) == 0:
                 progress(f"step {number} of {steps}: learning rate {rate:.3g}, loss {losses[-1]:.4g}")

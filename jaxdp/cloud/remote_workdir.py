@@ -13,7 +13,7 @@ from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
-from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.errors import ConfigError, StorageError, TrainingError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.records import EVENTS
@@ -21,7 +21,7 @@ from jaxdp.setup import tuning
 from jaxdp.setup.run_dir import CLASSES, lock_run_dir
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
+from jaxdp.storage.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.storage.patience import open_patiently
 from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 

@@ -14,8 +14,7 @@ from PIL import Image
 
 from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, has_12_bits, rgb
-from jaxdp.errors import OneLine
-from jaxdp.storage.location import StorageError
+from jaxdp.errors import OneLine, StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = -1  # label of an image that cannot be used and does not count

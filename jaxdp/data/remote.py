@@ -14,11 +14,11 @@ from jaxdp.config import Config, Storage
 from jaxdp.data import progress
 from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.data.records import allow_open_files
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
 from jaxdp.storage.cache import Cache
 from jaxdp.storage.local import local_directory
-from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, StorageError, join_url, open_location
+from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
 from jaxdp.storage.objects import ObjectInfo
 from jaxdp.storage.patience import START_SECONDS, Patience
 

@@ -194,12 +194,11 @@ class Screen(Quiet):
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])
-        text = format_step(record)
         if self.progress is not None:
-            self.progress.update(self.task, completed=record["step"], description=text)
+            self.progress.update(self.task, completed=record["step"], description=format_step(record))
         elif now - self.last_line >= self.print_seconds:
             self.last_line = now
-            self.info(f"step {record['step']}/{self.total_steps}  {text}{self._eta(record['step'], now)}")
+            self.info(f"step {record['step']}/{self.total_steps}  {format_step(record)}{self._eta(record['step'], now)}")
 
     def _eta(self, step: int, now: float) -> str:
         """Text such as "  eta M:SS" by the mean step time of this session; "" after the first step."""

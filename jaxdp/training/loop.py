@@ -160,7 +160,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     while len(run.pending) > keep:
         step = run.pending.popleft()
         asked = time.monotonic()
-        record = step.record | {name: value.item() for name, value in jax.device_get(step.metrics).items()}
+        record = step.record | read(step.metrics)
         run.processes.agree(requests.NAMES[record.pop("request")])
         run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
@@ -172,6 +172,11 @@ def complete_steps(run: Run, keep: int = 0) -> None:
             if run.is_logged:
                 run.clock.restart_throughput()
         _report_save(run)
+
+
+def read(metrics: dict[str, jax.Array]) -> dict[str, Any]:
+    """Scalars on the host, once the devices have computed them."""
+    return {name: value.item() for name, value in metrics.items()}
 
 
 def evaluate_now(run: Run) -> dict[str, Any]:

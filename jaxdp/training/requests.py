@@ -40,3 +40,8 @@ def on_devices(name: str, mesh: Mesh) -> jax.Array:
     sharding = NamedSharding(mesh, PartitionSpec(AXES))
     local = np.full(len(sharding.addressable_devices), NAMES.index(name), np.int32)
     return jax.make_array_from_process_local_data(sharding, local)
+
+
+def none(mesh: Mesh) -> dict[str, jax.Array]:
+    """The part of a batch with which no process asks for anything."""
+    return {REQUESTS: on_devices("", mesh)}

@@ -122,8 +122,7 @@ class StepCompiler:
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.placements: dict[tuple[int, int], Replicated] = {}
-        self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # transferred to a mesh once
-        self.momentum = cache(lambda momentum, mesh: from_host(np.float32(momentum), mesh))
+        self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
         self.resident_images: dict[Mesh, jax.Array] = {}
         self.lock = Lock()
@@ -210,11 +209,12 @@ class StepCompiler:
                 self.resident_images[mesh] = from_host(self.images, mesh)
             return _ResidentStep(compiled, self.resident_images[mesh])
 
-    def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, jax.Array]:
-        """Scalars on the devices for a step of a phase with this learning rate."""
-        mesh = self.mesh(phase)
-        constant = self.seed(mesh), self.momentum(phase.momentum, mesh)
-        return {"learning_rate": from_host(np.float32(learning_rate), mesh), "seed": constant[0], "momentum": constant[1]}
+    def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
+        """Scalars for a step of a phase with this learning rate, which the call of the step transfers."""
+        return self.constants(phase.momentum, self.mesh(phase)) | {"learning_rate": np.float32(learning_rate)}
+
+    def _transfer_constants(self, momentum: float, mesh: Mesh) -> dict[str, jax.Array]:
+        return {"seed": from_host(np.uint32(self.plan.config.seed), mesh), "momentum": from_host(np.float32(momentum), mesh)}
 
     def close(self) -> None:
         """Cancel compilations that have not started."""

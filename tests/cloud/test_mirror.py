@@ -10,10 +10,10 @@ from jaxdp.cloud import mirror as module
 from jaxdp.cloud.mirror import Mirror
 from jaxdp.config import Checkpoint
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import TrainingError
+from jaxdp.errors import StorageError, TrainingError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import Lease, newest_lease
-from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.location import Location, open_location
 from jaxdp.storage.remote_run import RemoteRun
 
 
