@@ -305,12 +305,10 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
 
 def _momentum(config: Config, index: int) -> float:
     optimizer, batch = config.optimizer, config.batch[index].global_batch
-    value = schedules.momentum(
-        optimizer.momentum_rule, optimizer.momentum, global_batch=batch, reference_batch=optimizer.momentum_batch
-    )
+    value = schedules.momentum(optimizer.momentum_rule, optimizer.momentum, global_batch=batch)
     if not 0 <= value < 1:
         reason = f"momentum is {value:.6g} at batch.{index}.global_batch={batch}; must be in [0, 1)"
-        hint = f"change optimizer.momentum_batch ({optimizer.momentum_batch})"
+        hint = f"change optimizer.momentum ({optimizer.momentum:g})"
         raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint=hint)
     return value
 

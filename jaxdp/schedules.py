@@ -12,6 +12,7 @@ from typing import NamedTuple
 from jaxdp.choices import MOMENTUM_RULES, SCHEDULES
 from jaxdp.config import Phase, Schedule
 
+MOMENTUM_BATCH = 32768  # the global batch at which Mikami et al. state the momentum of their rules
 GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its learning rate
 
 
@@ -98,14 +99,14 @@ MOMENTA: dict[str, Callable[[float, int, int], float]] = MOMENTUM_RULES.implemen
 )
 
 
-def momentum(rule: str, base: float, *, global_batch: int, reference_batch: int) -> float:
-    """The momentum of a batch phase. base: momentum at the reference batch.
+def momentum(rule: str, base: float, *, global_batch: int) -> float:
+    """The momentum of a batch phase. base: momentum at MOMENTUM_BATCH.
 
     noise_scale: learning rate / (batch * (1 - momentum)) is constant (Smith & Le, arXiv 1710.06451), so 1 - momentum shrinks as
     the batch grows. as_printed: the formula printed by Mikami et al. (section 2.1), in which 1 - momentum grows with the batch;
-    the result is negative if the batch exceeds reference / (1 - base). constant: `base`.
+    the result is negative if the batch exceeds MOMENTUM_BATCH / (1 - base). constant: `base`.
     """
-    return MOMENTA[rule](base, global_batch, reference_batch)
+    return MOMENTA[rule](base, global_batch, MOMENTUM_BATCH)
 
 
 def interval_elapsed(every: float | None, *, unit: int, before: int, after: int) -> bool:

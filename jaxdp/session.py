@@ -28,8 +28,8 @@ from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
+from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
-from jaxdp.plan_summary import start_table
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers.supervisor import Trackers, check_packages

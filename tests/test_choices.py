@@ -30,7 +30,7 @@ from jaxdp.choices import (
 from jaxdp.config import Config, Optimizer, Reduce, Schedule
 from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
-from jaxdp.flag_help import _text
+from jaxdp.flag_help import help_text
 from jaxdp.flags import Flags
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
@@ -70,7 +70,7 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
 
 @by_field
 def test_help_of_the_field_names_every_choice(table):
-    text = _text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
+    text = help_text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
     assert text.endswith(table.help)
     for name in table:
         assert name in text

@@ -19,7 +19,7 @@ FOLDERS = [
     "storage",
     "models data",
     "planning",
-    "plan_summary",
+    "sizes",
     "training",
     "loggers",
     "trackers cloud",
@@ -35,6 +35,7 @@ FOLDERS = [
 BASE = {
     "choices",
     "config",
+    "config_words",
     "errors",
     "files",
     "flag_help",

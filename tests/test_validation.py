@@ -12,7 +12,7 @@ from jaxdp.config import Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.hang_rules import HangLimits
 from jaxdp.distributed.watchdog import watch
 from jaxdp.errors import ConfigError
-from jaxdp.plan_summary import as_dict, summary_table
+from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.validation import changes, flatten, from_dict, validate, with_choices

@@ -74,7 +74,8 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     import jaxdp
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
-    from jaxdp.plan_summary import as_dict, model_summary, summary_table
+    from jaxdp.loggers.plan_table import as_dict, summary_table
+    from jaxdp.sizes import model_summary
     from jaxdp.training import finetune, health
 
     devices, rate = _number_of_devices(options), options.images_per_second

@@ -24,19 +24,20 @@ from jaxdp.errors import EXIT_FAILURE
 if TYPE_CHECKING:  # the command line starts the watchdog before it imports the config
     from jaxdp.config import Guard
 
+LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
 EXIT_SECONDS = 5.0  # to print the reason of the end, should nobody read stderr
 STDERR = 2
 
 
 def limits_from(guard: "Guard") -> HangLimits:
-    return HangLimits(guard.stuck_seconds, guard.step_minutes and 60 * guard.step_minutes)
+    return HangLimits(LATE_SECONDS, guard.step_minutes and 60 * guard.step_minutes)
 
 
 def process_limits(guard: "Guard") -> Limits:
     """The limits of a process of a run of several."""
     seconds = guard.step_minutes and 60 * guard.step_minutes
-    return Limits(guard.stuck_seconds, seconds, guard.silence_seconds, 60 * guard.start_minutes)
+    return Limits(LATE_SECONDS, seconds, guard.silence_seconds, 60 * guard.start_minutes)
 
 
 _timer_seconds = float("inf")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from jaxdp.training.run import Run
 
+MOST_MINUTES = 30.0  # between checkpoints: what a failure loses at most of a long epoch
+
 
 class Restored(NamedTuple):
     """State and progress of a checkpoint that a run continues from."""
@@ -34,7 +36,7 @@ class Restored(NamedTuple):
 
 
 class CheckpointInterval(Callback):
-    """Saves when an interval of `config.checkpoint` has elapsed, by epochs, samples or time, or when the processes ask for it.
+    """Saves when an interval of `config.checkpoint` has elapsed, by epochs or time, or when the processes ask for it.
 
     The loop itself saves at the end of each phase and of the run.
     """
@@ -46,12 +48,11 @@ class CheckpointInterval(Callback):
         config, before, after = run.config.checkpoint, self.seen, run.progress.samples
         self.seen = after
         agreed = run.signals.take_agreed_save()  # before a new request: this save serves the previous one
-        overdue = config.every_minutes is not None and time.monotonic() - run.saved_at >= 60 * config.every_minutes
+        overdue = time.monotonic() - run.saved_at >= 60 * MOST_MINUTES
         if overdue and not agreed and run.is_rank0:
             agreed = run.processes.request_save()
         by_epochs = interval_elapsed(config.every_epochs, unit=run.plan.examples, before=before, after=after)
-        by_samples = interval_elapsed(config.every_samples, unit=1, before=before, after=after)
-        if (agreed or by_epochs or by_samples) and run.saved_samples != after:
+        if (agreed or by_epochs) and run.saved_samples != after:
             run.save()
 
 

@@ -18,8 +18,8 @@ from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classe
 from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, plural
-from jaxdp.plan_summary import model_summary
 from jaxdp.planning import Plan, PlannedPhase, make_plan
+from jaxdp.sizes import model_summary
 from jaxdp.storage.location import StorageError
 from jaxdp.training.consistency import data_fingerprint
 from jaxdp.validation import profiled_steps
@@ -99,9 +99,7 @@ class RunSetup:
         """
         data, chunk = at_image_size(self.config, phase.image_size).data, None
         if not resident:
-            chunk = rows_per_chunk(
-                phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
-            )
+            chunk = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes)
         return DeviceIterator(
             self.datasets.train_at(phase.image_size),
             mesh,

@@ -21,7 +21,7 @@ def run(monkeypatch):
     to the other processes, `saves` its own."""
     run = SimpleNamespace(requests=0, saves=0, agreed=False, is_rank0=True, saved_samples=None, saved_at=0.0, epoch=0.16)
 
-    def request(action):
+    def request_save():
         run.requests += 1
         return False
 
@@ -32,11 +32,12 @@ def run(monkeypatch):
     def save():
         run.saves += 1
 
-    intervals = SimpleNamespace(every_minutes=1.0, every_epochs=None, every_samples=None)
+    intervals = SimpleNamespace(every_epochs=None)
     run.config, run.plan = SimpleNamespace(checkpoint=intervals), SimpleNamespace(examples=100)
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
-    run.processes, run.signals = SimpleNamespace(request=request), SimpleNamespace(take_agreed_save=take_agreed_save)
+    run.processes, run.signals = SimpleNamespace(request_save=request_save), SimpleNamespace(take_agreed_save=take_agreed_save)
     run.save = save
+    monkeypatch.setattr(checkpoints, "MOST_MINUTES", 1.0)
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: 61.0)
     return run
 
@@ -69,8 +70,8 @@ def test_state_that_was_saved_at_the_end_of_a_phase_uses_up_the_agreement(run, i
 
 
 @pytest.mark.parametrize(("samples", "saves"), [(15, 0), (16, 1), (17, 1)])
-def test_interval_of_samples_is_counted_from_the_last_step_seen(run, samples, saves):
-    run.config.checkpoint.every_samples, run.saved_at = 16, 61.0
+def test_interval_is_counted_from_the_last_step_seen(run, samples, saves):
+    run.config.checkpoint.every_epochs, run.saved_at = 0.16, 61.0  # of 100 images
     callback = CheckpointInterval()
     callback.on_start(run)
     run.progress.samples = samples
