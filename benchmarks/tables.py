@@ -10,7 +10,6 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import audit
@@ -34,12 +33,9 @@ import saving
 import training_vs_pytorch
 import turns
 
-from jaxdp.choices import TABLES as TABLES_OF_CHOICES
-from jaxdp.config import BlurPool
 from jaxdp.data.sources import inspect
 from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config
-from jaxdp.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -495,25 +491,6 @@ def goals() -> str:
     )
 
 
-OTHERS = {  # field -> what its row of choices has besides the names
-    "optimizer.name": "[your own](extending.md)",
-    "data.source": "[others](data.md)",
-    "model.blur_pool": "see [network](#network)",
-    "reduce.strategy": "`auto`, [your own](extending.md), see [all-reduce](aggregation.md)",
-}
-
-
-def choices() -> str:
-    """The named values of every field that has them."""
-    names = {table.field: list(table) for table in TABLES_OF_CHOICES}
-    names["model.blur_pool"] = list(get_args(BlurPool))
-    names["reduce.strategy"] = list(STRATEGIES.builtin)
-    lines = ["| field | values |", "|---|---|"]
-    for field, values in names.items():
-        lines.append(f"| `{field}` | {', '.join([*(f'`{value}`' for value in values), *filter(None, [OTHERS.get(field)])])} |")
-    return "\n".join(lines)
-
-
 TABLES = {
     "README.md": {"digits": digits},
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
@@ -521,7 +498,6 @@ TABLES = {
     "docs/performance.md": {"gpu": gpu},
     "docs/recipes.md": {
         "goals": goals,
-        "choices": choices,
         "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
         "fashion": fashion,
     },

@@ -1,7 +1,7 @@
 """The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py`, and `TABLE.only(...)` names the choices that read a field.
+tables in `choices.py` and `schedules.py`, and `TABLE.only(...)` names the choices that read a field.
 """
 
 import math
@@ -18,18 +18,14 @@ from jaxdp.choices import (
     LOSS_SCALES,
     LOSSES,
     MIXES,
-    MOMENTUM_RULES,
-    NON_FINITE,
     ON_DISK,
     OPTIMIZERS,
-    SCHEDULES,
     SOURCES,
     STOP_METRICS,
-    OneOf,
-    Only,
 )
 from jaxdp.errors import ConfigError as ConfigError
-from jaxdp.registry import NAME_PATTERN
+from jaxdp.registry import NAME_PATTERN, Choices, OneOf, Only
+from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
 LARGEST, SMALLEST = 1e15, 1e-15  # bounds of numbers that devices use in float32, which must hold their squares
@@ -516,8 +512,9 @@ class Checkpoint(Section):
 class Guard(Section):
     """Detection of runs that cannot continue."""
 
-    non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
-    """Action on a non-finite loss or gradient"""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """Action on a non-finite loss or gradient. stop: end the run; skip: skip the step, at most ten (dynamic loss scaling always
+    skips)"""
     step_minutes: Minutes | None = 30.0
     """Time without progress, in minutes, after which all processes end; a compilation may take at least 30 (None: no limit)"""
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
@@ -601,6 +598,20 @@ class Config(Section):
     storage: Storage = field(default_factory=Storage)
     logging: Logging = field(default_factory=Logging)
 
+
+TABLES: tuple[Choices, ...] = (
+    OPTIMIZERS,
+    MOMENTUM_RULES,
+    SCHEDULES,
+    LOSSES,
+    LOSS_SCALES,
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    MIXES,
+    SOURCES,
+    BATCH_STATISTICS,
+    STOP_METRICS,
+)
 
 # Each table learns which fields its choices read.
 for _section in fields(Config):

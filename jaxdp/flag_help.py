@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from jaxdp.choices import OneOf
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
+from jaxdp.registry import OneOf
 
 if TYPE_CHECKING:
     from jaxdp.flags import Flag, Flags

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jaxdp.config
-from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
-from jaxdp.config import EVAL_RESIZES, Config
+from jaxdp.choices import AUGMENTATIONS, SOURCES
+from jaxdp.config import EVAL_RESIZES, TABLES, Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
+from jaxdp.choices import AUGMENTATIONS, SOURCES
 from jaxdp.config import (
     BELOW_ONE,
     LARGEST_LEVEL,
@@ -20,6 +20,7 @@ from jaxdp.config import (
     RESNET,
     RESUME_SAFE_FIELDS,
     SMALLEST,
+    TABLES,
     TOP5_CLASSES,
     Config,
     Finetune,

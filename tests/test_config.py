@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from jaxdp.choices import MIXES, TABLES
-from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule
+from jaxdp.choices import MIXES
+from jaxdp.config import TABLES, Augment, Config, Data, Model, Optimizer, Phase, Schedule
 from jaxdp.config_words import training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config, scale_schedule

@@ -7,8 +7,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from jaxdp.choices import TABLES
-from jaxdp.config import Config, Data, Logging, Model, Optimizer
+from jaxdp.config import TABLES, Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.hang_rules import HangLimits
 from jaxdp.distributed.watchdog import watch
 from jaxdp.errors import ConfigError
