@@ -7,12 +7,12 @@ from jaxdp.loggers.callbacks import Console, MetricsFile, Plot, RecordWriter, op
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.warnings import InputAdvice, Stragglers
+from jaxdp.relations import profiled_steps
 from jaxdp.training.audit import Audit
 from jaxdp.training.callback import Callback, Callbacks
 from jaxdp.training.checkpoints import CheckpointInterval
 from jaxdp.training.early_stopping import EarlyStopping
 from jaxdp.training.health import StepChecks
-from jaxdp.validation import profiled_steps
 
 
 def callbacks_of(

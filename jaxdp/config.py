@@ -1,4 +1,5 @@
-"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
+"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values, `relations.py`
+what does not fit together.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
 tables in `choices.py` and `schedules.py`, and `TABLE.only(...)` names the choices that read a field.

@@ -46,6 +46,7 @@ BASE = {
     "recipes",
     "records",
     "registration",
+    "relations",
     "registry",
     "schedules",
     "strategies",

@@ -19,10 +19,10 @@ from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, plural
 from jaxdp.planning import Plan, PlannedPhase, make_plan
+from jaxdp.relations import profiled_steps
 from jaxdp.sizes import model_summary
 from jaxdp.storage.location import StorageError
 from jaxdp.training.consistency import data_fingerprint
-from jaxdp.validation import profiled_steps
 
 
 @dataclass(frozen=True)
