@@ -58,8 +58,8 @@ def test_only_with_an_unknown_choice_raises():
 
 
 def test_fields_of_an_optimizer_are_read_or_ignored():
-    assert OPTIMIZERS.read_fields("sgd") == ["optimizer.nesterov"]
-    assert OPTIMIZERS.ignored_fields("lars") == ["optimizer.adam_eps", "optimizer.beta2"]
+    assert "optimizer.nesterov" in OPTIMIZERS.read_fields("sgd")
+    assert {"optimizer.adam_eps", "optimizer.beta2"} <= {*OPTIMIZERS.ignored_fields("lars")}
     assert OPTIMIZERS.ignored_fields("registered_by_a_user") == []
     assert SOURCES.ignored_fields("imagenette/320px") == ["data.eval_examples", "data.train_examples"]
 
