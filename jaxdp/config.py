@@ -6,6 +6,8 @@ tables in `choices.py` and `schedules.py`, and `TABLE.only(...)` names the choic
 """
 
 import math
+import os
+import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -552,6 +554,11 @@ class Storage(Section):
     """Largest size of the local copies of data, in GB; what was used least recently is removed first"""
 
 
+STEPS = re.compile(r"([1-9][0-9]{0,11}),([1-9][0-9]{0,11})")
+WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
+MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
+
+
 @dataclass(frozen=True)
 class Logging(Section):
     """Logs and profiles."""
@@ -566,6 +573,27 @@ class Logging(Section):
     """Tracking URI of the MLflow server to send the run to, such as http://localhost:5000"""
     profile: str | None = None
     """Steps to profile, as FIRST,COUNT with the run's first step as 1; the trace is written to the directory `profile`"""
+
+    def check(self) -> None:
+        """Names that Weights & Biases and MLflow accept, and steps to profile."""
+        if self.profile is not None and not STEPS.fullmatch(self.profile):
+            reason = "must be FIRST,COUNT: the first step to profile, from 1, and the number of steps"
+            raise ConfigError("logging.profile", self.profile, reason=reason, hint="for example 10,5")
+        if self.wandb is not None and not WANDB_PROJECT.fullmatch(self.wandb):
+            reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
+            raise ConfigError("logging.wandb", self.wandb, reason=reason, hint="WANDB_ENTITY names a team")
+        if self.mlflow is not None and not MLFLOW_URI.fullmatch(self.mlflow):
+            hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", self.mlflow)
+            if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
+                file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
+                hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
+            raise ConfigError("logging.mlflow", self.mlflow, reason="must be the URI of an MLflow server", hint=hint)
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps to profile, counted from 1; empty for none."""
+        first, count = map(int, self.profile.split(",")) if self.profile else (0, 0)
+        return range(first, first + count)
 
 
 @dataclass(frozen=True)

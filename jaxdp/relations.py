@@ -1,8 +1,6 @@
 """Relations between the sections of a config. `validation.py` checks all of `RELATIONS`; those in a section stand there."""
 
 import math
-import os
-import re
 from functools import partial
 from operator import attrgetter
 
@@ -12,40 +10,6 @@ from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.files import check_local
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
-WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
-MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
-
-
-def _check_profile(config: Config) -> None:
-    profiled_steps(config.logging.profile)
-
-
-def profiled_steps(text: str | None) -> range | None:
-    """The steps to profile, counted from 1, of `logging.profile`. Raises ConfigError unless it is FIRST,COUNT."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,11}),([1-9][0-9]{0,11})", text)
-    if not match:
-        reason = "must be FIRST,COUNT: the first step to profile, from 1, and the number of steps"
-        raise ConfigError("logging.profile", text, reason=reason, hint="for example 10,5")
-    first, count = map(int, match.groups())
-    return range(first, first + count)
-
-
-def _check_trackers(config: Config) -> None:
-    """Names that Weights & Biases and MLflow accept."""
-    project, uri = config.logging.wandb, config.logging.mlflow
-    if project is not None and not WANDB_PROJECT.fullmatch(project):
-        reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
-        raise ConfigError("logging.wandb", project, reason=reason, hint="WANDB_ENTITY names a team")
-    if uri is None:
-        return
-    if not MLFLOW_URI.fullmatch(uri):
-        hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", uri)
-        if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
-            file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
-            hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
-        raise ConfigError("logging.mlflow", uri, reason="must be the URI of an MLflow server", hint=hint)
 
 
 def _check_phases(config: Config) -> None:
@@ -232,8 +196,6 @@ def check_classes(config: Config, classes: int | None, *, counted: str | None = 
 
 
 RELATIONS = (
-    _check_profile,
-    _check_trackers,
     _check_phases,
     _check_worker_batches,
     _check_deterministic,

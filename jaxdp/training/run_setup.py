@@ -19,7 +19,6 @@ from jaxdp.distributed import runtime
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, plural
 from jaxdp.planning import Plan, PlannedPhase, make_plan
-from jaxdp.relations import profiled_steps
 from jaxdp.sizes import model_summary
 from jaxdp.storage.location import StorageError
 from jaxdp.training.consistency import data_fingerprint
@@ -135,7 +134,7 @@ class RunSetup:
 
 def _check_profile(config: Config, plan: Plan) -> None:
     """Raise ConfigError if the profile has steps after the last step of the run."""
-    steps = profiled_steps(config.logging.profile)
+    steps = config.logging.profiled_steps
     if steps and steps[-1] > plan.total_steps:
         raise ConfigError(
             "logging.profile",
