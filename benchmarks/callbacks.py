@@ -60,7 +60,7 @@ def config_of(steps):
             schedule=dataclasses.replace(Config().schedule, learning_rate=0.01, warmup_epochs=0.0),
             mesh=Mesh(cpu_devices=1),
             evaluation=Evaluation(every_epochs=None),
-            checkpoint=Checkpoint(every_epochs=None, every_minutes=None),
+            checkpoint=Checkpoint(every_epochs=None),
             guard=Guard(),
         )
     )

@@ -35,8 +35,8 @@ TRAINING = [
     *(
         "--evaluation.batch",
         "250",
-        "--checkpoint.every-samples",
-        "200",
+        "--checkpoint.every-epochs",
+        "0.78",
         "--logging.no-tensorboard",
         "--logging.every-steps",
         "1",

@@ -31,9 +31,9 @@ from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
+from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
-from jaxdp.plan_summary import model_summary, start_table
 from jaxdp.planning import Plan
 from jaxdp.setup import consistency, run_dir
 from jaxdp.setup.prepare import (
@@ -46,6 +46,7 @@ from jaxdp.setup.prepare import (
     too_few_evaluations,
 )
 from jaxdp.setup.tuning import reductions_of_run
+from jaxdp.sizes import model_summary
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.storage.status_board import Folder

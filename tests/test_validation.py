@@ -7,12 +7,11 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from jaxdp.choices import TABLES
-from jaxdp.config import Config, Data, Logging, Model, Optimizer
+from jaxdp.config import TABLES, Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.supervisor import watch
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import ConfigError
-from jaxdp.plan_summary import as_dict, summary_table
+from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.validation import changes, flatten, from_dict, validate, with_choices

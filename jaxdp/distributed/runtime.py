@@ -127,8 +127,8 @@ def nvidia_gpu_present() -> bool:
 def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compile | None = None) -> "list[jax.Device]":
     """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
 
-    The devices are all accelerators, or the CPU of each process split into `cpu_devices`. With `keep_memory`, a CPU that is the
-    only device computes in the calling thread, and this process keeps freed memory from then on. compile: the
+    The devices are all accelerators, or the CPU of each process split into `cpu_devices`. A CPU that is the only
+    device computes in the calling thread, and this process keeps freed memory from then on: other steps reuse it. compile: the
     cache of compiled programs; None: as JAX is configured.
 
     Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
@@ -146,7 +146,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     cpu_devices = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX is running: `_check_cpu` decides whether its devices suffice
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    keep = config.keep_memory and cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
+    keep = cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
     if keep:
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the command line starts to watch before it imports the conf
     from jaxdp.config import Guard
     from jaxdp.distributed.follower import Follower
 
+LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
 STACKS_BEFORE_SILENCE_SECONDS = 0.5  # a process whose GIL is held writes its stacks before the others call it silent
@@ -35,7 +36,7 @@ STDERR = 2
 
 def limits_from(guard: "Guard") -> Limits:
     seconds = guard.step_minutes and 60 * guard.step_minutes
-    return Limits(guard.stuck_seconds, seconds, guard.silence_seconds, 60 * guard.start_minutes)
+    return Limits(LATE_SECONDS, seconds, guard.silence_seconds, 60 * guard.start_minutes)
 
 
 class Supervisor:

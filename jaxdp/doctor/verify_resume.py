@@ -42,7 +42,7 @@ def short_run(
         data=Data(source="synthetic", image_size=16, augmentation="paper", train_examples=3 * images, eval_examples=images),
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
-        optimizer=dataclasses.replace(optimizer, momentum_rule="constant", momentum_batch=Optimizer.momentum_batch),
+        optimizer=dataclasses.replace(optimizer, momentum_rule="constant"),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
         reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else DEFAULT_REDUCE,
         mesh=Mesh(cpu_devices=cpu_devices),

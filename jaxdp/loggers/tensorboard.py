@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
+from jaxdp.config import Config
+from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.data.records import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxdp.config import Config, Reduce, at_image_size
-from jaxdp.data.chunks import PREFETCH_DEPTH
+from jaxdp.data.chunks import AHEAD_BYTES, PREFETCH_DEPTH
 from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
@@ -155,7 +155,7 @@ class StepCompiler:
         if images is None:  # as many rows as in a training step, spread evenly over the batches
             config = self.plan.config
             image_bytes = 3 * evaluation_transform(config)[1] ** 2
-            fitting = config.data.ahead_bytes // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
+            fitting = AHEAD_BYTES // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
             batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))
             images = -(-examples // batches)
         images = min(images, examples)

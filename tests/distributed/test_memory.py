@@ -83,7 +83,8 @@ import resource, statistics, sys
 from jaxdp.config import Mesh
 from jaxdp.distributed import runtime
 
-runtime.start(Mesh(keep_memory=sys.argv[1] == "kept"))
+if sys.argv[1] == "kept":
+    runtime.start(Mesh())
 import jax, jax.numpy as jnp
 
 @jax.jit

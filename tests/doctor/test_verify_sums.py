@@ -14,7 +14,7 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify_sums
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.parallel.mesh import AXES
-from jaxdp.plan_summary import model_summary
+from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 
 SMALL = Config(model=Model(depth=TWO_BLOCKS, width=4, stem="small", classes=6), data=Data(source="synthetic", image_size=16))

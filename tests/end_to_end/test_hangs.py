@@ -13,6 +13,7 @@ SCRIPT = """
 import os, sys, time
 import numpy as np
 import jaxdp
+from jaxdp.distributed import supervisor
 from jaxdp.config import Config, Data, Guard, Logging, Model, Optimizer, Phase
 
 class Images:
@@ -27,8 +28,9 @@ class Images:
 config = Config(
     name="stuck", epochs=9.0, data=Data(source="given", image_size=16, augmentation="none"), batch=(Phase(8),),
     model=Model(depth=18, width=2, stem="small"), optimizer=Optimizer(name="sgd"), logging=Logging(tensorboard=False),
-    guard=Guard(stuck_seconds=4.0, step_minutes=0.3),
+    guard=Guard(step_minutes=0.3),
 )
+supervisor.LATE_SECONDS = 4.0
 jaxdp.train(config, sys.argv[1], datasets=(Images(), Images()))
 """
 

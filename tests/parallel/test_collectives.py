@@ -24,9 +24,9 @@ from jaxdp.analysis.traffic import masters_only, normalization_messages, step_tr
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
-from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 from jaxdp.xla.hlo import replica_groups
 

@@ -341,12 +341,13 @@ def test_train_with_invalid_arguments_raises(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_hyperparameters_of_each_phase_follow_the_plan(tiny):
+def test_hyperparameters_of_each_phase_follow_the_plan(tiny, monkeypatch):
     """The noise-scale rule with momentum 0.5 at a batch of 8 gives 1 - 0.5 * 8 / 16 at a batch of 16."""
     from jaxdp.planning import make_plan
     from jaxdp.training.step_compiler import StepCompiler
 
-    optimizer = dataclasses.replace(tiny.optimizer, momentum=0.5, momentum_rule="noise_scale", momentum_batch=8)
+    optimizer = dataclasses.replace(tiny.optimizer, momentum=0.5, momentum_rule="noise_scale")
+    monkeypatch.setattr("jaxdp.schedules.MOMENTUM_BATCH", 8)
     plan = make_plan(dataclasses.replace(tiny, optimizer=optimizer), examples=50, devices=4)
     programs = StepCompiler(plan, None, pixel_stats=(0.0, 1.0), evaluation_examples=23)
     for phase, momentum in zip(plan.phases, (0.5, 0.75), strict=True):
