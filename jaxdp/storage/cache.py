@@ -38,30 +38,19 @@ FULL_SECONDS = 30.0  # after which a full cache is looked at again: another proc
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Cache:
-    """The copies of the objects at one URL, within the limit for all URLs. Threads and processes share it.
+class Room:
+    """The space of all copies below `root`, counted by every process that uses it. path: the folder that this one uses."""
 
-    notice: receives a line if copies can no longer be stored; the objects are then read from the URL every time.
-    """
-
-    def __init__(self, directory: Path, url: str, *, limit: int, notice: Callable[[str], Any]) -> None:
-        """Raises ConfigError, naming storage.directory, if copies cannot be written there."""
-        self.root, self.limit, self.notice = directory, limit, notice
-        self.path = directory / hashlib.sha256(url.encode()).hexdigest()[:24]
-        self._granted, self._thread_lock, self._stored = 0, threading.Lock(), True
+    def __init__(self, root: Path, path: Path, limit: int) -> None:
+        self.root, self.path, self.limit = root, path, limit
+        self._granted, self._thread_lock = 0, threading.Lock()
         self._full_since, self._counted = -math.inf, False
-        try:
-            self.path.joinpath("copies").mkdir(parents=True, exist_ok=True)
-            self.path.joinpath("partial").mkdir(exist_ok=True)
-            self._users = os.open(self.root / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._in_use = -1
-            with self._locked():
-                self._open(url)
-        except OSError as error:
-            raise ConfigError("storage.directory", str(directory), reason=error.strerror or str(error)) from None
-        atexit.register(self.close)
+        self._users = os.open(root / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._in_use = -1
+        with self._locked():
+            self._open()
 
-    def _open(self, url: str) -> None:
+    def _open(self) -> None:
         fcntl.flock(self._users, fcntl.LOCK_SH)
         for name in ("copies", "partial"):  # an eviction may have removed them since
             self.path.joinpath(name).mkdir(parents=True, exist_ok=True)
@@ -70,14 +59,12 @@ class Cache:
             for file in self.path.joinpath("partial").iterdir():
                 file.unlink(missing_ok=True)
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
-        write_atomically(self.path / "url", url)
         uses = [_number(folder / "used") for folder in self._folders()]
         write_atomically(self.path / "used", str(max(uses, default=0) + 1))
         self._make_room(0)
 
     def close(self) -> None:
-        """Let other processes remove these copies."""
-        atexit.unregister(self.close)
+        """Let other processes remove the copies in `path`."""
         if self._in_use < 0:
             return
         with suppress(OSError), self._locked():
@@ -86,133 +73,7 @@ class Cache:
         os.close(self._users)
         self._granted, self._in_use = 0, -1
 
-    def read(self, name: str, info: ObjectInfo) -> bytes | None:
-        """The content of an object if there is an intact copy of this version."""
-        try:
-            data = self._file(name).read_bytes()
-        except OSError:
-            return None
-        content, trailer = data[: -TRAILER.size], data[-TRAILER.size :]
-        return content if len(content) == info.size and trailer == _trailer(content, info) else None
-
-    def write(self, name: str, info: ObjectInfo, data: bytes) -> None:
-        """Keep a copy, unless there is no room for it."""
-        size, partial = _allocated(len(data) + TRAILER.size), self._partial()
-        try:
-            if self._stored and self._take(size):
-                self._keeping_room(size, lambda: partial.write_bytes(data + _trailer(data, info)))
-                self._move(partial, self._file(name))
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            self._stop_storing(error)
-
-    def file(self, name: str, info: ObjectInfo, *, verify: bool = False) -> Path | None:
-        """The file with the content of an object, if there is a complete copy of this version.
-
-        verify: also read all of it, and compare its checksum.
-        """
-        path = self._file(name)
-        try:
-            tag, crc = path.with_suffix(".tag").read_text().split("\n")
-            complete = tag == info.tag and path.stat().st_size == info.size
-            return path if complete and not (verify and _crc_of_file(path) != int(crc)) else None
-        except (OSError, ValueError):
-            return None
-
-    def begin_file(self, name: str, size: int) -> int | None:
-        """The descriptor of an empty file for the content of an object, whose space is reserved; None if there is no room.
-
-        Raises BlockingIOError if another process is writing it.
-        """
-        descriptor = self._open_partial(name)
-        try:
-            if self._stored and self._take(_allocated(size)):
-                self._keeping_room(size, lambda: os.posix_fallocate(descriptor, 0, size) if size else None)
-                return descriptor
-        except OSError as error:
-            self._stop_storing(error)
-        self._close_partial(descriptor, name)
-        return None
-
-    def _open_partial(self, name: str) -> int:
-        path = self._partial(name)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path))
-            os.ftruncate(descriptor, 0)
-        except FileNotFoundError:
-            os.close(descriptor)
-            raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path)) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _close_partial(self, descriptor: int, name: str) -> None:
-        self._partial(name).unlink(missing_ok=True)
-        os.close(descriptor)
-
-    def finish_file(self, descriptor: int, name: str, info: ObjectInfo, *, crc: int) -> Path | None:
-        """Put a complete file in its place and close it; None, after a notice, if that fails. crc: CRC-32C of its content."""
-        path = self._file(name)
-        try:
-            path.with_suffix(".tag").unlink(missing_ok=True)
-            self._move(self._partial(name), path)
-            write_atomically(path.with_suffix(".tag"), f"{info.tag}\n{crc}")
-        except OSError as error:
-            self._stop_storing(error)
-            return None
-        finally:
-            os.close(descriptor)
-        return path
-
-    def abandon_file(self, descriptor: int, name: str, size: int) -> None:
-        """Remove a file that was begun."""
-        self._close_partial(descriptor, name)
-        with self._thread_lock:
-            self._granted += _allocated(size)
-
-    def discard(self, name: str) -> None:
-        """Remove the copy of an object."""
-        path = self._file(name)
-        for file in (path.with_suffix(".tag"), path):
-            file.unlink(missing_ok=True)
-
-    def _file(self, name: str) -> Path:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
-        return self.path / "copies" / digest[:3] / digest[3:]
-
-    def _partial(self, name: str = "") -> Path:
-        """A file for the unfinished copy of an object; without its name, one of its own."""
-        return self.path / "partial" / (hashlib.sha256(name.encode()).hexdigest() if name else secrets.token_hex(12))
-
-    def _move(self, partial: Path, path: Path) -> None:
-        try:
-            os.replace(partial, path)
-        except FileNotFoundError:
-            path.parent.mkdir(exist_ok=True)
-            os.replace(partial, path)
-
-    def _keeping_room(self, size: int, write: Callable[[], Any]) -> None:
-        """Write; on a full disk, after removing copies that nobody uses."""
-        try:
-            write()
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            with self._locked():
-                self._remove_unused(size)
-            write()
-
-    def _stop_storing(self, error: OSError) -> None:
-        with self._thread_lock:
-            first, self._stored = self._stored, False
-        if first:
-            self.notice(f"storage.directory={str(self.root)!r}: {error.strerror}; images without a copy are read from the URL")
-
-    def _take(self, size: int) -> bool:
+    def take(self, size: int) -> bool:
         """Count `size` bytes more, if the limit allows it."""
         with self._thread_lock:
             if size > self._granted:
@@ -230,6 +91,22 @@ class Cache:
                         return False
             self._granted -= size
             return True
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less."""
+        with self._thread_lock:
+            self._granted += size
+
+    def keeping(self, size: int, write: Callable[[], Any]) -> None:
+        """Write; on a full disk, after removing copies that nobody uses."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            with self._locked():
+                self._remove_unused(size)
+            write()
 
     def _make_room(self, size: int) -> bool:
         """Remove copies that nobody uses until `size` more bytes fit. The lock is held."""
@@ -276,6 +153,145 @@ class Cache:
             yield
         finally:
             os.close(descriptor)
+
+
+class Cache:
+    """The copies of the objects at one URL, within the limit for all URLs. Threads and processes share it.
+
+    notice: receives a line if copies can no longer be stored; the objects are then read from the URL every time.
+    """
+
+    def __init__(self, directory: Path, url: str, *, limit: int, notice: Callable[[str], Any]) -> None:
+        """Raises ConfigError, naming storage.directory, if copies cannot be written there."""
+        self.root, self.notice = directory, notice
+        self.path = directory / hashlib.sha256(url.encode()).hexdigest()[:24]
+        self._thread_lock, self._stored = threading.Lock(), True
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.room = Room(directory, self.path, limit)
+            write_atomically(self.path / "url", url)
+        except OSError as error:
+            raise ConfigError("storage.directory", str(directory), reason=error.strerror or str(error)) from None
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Let other processes remove these copies."""
+        atexit.unregister(self.close)
+        self.room.close()
+
+    def read(self, name: str, info: ObjectInfo) -> bytes | None:
+        """The content of an object if there is an intact copy of this version."""
+        try:
+            data = self._file(name).read_bytes()
+        except OSError:
+            return None
+        content, trailer = data[: -TRAILER.size], data[-TRAILER.size :]
+        return content if len(content) == info.size and trailer == _trailer(content, info) else None
+
+    def write(self, name: str, info: ObjectInfo, data: bytes) -> None:
+        """Keep a copy, unless there is no room for it."""
+        size, partial = _allocated(len(data) + TRAILER.size), self._partial()
+        try:
+            if self._stored and self.room.take(size):
+                self.room.keeping(size, lambda: partial.write_bytes(data + _trailer(data, info)))
+                self._move(partial, self._file(name))
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            self._stop_storing(error)
+
+    def file(self, name: str, info: ObjectInfo, *, verify: bool = False) -> Path | None:
+        """The file with the content of an object, if there is a complete copy of this version.
+
+        verify: also read all of it, and compare its checksum.
+        """
+        path = self._file(name)
+        try:
+            tag, crc = path.with_suffix(".tag").read_text().split("\n")
+            complete = tag == info.tag and path.stat().st_size == info.size
+            return path if complete and not (verify and _crc_of_file(path) != int(crc)) else None
+        except (OSError, ValueError):
+            return None
+
+    def begin_file(self, name: str, size: int) -> int | None:
+        """The descriptor of an empty file for the content of an object, whose space is reserved; None if there is no room.
+
+        Raises BlockingIOError if another process is writing it.
+        """
+        descriptor = self._open_partial(name)
+        try:
+            if self._stored and self.room.take(_allocated(size)):
+                self.room.keeping(size, lambda: os.posix_fallocate(descriptor, 0, size) if size else None)
+                return descriptor
+        except OSError as error:
+            self._stop_storing(error)
+        self._close_partial(descriptor, name)
+        return None
+
+    def _open_partial(self, name: str) -> int:
+        path = self._partial(name)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path))
+            os.ftruncate(descriptor, 0)
+        except FileNotFoundError:
+            os.close(descriptor)
+            raise BlockingIOError(errno.EWOULDBLOCK, "finished by another process", str(path)) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _close_partial(self, descriptor: int, name: str) -> None:
+        self._partial(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+    def finish_file(self, descriptor: int, name: str, info: ObjectInfo, *, crc: int) -> Path | None:
+        """Put a complete file in its place and close it; None, after a notice, if that fails. crc: CRC-32C of its content."""
+        path = self._file(name)
+        try:
+            path.with_suffix(".tag").unlink(missing_ok=True)
+            self._move(self._partial(name), path)
+            write_atomically(path.with_suffix(".tag"), f"{info.tag}\n{crc}")
+        except OSError as error:
+            self._stop_storing(error)
+            return None
+        finally:
+            os.close(descriptor)
+        return path
+
+    def abandon_file(self, descriptor: int, name: str, size: int) -> None:
+        """Remove a file that was begun."""
+        self._close_partial(descriptor, name)
+        self.room.give_back(_allocated(size))
+
+    def discard(self, name: str) -> None:
+        """Remove the copy of an object."""
+        path = self._file(name)
+        for file in (path.with_suffix(".tag"), path):
+            file.unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+        return self.path / "copies" / digest[:3] / digest[3:]
+
+    def _partial(self, name: str = "") -> Path:
+        """A file for the unfinished copy of an object; without its name, one of its own."""
+        return self.path / "partial" / (hashlib.sha256(name.encode()).hexdigest() if name else secrets.token_hex(12))
+
+    def _move(self, partial: Path, path: Path) -> None:
+        try:
+            os.replace(partial, path)
+        except FileNotFoundError:
+            path.parent.mkdir(exist_ok=True)
+            os.replace(partial, path)
+
+    def _stop_storing(self, error: OSError) -> None:
+        with self._thread_lock:
+            first, self._stored = self._stored, False
+        if first:
+            self.notice(f"storage.directory={str(self.root)!r}: {error.strerror}; images without a copy are read from the URL")
 
 
 def _trailer(content: bytes, info: ObjectInfo) -> bytes:
