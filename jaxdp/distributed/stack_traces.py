@@ -156,7 +156,9 @@ def innermost_frames(stacks: Sequence[Stack]) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost frames of the traceback of an error, on one line."""
+    """The innermost frames of the traceback of an error, or of the first one that led to it, on one line."""
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        error = cause
     frames = [Frame(*entry[:3]) for entry in traceback.extract_tb(error.__traceback__)][::-1]
     return f"raised at {_shown(frames)}" if frames else ""
 

@@ -1,3 +1,4 @@
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,22 @@ def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
     ]
     assert stack_traces.work(of_rank_0) == ""
     assert "in sleeps" not in stack_traces.innermost_frames(of_rank_0)
+
+
+def test_place_of_an_error_is_where_the_first_one_was_raised():
+    """In the user's code, though others have explained it since."""
+
+    def reads():
+        raise KeyError("row 7")
+
+    try:
+        try:
+            reads()
+        except KeyError as error:
+            raise RuntimeError("the source raised KeyError") from error
+    except RuntimeError as error:
+        explained = error
+    assert re.match(r"raised at .*test_stack_traces.py:\d+ in reads < ", stack_traces.place_of(explained))
 
 
 def frames(*pairs):
