@@ -164,11 +164,20 @@ def place_of(error: BaseException) -> str:
 
 
 def place_of_dump(text: str) -> str:
-    """The innermost frames of the main thread, the oldest one, in the last dump of faulthandler; "" if there is none."""
-    _, _, dump = text.rpartition("Timeout (")
-    lines = map(DUMPED.match, dump.rpartition("most recent call first")[2].splitlines())
-    frames = [Frame(match[1], int(match[2]), match[3]) for match in lines if match]
-    return f"{MAIN} at {_shown(frames)}" if frames else ""
+    """The innermost frames of a thread that executes code, or else of the main thread, in faulthandler's last dump; "" if none.
+
+    The main thread, which is the oldest, comes last.
+    """
+    threads = []
+    for part in text.rpartition("Timeout (")[2].split("most recent call first")[1:]:
+        matches = map(DUMPED.match, part.splitlines())
+        threads.append([Frame(match[1], int(match[2]), match[3]) for match in matches if match])
+    if not (threads := [frames for frames in threads if frames]):
+        return ""
+    *others, main = threads
+    busy = [frames for frames in (main, *others) if not waits_for(frames) and not _is_idle(frames)]
+    shown = busy[0] if busy else main
+    return f"{MAIN if shown is main else 'a thread'} at {_shown(shown)}"
 
 
 def _shown(frames: Sequence[Frame]) -> str:

@@ -109,6 +109,33 @@ def test_place_of_an_error_is_where_the_first_one_was_raised():
     assert re.match(r"raised at .*test_stack_traces.py:\d+ in reads < ", stack_traces.place_of(explained))
 
 
+WAITING = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 451 in result
+  File "/x/train.py", line 9 in <module>
+"""
+IDLE = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/x/jaxdp/distributed/supervisor.py", line 130 in _sleep
+"""
+BUSY = '  File "/x/train.py", line 5 in decodes\n  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
+
+
+@pytest.mark.parametrize(
+    ("threads", "place"),
+    [
+        ([IDLE, BUSY, WAITING], "a thread at /x/train.py:5 in decodes"),
+        ([IDLE, BUSY], "main thread at /x/train.py:5 in decodes"),
+        ([IDLE, WAITING], "main thread at /x/train.py:9 in <module>"),
+        ([], ""),
+    ],
+)
+def test_place_of_a_dump_is_that_of_the_thread_that_executes_code(threads, place):
+    """As faulthandler writes it, while native code in a thread of the loader holds the GIL."""
+    headers = [f"Thread 0x{number:x} (most recent call first):\n" for number in range(9)]
+    dump = "\n".join(header + thread for header, thread in zip(headers, threads, strict=False))
+    assert stack_traces.place_of_dump(f"Timeout (0:00:07.5)!\n{dump}").startswith(place)
+    assert bool(place) == bool(stack_traces.place_of_dump(f"Timeout (0:00:07.5)!\n{dump}"))
+
+
 def frames(*pairs):
     return [stack_traces.Frame(file, 1, function) for file, function in pairs]
 
