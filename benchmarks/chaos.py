@@ -97,7 +97,7 @@ def interrupt_session(workdir: Path, draw: random.Random, processes: int) -> dic
     """
     chosen, name, delay = draw.choice(STAGES), draw.choice(INTERRUPTIONS), draw.random() ** 2 * 0.5
     process = start(workdir, processes)
-    while process.poll() is None and stage(workdir) != chosen:
+    while process.poll() is None and (stage(workdir) != chosen or len(members(process, processes)) < processes):
         time.sleep(0.002)
     time.sleep(delay)
     hit_in = stage(workdir)

@@ -40,7 +40,7 @@ CASES = {
     "GIL held": (rf"{SILENT}.*in hold_the_gil", 1),
     "stuck in data": (r"stuck: no progress.*in __getitem__", 1),
     "stuck in constructor": (r"stuck: no progress.*in __init__|did not start", 1),
-    "exception in data": (r"the disk is on fire", 1),
+    "exception in data": (r"the disk is on fire.*in on_fire", 1),
     "other config": (r"optimizer\.momentum: 0\.9 on rank 0, 0\.8 on rank|optimizer\.momentum: 0\.8 on rank 0, 0\.9", 2),
     "other seed": (r"seed: \d+ on rank 0, \d+ on rank", 2),
     "missing": (r"did not start", 1),
@@ -136,7 +136,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
     if fails and case == "missing":
         time.sleep(10_000)
     import jaxdp
-    from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase
+    from jaxdp.config import Config, Data, Guard, Logging, Mesh, Model, Optimizer, Phase, Schedule
 
     if "slow directory" in case:
         slow_down()
@@ -149,6 +149,7 @@ def train(case: str, workdir: Path, faulty: int) -> None:
         batch=(Phase(12),),
         model=Model(name="linear"),
         optimizer=Optimizer(name="sgd", momentum=0.8 if fails and case == "other config" else 0.9),
+        schedule=Schedule(learning_rate=0.01, warmup_epochs=0.1),
         mesh=Mesh(cpu_devices=2 if fails and case == "unequal devices" else 1),
         logging=Logging(tensorboard=False),
         guard=Guard(**GUARD),
@@ -158,7 +159,8 @@ def train(case: str, workdir: Path, faulty: int) -> None:
         print(f"trained {result.steps} steps", file=sys.stderr, flush=True)
     except Exception as error:
         print(f"jaxdp: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
+        code = 2 if isinstance(error, jaxdp.ConfigError) else getattr(error, "exit_code", 1)
+        raise SystemExit(code) from None
 
 
 def slow_down() -> None:

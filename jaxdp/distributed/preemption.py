@@ -1,20 +1,7 @@
-"""From a stop signal to exit code 75: a handler records the signal, and the run stops at a point at which it can be saved.
+"""Stop signals: a handler records the first one, and the run stops at a point at which it can be saved.
 
-1. `SignalHandler._on_signal` records the name of the signal as `stop_reason`. A repeated signal ends the process at once if it
-   is forced (see `StopSignals`).
-2. The loop passes `stop_reason` to the process group, which makes it the request of this process that the next step carries
-   (see `jaxdp.training.requests`). With the step's metrics every process reads the largest request (`ProcessGroup.agree`).
-3. Before each step and each batch of an evaluation, in `SignalHandler.pass_sync_point`, and while the main thread waits, in
-   `SignalHandler.raise_if_stop_agreed`, the group says whether all processes stop there. Before the first step, and in a single
-   process, a request takes effect at once.
-4. At that sync point, `SignalHandler._act_on` raises `StopTraining` on every process.
-5. `_adding_advice` in `jaxdp.training.loop` catches it, saves the last step in `_save_last_step`, and raises `Stopped`, made by
-   `jaxdp.training.ending.stop_exception`. Before the loop starts, `jaxdp.train` catches it and raises
-   `stopped_before_training`.
-6. `jaxdp.cli.train.run` prints the message of `Stopped` and exits with its `exit_code`, 75. If a program calls
-   `jaxdp.train` and does not catch `Stopped`, an exit hook of `jaxdp.distributed.runtime` exits with that code.
-
-Until the processes have joined, there is no group: `SignalHandler.raise_if_signaled` replaces steps 2 to 4.
+docs/tour.md lists the functions from the signal to exit code 75. Until the processes have joined, there is no group, and
+`SignalHandler.raise_if_signaled` stops this process.
 """
 
 import _thread

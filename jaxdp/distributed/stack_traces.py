@@ -156,17 +156,28 @@ def innermost_frames(stacks: Sequence[Stack]) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost frames of the traceback of an error, on one line."""
+    """The innermost frames of the traceback of an error, or of the first one that led to it, on one line."""
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        error = cause
     frames = [Frame(*entry[:3]) for entry in traceback.extract_tb(error.__traceback__)][::-1]
     return f"raised at {_shown(frames)}" if frames else ""
 
 
 def place_of_dump(text: str) -> str:
-    """The innermost frames of the main thread, the oldest one, in the last dump of faulthandler; "" if there is none."""
-    _, _, dump = text.rpartition("Timeout (")
-    lines = map(DUMPED.match, dump.rpartition("most recent call first")[2].splitlines())
-    frames = [Frame(match[1], int(match[2]), match[3]) for match in lines if match]
-    return f"{MAIN} at {_shown(frames)}" if frames else ""
+    """The innermost frames of a thread that executes code, or else of the main thread, in faulthandler's last dump; "" if none.
+
+    The main thread, which is the oldest, comes last.
+    """
+    threads = []
+    for part in text.rpartition("Timeout (")[2].split("most recent call first")[1:]:
+        matches = map(DUMPED.match, part.splitlines())
+        threads.append([Frame(match[1], int(match[2]), match[3]) for match in matches if match])
+    if not (threads := [frames for frames in threads if frames]):
+        return ""
+    *others, main = threads
+    busy = [frames for frames in (main, *others) if not waits_for(frames) and not _is_idle(frames)]
+    shown = busy[0] if busy else main
+    return f"{MAIN if shown is main else 'a thread'} at {_shown(shown)}"
 
 
 def _shown(frames: Sequence[Frame]) -> str:

@@ -1,3 +1,4 @@
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,49 @@ def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
     ]
     assert stack_traces.work(of_rank_0) == ""
     assert "in sleeps" not in stack_traces.innermost_frames(of_rank_0)
+
+
+def test_place_of_an_error_is_where_the_first_one_was_raised():
+    """In the user's code, though others have explained it since."""
+
+    def reads():
+        raise KeyError("row 7")
+
+    try:
+        try:
+            reads()
+        except KeyError as error:
+            raise RuntimeError("the source raised KeyError") from error
+    except RuntimeError as error:
+        explained = error
+    assert re.match(r"raised at .*test_stack_traces.py:\d+ in reads < ", stack_traces.place_of(explained))
+
+
+WAITING = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/concurrent/futures/_base.py", line 451 in result
+  File "/x/train.py", line 9 in <module>
+"""
+IDLE = """  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/x/jaxdp/distributed/supervisor.py", line 130 in _sleep
+"""
+BUSY = '  File "/x/train.py", line 5 in decodes\n  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
+
+
+@pytest.mark.parametrize(
+    ("threads", "place"),
+    [
+        ([IDLE, BUSY, WAITING], "a thread at /x/train.py:5 in decodes"),
+        ([IDLE, BUSY], "main thread at /x/train.py:5 in decodes"),
+        ([IDLE, WAITING], "main thread at /x/train.py:9 in <module>"),
+        ([], ""),
+    ],
+)
+def test_place_of_a_dump_is_that_of_the_thread_that_executes_code(threads, place):
+    """As faulthandler writes it, while native code in a thread of the loader holds the GIL."""
+    headers = [f"Thread 0x{number:x} (most recent call first):\n" for number in range(9)]
+    dump = "\n".join(header + thread for header, thread in zip(headers, threads, strict=False))
+    assert stack_traces.place_of_dump(f"Timeout (0:00:07.5)!\n{dump}").startswith(place)
+    assert bool(place) == bool(stack_traces.place_of_dump(f"Timeout (0:00:07.5)!\n{dump}"))
 
 
 def frames(*pairs):

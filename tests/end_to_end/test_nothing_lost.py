@@ -20,6 +20,7 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST
 from jaxdp.cli.main import main
 from jaxdp.config import Data, Mesh, Phase, Reduce
+from jaxdp.data import progress
 from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.inference.evaluate import evaluate
@@ -296,6 +297,7 @@ def test_status_during_a_run_reports_each_activity_in_order(tiny, tmp_path, monk
         detail for _, detail in entered
     }
     assert status.current().activity == status.OUTSIDE
+    assert progress.listener == status.current().record_progress  # so slow storage is not taken for a stuck source
 
 
 def test_log_written_during_syncs_has_every_line_once_in_order(tmp_path):
