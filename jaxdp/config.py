@@ -83,8 +83,8 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatedImages(Section):
-    """How images are prepared for evaluation, and how the pixels of all images are normalized."""
+class Preprocessing(Section):
+    """Preparation of images for evaluation, and their normalization; of weights, what is not given is as in their file."""
 
     eval_size: Annotated[ImageSize | None, FromDisk] = None
     """Height and width of evaluated images, in pixels (None: `image_size`)"""
@@ -103,7 +103,7 @@ class EvaluatedImages(Section):
 
 
 @dataclass(frozen=True)
-class Data(EvaluatedImages):
+class Data(Preprocessing):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
@@ -173,11 +173,6 @@ class Data(EvaluatedImages):
     def evaluated_size(self) -> int:
         """Height and width of the network's input in evaluation, in pixels."""
         return self.eval_size or self.image_size
-
-
-@dataclass(frozen=True)
-class Preprocessing(EvaluatedImages):
-    """Preparation of images that belongs to weights (None, empty: that of the weights' file)."""
 
 
 @dataclass(frozen=True, kw_only=True)
