@@ -35,7 +35,7 @@ def callbacks_of(
         Stragglers() if processes > 1 else None,
         InputAdvice() if is_rank0 else None,
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
-        EarlyStopping() if config.stop.patience is not None else None,
+        EarlyStopping(),
         CheckpointInterval(),
     ]
     if (steps := profiled_steps(logging.profile)) and is_rank0:

@@ -13,6 +13,7 @@ import jax
 
 from jaxdp import models
 from jaxdp.attached import callbacks_of
+from jaxdp.callbacks.early_stopping import too_few_evaluations
 from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
@@ -36,24 +37,26 @@ from jaxdp.models import finetune
 from jaxdp.plan_summary import model_summary, start_table
 from jaxdp.planning import Plan
 from jaxdp.setup import consistency, run_dir
+from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
     changed_batches_warning,
+    check_fits,
     data_fingerprint,
     make_compiler,
     prepare,
     small_worker_warning,
-    too_few_evaluations,
 )
+from jaxdp.setup.run_dir import read_result
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training.callback import Callback, CallbackError, Callbacks
 from jaxdp.training.loop import fit
-from jaxdp.training.result import TrainResult, read_result
+from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
-from jaxdp.training.start import StartPoint, check_fits
+from jaxdp.training.start import StartPoint
 from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
 from jaxdp.xla import jax_options
 
@@ -277,6 +280,7 @@ class _Session:
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
         consistency.check(group, lambda: fingerprint)
         config = plan.config
+        check = partial(check_fits, plan=plan, data_fingerprint=fingerprint, accept_changes=accept_changes)
         if origin is not None:
             if not accept_changes:
                 _check_same_config(origin, config)
@@ -309,12 +313,12 @@ class _Session:
                     datasets=datasets,
                     data_fingerprint=fingerprint,
                     saved_batches=saved_batches,
-                    start=StartPoint(origin, accept_changes, partial(finetune.initial_values, config, weights)),
+                    start=StartPoint(origin, check, partial(finetune.initial_values, config, weights)),
                     trackers=trackers,
                     remarks=remarks,
                 )
             if manifest is not None and origin is None:
-                check_fits(manifest, plan, fingerprint, accept_changes=accept_changes)
+                check(manifest)
             if self.mirror is not None:
                 retention = Retention(config.checkpoint.keep, config.stop.metric)
                 if manifest is not None:
@@ -372,7 +376,8 @@ class _Session:
                 started=self.started,
             )
             events.position = run.position
-            result = fit(run, start)
+            with out_of_memory_as_config_error(run):
+                result = fit(run, start)
         group.set_activity("finish")
         group.all_gather_object(
             "the end of the run", None, while_waiting=lambda: None

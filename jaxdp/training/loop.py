@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from jaxdp.checkpoint.manifest import read_manifest
-from jaxdp.config import chance_loss
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
@@ -25,7 +24,6 @@ from jaxdp.records import RECORD_FIELDS, to_json
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import ending, requests
 from jaxdp.training.callback import CallbackError
-from jaxdp.training.ending import out_of_memory_as_config_error
 from jaxdp.training.evaluation import ExampleCollector, evaluate
 from jaxdp.training.result import TrainResult, progress_now, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
@@ -46,16 +44,13 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
         restore_or_initialize(run, start)
         run.has_started = True
         run.callbacks.on_start(run)
-        with out_of_memory_as_config_error(run.phase):
-            if run.progress.evaluation_due:  # the previous session stopped before or during it
-                evaluate_now(run)
-                save_now(run)
+        if run.progress.evaluation_due:  # the previous session stopped before or during it
+            evaluate_now(run)
+            save_now(run)
         for phase in run.plan.phases:
-            with out_of_memory_as_config_error(phase):
-                if run.progress.samples < phase.end and run.stop_reason is None:
-                    _train_phase(run, phase)
-        with out_of_memory_as_config_error(run.phase):
-            evaluation = _finish(run)
+            if run.progress.samples < phase.end and run.stop_reason is None:
+                _train_phase(run, phase)
+        evaluation = _finish(run)
         result = TrainResult.collect(run, evaluation)
         run.callbacks.on_end(run, result)
     run.processes.set_activity("finish", detail="writing the result")
@@ -270,13 +265,11 @@ def _finish(run: Run) -> dict[str, Any]:
     Raises TrainingError if the run has not succeeded.
     """
     progress = run.progress
-    ending.check_skipped(progress.skipped_steps, progress.steps, run.config.loss_scale)
+    ending.check_skipped(run)
     evaluation = progress.last_evaluation
     if is_new := evaluation is None or evaluation["samples"] != progress.samples:
         evaluation = evaluate_now(run)
     ending.check_evaluation(progress.best or evaluation)
-    if warning := ending.chance_level_warning(progress.best or evaluation, chance_loss(run.config)):
-        run.info(warning)
     if is_new or run.saved_samples != progress.samples or run.save_requested:
         save_now(run)
     run.processes.set_activity("finish", progress.steps, "waiting for the last save")
