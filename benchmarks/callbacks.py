@@ -26,6 +26,7 @@ from jaxdp.config import Checkpoint, Config, Data, Evaluation, Guard, Mesh, Mode
 from jaxdp.loggers.console import Quiet
 from jaxdp.session import Command, run_session
 from jaxdp.setup.prepare import make_compiler, prepare
+from jaxdp.training import requests
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state
@@ -59,7 +60,7 @@ def config_of(steps):
             schedule=dataclasses.replace(Config().schedule, learning_rate=0.01, warmup_epochs=0.0),
             mesh=Mesh(cpu_devices=1),
             evaluation=Evaluation(every_epochs=None),
-            checkpoint=Checkpoint(every_epochs=None, every_minutes=None),
+            checkpoint=Checkpoint(every_epochs=None),
             guard=Guard(),
         )
     )
@@ -71,7 +72,7 @@ class Times(Callback):
     def after_step(self, run, metrics):
         if metrics["step"] == WARM_UP:
             self.began = time.perf_counter()
-        if metrics["step"] == run.plan.total_steps:
+        if metrics["samples"] == run.plan.total_samples:
             self.seconds = (time.perf_counter() - self.began) / (metrics["step"] - WARM_UP)
 
 
@@ -88,10 +89,11 @@ def time_steps(config):
     phase, compiler = plan.phases[0], make_compiler(plan, devices, datasets)
     step, mesh = compiler.prepare_train(phase).result(), compiler.mesh(phase)
     state, rates = create_state(plan.config, compiler.model, mesh), compiler.hyperparameters(phase, 0.01)
+    no_request = requests.none(mesh)
     with closing(open_batches(compiler, datasets, phase)) as batches:
         count = 0
         while (batch := batches.next()) is not None:
-            state, _ = step(state, batch, rates)
+            state, _ = step(state, batch | no_request, rates)
             count += 1
             if count == WARM_UP:
                 jax.block_until_ready(state)

@@ -20,9 +20,6 @@ CHANGES = (
     "--reduce.bucket-bytes None",
     "--reduce.no-overlap",
     "--reduce.strategy psum",
-    "--model.convolution direct",
-    "--model.gradients autodiff",
-    "--compile.no-tuned",
 )
 
 

@@ -26,6 +26,7 @@ from jaxdp.bench.environment import provenance
 from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
 from jaxdp.planning import make_plan
+from jaxdp.training import requests
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.state import create_state
 from jaxdp.training.step_compiler import StepCompiler
@@ -80,7 +81,11 @@ def run(flags: list[str], seed: int) -> dict:
             batch = prefetch.to_global(
                 prefetch.train_batch(datasets.train, seed=seed, first_sample=first, global_batch=phase.global_batch), mesh
             )
-            state, metrics = step(state, batch, programs.hyperparameters(phase, programs.plan.learning_rate(first)))
+            state, metrics = step(
+                state,
+                batch | requests.none(programs.mesh(phase)),
+                programs.hyperparameters(phase, programs.plan.learning_rate(first)),
+            )
             losses.append(round(float(metrics["loss"]), 4))
             statistics = averaged(statistics, state.batch_stats)
             after = first + phase.global_batch

@@ -35,8 +35,7 @@ SIDE_BY_SIDE = ["benchmarks/step_vs_pytorch.py", "--rounds", "5", "--seconds", "
 ONE = "224:imagenet:256"
 FORMS = ("separate", "folded")  # of batch normalization
 STEPS = ["jaxdp", "jaxdp:separate-all", "jaxdp:folded", "jaxdp:folded-all"]
-ON_CPU = ("given-back", "direct")
-CHANGES = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags and name not in ON_CPU]
+CHANGES = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if not flags]
 FLAGS = [f"jaxdp:{name}" for name, (flags, _) in VARIANTS.items() if flags]
 COMPARED = {
     "pytorch": ["--only", "torch", "torch-compile", "torch-reduce", "torch-max", "--cases", ONE],

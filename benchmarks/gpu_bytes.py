@@ -31,7 +31,6 @@ CASES = {
     "separate, ohwi": OHWI,
     "folded": FOLDED,
     "folded, ohwi": FOLDED + OHWI,
-    "autodiff": ["--model.gradients", "autodiff"],
 }
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
 

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxdp.bench.environment import provenance
@@ -49,7 +49,6 @@ FAULTS = [  # of the proxy, and their probability for each request
     ("cut_download", {"methods": ["GET"], "rate": 0.02}),
 ]
 STAGES = ("starting", "leasing", "downloading", "compiling", "stepping", "saving", "uploading", "ending")
-LEASE_SECONDS = 4
 ATTEMPTS = 8  # of the last session, which may fail because of injected errors before it trains
 OUTAGE_SECONDS, BEFORE_SECONDS, AFTER_SECONDS = 60, 20, 40
 SMALL = [
@@ -57,19 +56,25 @@ SMALL = [
     *("--model.depth", "18", "--model.width", "2", "--model.stem", "small", "--mesh.cpu-devices", "2"),
     *("--batch.0.global-batch", "16", "--evaluation.batch", "250", "--logging.no-tensorboard", "--logging.every-steps", "1"),
 ]
-KILLED = [*SMALL, "--epochs", "8", "--checkpoint.every-samples", "200", "--storage.upload-seconds", "2"]
-LONG = [*SMALL, "--epochs", "5000", "--evaluation.every-epochs", "500", "--checkpoint.every-samples", "4000"]
+KILLED = [*SMALL, "--epochs", "8", "--checkpoint.every-epochs", "0.78"]
+LONG = [*SMALL, "--epochs", "5000", "--evaluation.every-epochs", "500", "--checkpoint.every-epochs", "15.6"]
 LARGE = [
     *("--data.source", "synthetic", "--data.image-size", "32", "--data.train-examples", "1600", "--data.eval-examples", "64"),
     *("--model.depth", "18", "--model.stem", "small", "--batch.0.global-batch", "16", "--logging.no-tensorboard"),
-    *("--storage.lease-seconds", "60"),
 ]
 
 
-def start(workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
-    """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out."""
-    lease = ["--storage.directory", str(folder / "copies"), "--storage.lease-seconds", str(LEASE_SECONDS)]
-    command = [sys.executable, "-u", "-m", "jaxdp", "train", "--workdir", str(workdir), *lease, *training]
+def start(
+    workdir: str | Path, training: list[str], folder: Path, environment: dict[str, str], constants: Sequence[str] = ()
+) -> subprocess.Popen:
+    """A training process whose local copies are in `folder`/copies and whose output goes to `folder`/out.
+
+    constants: other values, for `helpers.constants`.
+    """
+    copies = ["--storage.directory", str(folder / "copies")]
+    from helpers.constants import SHORT_LEASES
+
+    command = [*SHORT_LEASES, *constants, "train", "--workdir", str(workdir), *copies, *training]
     environment = os.environ | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"} | environment
     with open(folder / "out", "w") as out:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -215,7 +220,7 @@ def measure_outage(folder: Path, kind: str, mode: str) -> dict:
         storage.proxy.add("latency", seconds=LATENCY)
         os.environ.update(storage.environment)
         url = f"{storage.url}/runs/outage"
-        process = start(url, [*LONG, "--storage.upload-seconds", "2"], here, storage.environment)
+        process = start(url, LONG, here, storage.environment)
         try:
             wait_until(lambda: any(here.glob("copies/runs/*/checkpoints/[1-9]*")), process, here)
             log = next(here.glob("copies/runs/*/metrics.jsonl"))

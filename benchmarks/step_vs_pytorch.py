@@ -25,7 +25,7 @@ from pathlib import Path
 
 import turns
 
-from jaxdp.distributed import host_memory
+from jaxdp.distributed import memory
 from jaxdp.distributed.runtime import nvidia_gpu_present
 
 RESULTS = turns.ROOT / "benchmarks/results/step_vs_pytorch.json"
@@ -33,18 +33,14 @@ CLASSES, SMOOTHING, RATE, MOMENTUM, DECAY, MEAN, STD = 1000, 0.1, 0.01, 0.9, 5e-
 CPU_CASES = ("32:small:64", "32:imagenet:64", "128:imagenet:16")
 GPU_CASES = ("224:imagenet:256", "224:imagenet:400", "224:imagenet:512")
 NAMES = ("jaxdp", "jaxdp-linen", "torch", "torch-compile")
-CPU_NAMES = (*NAMES, "jaxdp:given-back", "torch:kept", "torch-compile:kept")
+CPU_NAMES = (*NAMES, "torch:kept", "torch-compile:kept")
 GPU_NAMES = (*NAMES, "torch-reduce", "torch-max")
 STAGES = (3, 4, 6, 3)
 # One change each to our step: XLA's flags, fields of the configuration by group.
 VARIANTS = {
-    "given-back": ("", {"mesh": {"keep_memory": False}}),
-    "direct": ("", {"model": {"convolution": "direct"}}),
     "folded": ("", {"model": {"batch_norm": "folded"}}),
     "ohwi": ("", {"compile": {"conv_layout": "ohwi"}}),
     "folded-ohwi": ("", {"model": {"batch_norm": "folded"}, "compile": {"conv_layout": "ohwi"}}),
-    "autodiff": ("", {"model": {"gradients": "autodiff"}}),
-    "untuned": ("", {"compile": {"tuned": False}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),
     "graphs": ("--xla_gpu_enable_command_buffer=+CONVOLUTION", {}),
     "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),
@@ -221,7 +217,7 @@ def pytorch(size: int, stem: str, batch: int, mode: str):
 
 def kept(*case):
     """PyTorch in a process that keeps freed memory."""
-    host_memory.keep_freed()
+    memory.keep_freed()
     return pytorch(*case)
 
 

@@ -10,7 +10,6 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 import audit
@@ -33,14 +32,10 @@ import process_failures
 import saving
 import training_vs_pytorch
 import turns
-import velocity_dtype
 
-from jaxdp.choices import TABLES as TABLES_OF_CHOICES
-from jaxdp.config import BlurPool
 from jaxdp.data.sources import inspect
 from jaxdp.planning import make_plan
 from jaxdp.recipes import find_config, load_config
-from jaxdp.strategies import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -282,11 +277,6 @@ def fashion() -> str:
     return f"{fashion_vs_pytorch.table(record)}\n\nBy `benchmarks/fashion_vs_pytorch.py` on {made}."
 
 
-def velocity() -> str:
-    record = json.loads((RESULTS / "velocity_dtype.json").read_text())
-    return f"{velocity_dtype.table(record)}\n\nBy `benchmarks/velocity_dtype.py` on {made_on(record['runs'][0])}."
-
-
 def folded_on_cpu() -> str:
     record = json.loads((RESULTS / "batch_norm_cpu.json").read_text())
     lines = ["| image, stem, batch | separate, images/s | folded to separate |", "|---|---|---|"]
@@ -396,14 +386,14 @@ def gpu() -> str:
 
 def one_device() -> str:
     record = json.loads((RESULTS / "step_changes.json").read_text())
-    flags = {"given-back": "--mesh.no-keep-memory", "direct": "--model.convolution direct"}
-    flags |= {"autodiff": "--model.gradients autodiff", "untuned": "--compile.no-tuned"}
+    changes = {"given-back": "freed memory goes back to the system", "direct": "direct convolutions"}
+    changes |= {"autodiff": "the gradients that JAX derives", "untuned": "no XLA options"}
     cases = [one["case"].split(":") for one in record["cases"]]
     lines = ["| change | " + " | ".join(f"{size}x{size}, {stem}, batch {batch}" for size, stem, batch in cases) + " |"]
     lines += ["|---" * (len(cases) + 1) + "|"]
-    for name, flag in flags.items():
+    for name, change in changes.items():
         ratios = (one["rows"][f"jaxdp:{name}"]["to_jaxdp"] for one in record["cases"])
-        lines.append(f"| `{flag}` | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
+        lines.append(f"| {change} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     made = f"Speed relative to the unchanged step; medians of {record['cases'][0]['rounds']} paired rounds, by"
     return "\n".join([*lines, "", f"{made} `benchmarks/step_vs_pytorch.py --only` on {made_on(record)}."])
 
@@ -501,25 +491,6 @@ def goals() -> str:
     )
 
 
-OTHERS = {  # field -> what its row of choices has besides the names
-    "optimizer.name": "[your own](extending.md)",
-    "data.source": "[others](data.md)",
-    "model.blur_pool": "see [network](#network)",
-    "reduce.strategy": "`auto`, [your own](extending.md), see [all-reduce](aggregation.md)",
-}
-
-
-def choices() -> str:
-    """The named values of every field that has them."""
-    names = {table.field: list(table) for table in TABLES_OF_CHOICES}
-    names["model.blur_pool"] = list(get_args(BlurPool))
-    names["reduce.strategy"] = list(STRATEGIES.builtin)
-    lines = ["| field | values |", "|---|---|"]
-    for field, values in names.items():
-        lines.append(f"| `{field}` | {', '.join([*(f'`{value}`' for value in values), *filter(None, [OTHERS.get(field)])])} |")
-    return "\n".join(lines)
-
-
 TABLES = {
     "README.md": {"digits": digits},
     "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
@@ -527,10 +498,8 @@ TABLES = {
     "docs/performance.md": {"gpu": gpu},
     "docs/recipes.md": {
         "goals": goals,
-        "choices": choices,
         "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
         "fashion": fashion,
-        "velocity": velocity,
     },
     "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
     "docs/folded_batch_norm.md": {

@@ -181,7 +181,7 @@ def by_jaxdp(held: dict, run: Run, form: str = "separate") -> Iterator[Step]:
         given = weights.read(Path(folder) / "weights.safetensors")
     config = Config(
         data=data(run),
-        model=Model(depth=50, classes=given.model.classes, batch_norm=form, convolution="direct"),
+        model=Model(depth=50, classes=given.model.classes, batch_norm=form),
         batch=(Phase(global_batch=BATCH, per_worker_batch=BATCH),),
         optimizer=run.ours,
     )

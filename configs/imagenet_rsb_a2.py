@@ -41,7 +41,6 @@ def config() -> Config:
             repeats=3,
             mix="mixup_or_cutmix",
             mix_alpha=0.1,
-            cutmix_alpha=1.0,
         ),
         augment=Augment(crop_interpolation="random", magnitude=7.0),
         model=Model(depth=50, classes=1000, dtype="bfloat16", drop_path=0.05),

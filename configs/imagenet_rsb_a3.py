@@ -39,7 +39,6 @@ def config() -> Config:
             auto_augment="rand_augment_increasing",
             mix="mixup_or_cutmix",
             mix_alpha=0.1,
-            cutmix_alpha=1.0,
         ),
         augment=Augment(crop_interpolation="random", magnitude=6.0),
         model=Model(depth=50, classes=1000, dtype="bfloat16"),

@@ -38,7 +38,6 @@ def config() -> Config:
             repeats=4,
             mix="mixup_or_cutmix",
             mix_alpha=0.2,
-            cutmix_alpha=1.0,
         ),
         augment=Augment(crop_interpolation="bilinear", operation_interpolation="bilinear", erase_probability=0.1),
         model=Model(depth=50, classes=1000, dtype="bfloat16"),

@@ -1,7 +1,6 @@
 """The text of the manual's generated pages, made from jaxdp's tables, annotations and docstrings."""
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import json
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unittest import mock
 
-import docstring_parser
 from typing_extensions import Doc
 
 import jaxdp
-from jaxdp import flags
-from jaxdp.choices import OneOf
+from jaxdp import flag_help, flags
 from jaxdp.cli import bench, main
 from jaxdp.config import RESUME_SAFE_FIELDS, Config
+from jaxdp.registry import OneOf
 
 ROOT = Path(__file__).parents[1]
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "None"}
@@ -69,7 +67,10 @@ def _field(owner: type, field: dataclasses.Field, prefix: str) -> str:
 
 def _help(owner: type, field: dataclasses.Field) -> str:
     """The text below a field, or that of its type, in which the names of choices become a list."""
-    text, tables = _texts(owner).get(field.name), [mark.table for mark in get_args(field.type) if isinstance(mark, OneOf)]
+    text, tables = (
+        flag_help.docstrings(owner).get(field.name),
+        [mark.table for mark in get_args(field.type) if isinstance(mark, OneOf)],
+    )
     if text and not tables:
         return f"{text}."
     head, _, names = (f"{text}. {tables[0].help}" if tables else _doc(field.type)).partition(". ")
@@ -77,11 +78,6 @@ def _help(owner: type, field: dataclasses.Field) -> str:
         return f"{head}."
     entries = [re.sub(r"^([\w,. ]+?): ", r"`\1`: ", entry) for entry in names.split("; ")]
     return "\n".join([f"{head}.", "", *(f"- {entry}" for entry in entries)])
-
-
-@functools.cache
-def _texts(owner: type) -> dict[str, str]:
-    return {item.arg_name: " ".join(item.description.split()) for item in docstring_parser.parse_from_object(owner).params}
 
 
 def _doc(annotation: Any) -> str:
@@ -178,7 +174,7 @@ def _option(pair: list[flags.Flag]) -> str:
     spelled = ", ".join(f"{each.name} {'' if each.name.isupper() else each.value_name}".strip() for each in pair)
     shown = flag.default not in (None, False, ()) and not flag.required
     default = f" Default: `{' '.join(map(str, flag.default)) if flag.repeated else flag.default}`." if shown else ""
-    return f"````{{option}} {spelled}\n{_texts(flag.owner)[flag.field.name]}.{default}\n````\n"
+    return f"````{{option}} {spelled}\n{flag_help.docstrings(flag.owner)[flag.field.name]}.{default}\n````\n"
 
 
 # Python API

@@ -13,7 +13,6 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.profile import Profile
 from jaxdp.loggers.warnings import InputAdvice, Stragglers
 from jaxdp.training.callback import Callback, Callbacks
-from jaxdp.validation import profiled_steps
 
 
 def callbacks_of(
@@ -38,7 +37,7 @@ def callbacks_of(
         EarlyStopping(),
         CheckpointInterval(),
     ]
-    if (steps := profiled_steps(logging.profile)) and is_rank0:
+    if (steps := logging.profiled_steps) and is_rank0:
         own.append(Profile(steps))
     loggers: list[Callback | None] = [
         Plot(),  # drawn when the log is closed: `on_end` is called in the reverse order

@@ -1,24 +1,15 @@
-"""Tables of the named choices of a configuration: optimizers, schedules, data sources, augmentations and a few others.
+"""The choices of config fields whose implementations need JAX, or that have none: their names, help and properties.
 
-Config types, validation, `--help`, plan output and tests are derived from these tables. A field that only some choices read
-says so where it is declared: `nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")]`. The functions that implement the
-choices are added where they are defined, with `Registry.implement`, which raises at import if one is missing. This module
-imports neither JAX nor third-party packages.
+Config types and `--help` need them without JAX. The module that implements a choice adds its function with
+`Registry.implement`, which raises at import if one is missing. Schedules, which need no JAX, stand whole in `schedules.py`.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from jaxdp.registry import Registry
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One value of a config field. help: noun phrase for `--help`."""
-
-    help: str
+from jaxdp.registry import Choice, Choices, Registry
 
 
 @dataclass(frozen=True)
@@ -88,76 +79,6 @@ class Metric(Choice):
     sign: int = 1
 
 
-Entry = TypeVar("Entry", bound=Choice)
-
-
-@dataclass(frozen=True, eq=False)
-class Only:
-    """Annotation of a field: the choices of `table` that read it. With the others it must keep its default."""
-
-    table: "Choices"
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class OneOf:
-    """Annotation of a field whose value is a name in a table."""
-
-    table: "Choices"
-
-    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
-        return handler.generate_schema(Literal[tuple(self.table)])
-
-
-class Choices(Registry[Entry, Any]):
-    """The choices of one config field.
-
-    other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
-    the same fields as such a name; None: they read all. readers: SECTION.FIELD -> names of the choices that read it, of fields
-    that not all of them read; `jaxdp.config` collects them from the annotations.
-    """
-
-    def __init__(
-        self,
-        field: str,
-        entries: dict[str, Entry],
-        *,
-        other: Entry | None = None,
-        other_reads: str | None = None,
-        function: str = "",
-    ) -> None:
-        super().__init__(field, entries, function=function)
-        self.other, self.other_reads = other, other_reads
-        self.readers: dict[str, tuple[str, ...]] = {}
-
-    def __getitem__(self, name: str) -> Entry:
-        """The entry of a name. Raises KeyError for an unknown one."""
-        if self.other is not None:
-            return self.entries.get(name, self.other)
-        return self.entries[name]
-
-    @property
-    def help(self) -> str:
-        """Names with their help texts, for `--help`."""
-        texts = [f"{name}: {entry.help}" if entry.help else name for name, entry in self.entries.items()]
-        return "; ".join([*texts, self.other.help] if self.other else texts)
-
-    def only(self, *names: str) -> Only:
-        """The annotation of a field that only these choices read. Raises TypeError for an unknown name."""
-        if unknown := [name for name in names if name not in self.builtin]:
-            raise TypeError(f"{self.field} has no {', '.join(unknown)}")
-        return Only(self, names)
-
-    def read_fields(self, name: str) -> list[str]:
-        """The fields SECTION.FIELD that the choice `name` reads and another choice ignores."""
-        reader = name if name in self.builtin else self.other_reads
-        return [field for field, names in self.readers.items() if reader is None or reader in names]
-
-    def ignored_fields(self, name: str) -> list[str]:
-        """The fields SECTION.FIELD that the choice `name` ignores and another choice reads, sorted."""
-        return sorted(self.readers.keys() - set(self.read_fields(name)))
-
-
 OPTIMIZERS = Choices(
     "optimizer.name",
     {
@@ -168,24 +89,6 @@ OPTIMIZERS = Choices(
     },
     other=UpdateRule("or a name registered with `jaxdp.register_optimizer`"),
     function="register_optimizer",
-)
-MOMENTUM_RULES = Choices(
-    "optimizer.momentum_rule",
-    {
-        "constant": Choice("the same for all batches"),
-        "noise_scale": Choice("keeps learning rate / (batch * (1 - momentum)) constant"),
-        "as_printed": Choice("the formula printed by Mikami et al."),
-    },
-)
-SCHEDULES = Choices(
-    "schedule.name",
-    {
-        "cosine": Choice("warm-up, then half a cosine down to `end`"),
-        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`"),
-        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)"),
-        "sony_a": Choice("configuration A of Mikami et al., polynomial"),
-        "sony_b": Choice("configuration B of Mikami et al., with step decay"),
-    },
 )
 LOSSES = Choices(
     "optimizer.loss",
@@ -275,10 +178,6 @@ BATCH_STATISTICS = Choices(
         "last_batch": Choice("statistics of the last training batch over all workers"),
     },
 )
-NON_FINITE = Choices(
-    "guard.non_finite",
-    {"stop": Choice("end the run"), "skip": Choice("skip the step, at most ten (dynamic loss scaling always skips)")},
-)
 STOP_METRICS = Choices(
     "stop.metric",
     {
@@ -288,17 +187,3 @@ STOP_METRICS = Choices(
     },
 )
 MODELS: Registry[Choice, Any] = Registry("model.name", {"resnet": Choice("ResNet v1.5 (He et al.)")}, function="register_model")
-TABLES: tuple[Choices, ...] = (
-    OPTIMIZERS,
-    MOMENTUM_RULES,
-    SCHEDULES,
-    LOSSES,
-    LOSS_SCALES,
-    AUGMENTATIONS,
-    AUTO_AUGMENTS,
-    MIXES,
-    SOURCES,
-    BATCH_STATISTICS,
-    NON_FINITE,
-    STOP_METRICS,
-)

@@ -1,10 +1,13 @@
-"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values and relations.
+"""The configuration of a run: frozen dataclasses, without JAX. `validation.py` checks their values, `relations.py`
+what does not fit together.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py`, and `TABLE.only(...)` names the choices that read a field.
+tables in `choices.py` and `schedules.py`, and `TABLE.only(...)` names the choices that read a field.
 """
 
 import math
+import os
+import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -18,18 +21,14 @@ from jaxdp.choices import (
     LOSS_SCALES,
     LOSSES,
     MIXES,
-    MOMENTUM_RULES,
-    NON_FINITE,
     ON_DISK,
     OPTIMIZERS,
-    SCHEDULES,
     SOURCES,
     STOP_METRICS,
-    OneOf,
-    Only,
 )
 from jaxdp.errors import ConfigError as ConfigError
-from jaxdp.registry import NAME_PATTERN
+from jaxdp.registry import NAME_PATTERN, Choices, OneOf, Only
+from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
 LARGEST, SMALLEST = 1e15, 1e-15  # bounds of numbers that devices use in float32, which must hold their squares
@@ -39,7 +38,6 @@ NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Minutes = Annotated[float, Field(gt=0, le=1e6)]  # within the range of Python's timers
 Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float32
-Strength = Annotated[float, Field(ge=0, le=100)]
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
@@ -68,37 +66,11 @@ LARGEST_IMAGE = 4096
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
 FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-Shares = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList]
-EvalSize = Annotated[ImageSize | None, Doc("Height and width of evaluated images, in pixels (None: `image_size`)")]
 # Two ways to state the resize for evaluation, with their defaults: either replaces both.
 EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
-EvalResize = Annotated[
-    Annotated[int, Field(ge=8, le=2**16)] | None,
-    Doc(
-        "Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size "
-        "after training on random crops or with a larger `stored_size`, else the evaluated size)"
-    ),
-]
-EvalCrop = Annotated[
-    Annotated[float, Field(ge=0.1, le=1)] | None,
-    Doc("Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"),
-]
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
 CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
-EvalInterpolation = Annotated[
-    Interpolation,
-    Doc(
-        "Filter that resizes evaluated images. bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which resizes the "
-        "center crop (FFCV)"
-    ),
-]
-Mean = Annotated[Shares, Doc("Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)")]
-Std = Annotated[
-    tuple[Annotated[float, Field(ge=1e-3, le=1)], ...],
-    FromList,
-    Doc("Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"),
-]
 
 
 class Section:
@@ -110,8 +82,28 @@ class Section:
         """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedImages(Section):
+    """How images are prepared for evaluation, and how the pixels of all images are normalized."""
+
+    eval_size: Annotated[ImageSize | None, FromDisk] = None
+    """Height and width of evaluated images, in pixels (None: `image_size`)"""
+    eval_resize: Annotated[Annotated[int, Field(ge=8, le=2**16)] | None, FromDisk] = None
+    """Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size after
+    training on random crops or with a larger `stored_size`, else the evaluated size)"""
+    eval_crop: Annotated[Annotated[float, Field(ge=0.1, le=1)] | None, FromDisk] = None
+    """Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"""
+    eval_interpolation: Annotated[Interpolation | None, FromDisk] = None
+    """Filter that resizes evaluated images (None: bilinear). bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which
+    resizes the center crop (FFCV)"""
+    mean: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList] = ()
+    """Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
+    std: Annotated[tuple[Annotated[float, Field(ge=1e-3, le=1)], ...], FromList] = ()
+    """Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
+
+
 @dataclass(frozen=True)
-class Data(Section):
+class Data(EvaluatedImages):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
@@ -127,18 +119,10 @@ class Data(Section):
     end"""
     threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, FromDisk] = None
     """Number of decoding threads (None: one per core)"""
-    ahead_bytes: Bytes = 2**31
-    """Host memory for prefetched images, in bytes; larger batches are transferred in chunks"""
     image_size: ImageSize = 32
     """Height and width of the network's input, in pixels"""
     stored_size: ImageSize | None = None
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
-    eval_size: Annotated[EvalSize, FromDisk] = None
-    eval_resize: Annotated[EvalResize, FromDisk] = None
-    eval_crop: Annotated[EvalCrop, FromDisk] = None
-    eval_interpolation: Annotated[EvalInterpolation, FromDisk] = "bilinear"
-    mean: Mean = ()
-    std: Std = ()
     augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
     """Random transform of training images"""
     auto_augment: Annotated[str, OneOf(AUTO_AUGMENTS)] = "none"
@@ -149,9 +133,7 @@ class Data(Section):
     """Blending of each image with another of its worker's batch"""
     mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup", "cutmix", "mixup_or_cutmix")] = 1.0
     """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
-    that of mixup)"""
-    cutmix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup_or_cutmix")] = 1.0
-    """Parameter of the distribution of CutMix's ratio (mixup_or_cutmix)"""
+    that of mixup; cutmix has 1)"""
     train_examples: Annotated[Count, SOURCES.only("synthetic")] = 4096
     """Number of training images (synthetic)"""
     eval_examples: Annotated[Count, SOURCES.only("synthetic")] = 1000
@@ -180,7 +162,12 @@ class Data(Section):
     def sets_evaluation(self) -> bool:
         """Whether a field sets how images are prepared for evaluation."""
         given = (self.eval_size, self.eval_resize, self.eval_crop)
-        return any(value is not None for value in given) or self.eval_interpolation != "bilinear"
+        return any(value is not None for value in given) or self.eval_filter != "bilinear"
+
+    @property
+    def eval_filter(self) -> Interpolation:
+        """`eval_interpolation` with its default."""
+        return self.eval_interpolation or "bilinear"
 
     @property
     def evaluated_size(self) -> int:
@@ -189,24 +176,18 @@ class Data(Section):
 
 
 @dataclass(frozen=True)
-class Preprocessing(Section):
-    """Preparation of images that belongs to weights, in fields of `Data` (None, empty: those of the weights' file)."""
-
-    image_size: Annotated[ImageSize | None, Doc("Height and width of the images of the training, in pixels")] = None
-    eval_size: EvalSize = None
-    eval_resize: EvalResize = None
-    eval_crop: EvalCrop = None
-    eval_interpolation: Annotated[Interpolation | None, Doc("Filter that resizes evaluated images")] = None
-    mean: Mean = ()
-    std: Std = ()
+class Preprocessing(EvaluatedImages):
+    """Preparation of images that belongs to weights (None, empty: that of the weights' file)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GivenNetwork(Section):
-    """What a file of weights may not state about its network, in fields of `Model` (None: as the file states)."""
+    """What a file of weights may not state about its network."""
 
-    blur_pool: BlurPool | None = None
-    """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur50)"""
+    blur_pool: BlurPool = "none"
+    """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
+    the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
+    behind the maxima, as MosaicML Composer's"""
 
 
 @dataclass(frozen=True)
@@ -215,22 +196,16 @@ class Augment(Section):
 
     flip: Annotated[bool, AUGMENTATIONS.only("paper", "random_resized_crop", "pad_and_crop")] = True
     """Left-right flip with probability one half"""
-    padding: Annotated[Annotated[int, Field(ge=0, le=4096)] | None, AUGMENTATIONS.only("paper", "pad_and_crop")] = None
-    """Width of the padding before the crop, in pixels (None: 4 black ones for pad_and_crop, 0 repeated ones for paper)"""
     min_area: Annotated[float, Field(ge=1e-6, le=1), AUGMENTATIONS.only("random_resized_crop")] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
     crop_interpolation: Annotated[CropInterpolation, AUGMENTATIONS.only("random_resized_crop")] = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
-    operations: Annotated[int, Field(ge=1, le=16), AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")] = 2
-    """Number of operations on each image, drawn with replacement (rand_augment, rand_augment_increasing)"""
     magnitude: Annotated[
         Annotated[float, Field(ge=0, le=30)] | None, AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")
     ] = None
     """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
     rand_augment_increasing: the mean, up to 10, 7 published"""
-    magnitude_std: Annotated[Strength | None, AUTO_AUGMENTS.only("rand_augment_increasing")] = None
-    """Standard deviation of the magnitude (rand_augment_increasing; None: 0.5)"""
     operation_interpolation: Annotated[
         Literal["nearest", "bilinear", "bicubic", "random"] | None,
         AUTO_AUGMENTS.only("rand_augment", "trivial_augment", "rand_augment_increasing"),
@@ -241,21 +216,16 @@ class Augment(Section):
     """Largest changes of brightness, contrast and saturation, as shares in either direction, and largest turn of the hue, at
     most 0.5, as in torchvision's ColorJitter (empty, or 0: none)"""
     erase_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Probability of erasing a random rectangle of the normalized image, of 0.02 to 0.33 of its area"""
-    erase_mode: Literal["constant", "noise"] = "constant"
-    """Content of the erased rectangle. constant: the mean of the data set; noise: independent normal numbers (timm: pixel)"""
+    """Probability of erasing a random rectangle of the image, of 0.02 to 0.33 of its area: it gets the mean of the data set"""
 
     def check(self) -> None:
-        """Color jitter has four parts, and the erased rectangle is drawn."""
+        """Color jitter has four parts."""
         if len(self.color_jitter) > len(JITTERED):
             reason = f"must be at most four numbers: {', '.join(JITTERED)}"
             hint = "for example --augment.color-jitter 0.4 0.4 0.4 0.1"
             raise ConfigError("augment.color_jitter", self.color_jitter, reason=reason, hint=hint)
         if (hue := self.jitter_strengths.get("hue", 0.0)) > 0.5:
             raise ConfigError("augment.color_jitter", self.color_jitter, reason=f"the hue ({hue:g}) must be at most 0.5")
-        if self.erase_mode != "constant" and self.erase_probability == 0:
-            reason, hint = "not used with augment.erase_probability=0", "use --augment.erase-probability 0.25, or omit it"
-            raise ConfigError("augment.erase_mode", self.erase_mode, reason=reason, hint=hint)
 
     @property
     def jitter_strengths(self) -> dict[str, float]:
@@ -264,7 +234,7 @@ class Augment(Section):
 
 
 @dataclass(frozen=True)
-class Model(Section):
+class Model(GivenNetwork):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -282,10 +252,6 @@ class Model(Section):
     classes"""
     squeeze_excitation: bool = False
     """Squeeze-and-excitation behind the last normalization of each block, as in timm's seresnet50"""
-    blur_pool: BlurPool = "none"
-    """BlurPool: a filter where maps shrink, against aliasing. activations: behind strided 3x3 convolutions and the maxima of
-    the stem, as in timm's resnetblur50; convolutions: before strided convolutions, as FFCV's; convolutions_and_pool: also
-    behind the maxima, as MosaicML Composer's"""
     drop_path: BelowOne = 0.0
     """Stochastic depth: probability that an image skips the last block's branch in training; that of other blocks rises to it
     from 0"""
@@ -300,21 +266,12 @@ class Model(Section):
     """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
-    gradients: Literal["custom_vjp", "autodiff"] = "custom_vjp"
-    """Gradients of fused batch normalization and ReLU and of max pooling: hand-written ones, which move less memory (see
-    jaxdp/models/batch_norm.py), or JAX's"""
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
     """Batch normalization behind 1x1 convolutions in training. separate: of the convolution's result; folded: into its kernel,
     which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
-    convolution: Literal["auto", "direct", "product"] = "auto"
-    """Algorithm of 1x1 and small-map convolutions. product: matrix products, faster on CPUs; auto: product on a CPU, else
-    direct"""
 
     def check(self) -> None:
-        """Folded batch normalization has a hand-written gradient only; the stem's pooling is blurred where there is one."""
-        if self.gradients == "autodiff" and self.batch_norm == "folded":
-            reason = "not possible with model.gradients='autodiff'"
-            raise ConfigError("model.batch_norm", "folded", reason=reason, hint="use --model.gradients custom_vjp")
+        """The stem's pooling is blurred where there is one."""
         if self.blur_pool == "convolutions_and_pool" and self.stem == "small":
             reason = "model.stem='small' has no max pooling"
             raise ConfigError("model.blur_pool", self.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
@@ -364,13 +321,9 @@ class Optimizer(Section):
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
     momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
-    """Momentum as a function of the global batch"""
-    momentum_batch: Annotated[Count, MOMENTUM_RULES.only("noise_scale", "as_printed")] = 32768
-    """Global batch at which `momentum` applies (noise_scale, as_printed)"""
+    """Momentum as a function of the global batch, with `momentum` at 32768 images"""
     nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")] = False
     """Nesterov momentum (lars, sgd)"""
-    velocity_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the accumulated or averaged gradient between steps; bfloat16 halves its memory"""
     weight_decay: NonNegative = 1e-4
     """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
     unless `adapt` is all"""
@@ -469,14 +422,12 @@ class Finetune(Section):
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
-    new_head: bool = False
-    """Random initialization of the classifier, even if the file's has as many classes"""
     head_multiplier: Positive = 1.0
     """Learning rate of the classifier relative to that of the other layers"""
 
     def check(self) -> None:
         """Fine-tuning starts from a file of weights."""
-        for name in ("frozen_stages", "new_head", "digest"):
+        for name in ("frozen_stages", "digest"):
             if self.weights is None and (value := getattr(self, name)):
                 hint = "use --finetune.weights FILE, or omit it"
                 raise ConfigError(f"finetune.{name}", value, reason="requires finetune.weights", hint=hint)
@@ -493,9 +444,6 @@ class Mesh(Section):
     """Number of devices along the horizontal axis (None: devices / vertical)"""
     cpu_devices: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of virtual devices on a CPU (None: 1)"""
-    keep_memory: bool = True
-    """Reuse of freed memory by later steps on a single CPU device; the process keeps its peak memory, and computations run
-    synchronously"""
 
 
 @dataclass(frozen=True)
@@ -552,15 +500,13 @@ class Stop(Section):
 
 @dataclass(frozen=True)
 class Checkpoint(Section):
-    """Checkpoints besides those saved at the end of each phase, at the end of the run and on a stop signal.
+    """Checkpoints besides those saved at the end of each phase, at the end of the run, and on a stop signal.
 
     With early stopping, every evaluation that is the best so far is also followed by one.
     """
 
     every_epochs: Positive | None = 1.0
-    """Number of epochs between checkpoints (None: not by epochs)"""
-    every_samples: Annotated[int, Field(ge=1, le=2**32)] | None = None
-    """Number of samples between checkpoints (None: not by samples)"""
+    """Number of epochs between checkpoints, which may be a fraction (None: not by epochs)"""
     every_minutes: Minutes | None = 30.0
     """Largest number of minutes between checkpoints (None: not by time)"""
     keep: Count = 2
@@ -571,11 +517,9 @@ class Checkpoint(Section):
 class Guard(Section):
     """Detection of runs that cannot continue."""
 
-    non_finite: Annotated[str, OneOf(NON_FINITE)] = "stop"
-    """Action on a non-finite loss or gradient"""
-    stuck_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
-    """Time without progress, in seconds and at least 15 usual steps, after which a process logs the stacks of its threads and
-    rank 0 names the slow rank"""
+    non_finite: Literal["stop", "skip"] = "stop"
+    """Action on a non-finite loss or gradient. stop: end the run; skip: skip the step, at most ten (dynamic loss scaling always
+    skips)"""
     step_minutes: Minutes | None = 30.0
     """Time without progress, in minutes, after which all processes end; a compilation may take at least 30 (None: no limit)"""
     silence_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 15.0
@@ -594,8 +538,6 @@ class Compile(Section):
     cache: str = "auto"
     """Directory of the compilation cache, which is never emptied. auto: JAX_COMPILATION_CACHE_DIR, or jaxdp/programs in
     XDG_CACHE_HOME or ~/.cache; off: no cache"""
-    tuned: bool = True
-    """Use of XLA options that speed up the step (see docs/performance.md)"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
     conv_layout: Literal["hwio", "ohwi"] = "hwio"
@@ -612,10 +554,11 @@ class Storage(Section):
     in XDG_CACHE_HOME or ~/.cache"""
     cache_gigabytes: Positive = 100.0
     """Largest size of the local copies of data, in GB; what was used least recently is removed first"""
-    upload_seconds: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] = 30.0
-    """Time in seconds between uploads of the log"""
-    lease_seconds: Annotated[float, Field(ge=3, le=86_400, allow_inf_nan=False)] = 60.0
-    """Time in seconds without renewal after which another process may take over a run at a URL"""
+
+
+STEPS = re.compile(r"([1-9][0-9]{0,11}),([1-9][0-9]{0,11})")
+WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
+MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
 
 
 @dataclass(frozen=True)
@@ -624,8 +567,6 @@ class Logging(Section):
 
     every_steps: Count | None = None
     """Number of steps between lines in metrics.jsonl (None: 10, or fewer in a run of less than 200 steps)"""
-    print_seconds: NonNegative = 15.0
-    """Least time in seconds between printed step lines, without a terminal; 0: a line for each in metrics.jsonl"""
     tensorboard: bool = True
     """Output of TensorBoard events"""
     wandb: str | None = None
@@ -634,6 +575,27 @@ class Logging(Section):
     """Tracking URI of the MLflow server to send the run to, such as http://localhost:5000"""
     profile: str | None = None
     """Steps to profile, as FIRST,COUNT with the run's first step as 1; the trace is written to the directory `profile`"""
+
+    def check(self) -> None:
+        """Names that Weights & Biases and MLflow accept, and steps to profile."""
+        if self.profile is not None and not STEPS.fullmatch(self.profile):
+            reason = "must be FIRST,COUNT: the first step to profile, from 1, and the number of steps"
+            raise ConfigError("logging.profile", self.profile, reason=reason, hint="for example 10,5")
+        if self.wandb is not None and not WANDB_PROJECT.fullmatch(self.wandb):
+            reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
+            raise ConfigError("logging.wandb", self.wandb, reason=reason, hint="WANDB_ENTITY names a team")
+        if self.mlflow is not None and not MLFLOW_URI.fullmatch(self.mlflow):
+            hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", self.mlflow)
+            if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
+                file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
+                hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
+            raise ConfigError("logging.mlflow", self.mlflow, reason="must be the URI of an MLflow server", hint=hint)
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps to profile, counted from 1; empty for none."""
+        first, count = map(int, self.profile.split(",")) if self.profile else (0, 0)
+        return range(first, first + count)
 
 
 @dataclass(frozen=True)
@@ -668,6 +630,20 @@ class Config(Section):
     logging: Logging = field(default_factory=Logging)
 
 
+TABLES: tuple[Choices, ...] = (
+    OPTIMIZERS,
+    MOMENTUM_RULES,
+    SCHEDULES,
+    LOSSES,
+    LOSS_SCALES,
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    MIXES,
+    SOURCES,
+    BATCH_STATISTICS,
+    STOP_METRICS,
+)
+
 # Each table learns which fields its choices read.
 for _section in fields(Config):
     _owner = type(getattr(Config(), _section.name))
@@ -696,7 +672,6 @@ RESUME_SAFE_FIELDS = (
     "storage",
     "data.directory",
     "data.threads",
-    "data.ahead_bytes",
 )
 
 
@@ -723,34 +698,9 @@ def chance_loss(config: Config) -> float:
     return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
-HELD_OUT_LABELS = "plain labels"
-
-
-def training_labels(config: Config) -> str:
-    """The labels of the training loss, in a few words. The held-out loss has plain labels, so the two differ in meaning."""
-    smoothing, mix = config.optimizer.label_smoothing, config.data.mix
-    words = [f"labels smoothed by {smoothing:g}"] * (smoothing > 0)
-    words += [f"labels mixed by {mix.replace('_', ' ')}"] * (mix != "none")
-    if config.optimizer.target_threshold is not None:
-        words.append(f"labels above {config.optimizer.target_threshold:g} set to 1, others to 0")
-    return ", ".join(words) or HELD_OUT_LABELS
-
-
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
-
-
-def evaluation_words(config: Config) -> str:
-    """How images are evaluated, in a few words: size, resize, filter, and normalization if the config sets it."""
-    data, size = config.data, config.data.evaluated_size
-    start = f"a short side of {evaluation_side(config)}"
-    if data.eval_interpolation == "area":
-        start = f"the central {evaluation_share(config):.4g} of the short side"
-    words = [f"evaluated at {size}x{size} from {start}", data.eval_interpolation]
-    for name, values in (("mean", data.mean), ("std", data.std)):
-        words += [f"{name} {' '.join(f'{value:g}' for value in values)}"] * bool(values)
-    return ", ".join(words)
 
 
 def evaluation_side(config: Config) -> int:

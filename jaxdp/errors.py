@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import inspect
 import os
 import sys
@@ -57,6 +58,17 @@ class ConfigError(OneLine, ValueError):
 
     def __reduce__(self) -> tuple:
         return partial(type(self), reason=self.reason, hint=self.hint), (self.field, self.value)
+
+
+class StorageError(OneLine, OSError):
+    """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
+
+    def __init__(self, reason: str, url: str, *, permanent: bool = False) -> None:
+        super().__init__(errno.EIO, reason, url)
+        self.permanent = permanent
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 class TrainingError(OneLine, RuntimeError):

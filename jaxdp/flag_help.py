@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from jaxdp.choices import OneOf
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.foreign_flags import COUNTERPARTS
+from jaxdp.registry import OneOf
 
 if TYPE_CHECKING:
     from jaxdp.flags import Flag, Flags
@@ -105,7 +105,7 @@ def _view(flags: list["Flag"]) -> type:
 
     fields: list[tuple[str, Any, Any]] = []
     for name, flag in {flag.spelling.removeprefix("--"): flag for flag in flags}.items():
-        marks = (tyro.conf.arg(name=name, **_look(flag)), Doc(_text(flag)))
+        marks = (tyro.conf.arg(name=name, **_look(flag)), Doc(help_text(flag)))
         annotation = Annotated[flag.field.type, *marks]  # type: ignore[name-defined]
         fields.append((f"field_{len(fields)}", annotation, dataclasses.field(default=flag.default)))
     return dataclasses.make_dataclass("Options", fields)
@@ -138,7 +138,7 @@ def _simplify(options: type, flags: dict[tuple[type, str], "Flag"]) -> None:
             if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 _simplify(inner, flags)
         if flag := flags.get((options, field.name)):
-            look, text = _look(flag), _text(flag) if field.name in _docstrings(options) else ""
+            look, text = _look(flag), help_text(flag) if field.name in docstrings(options) else ""
             marks = [tyro.conf.arg(**look)] * bool(look) + [Doc(text)] * bool(text)
             options.__annotations__[field.name] = Annotated[field.type, *marks] if marks else field.type
 
@@ -149,26 +149,27 @@ def _types_in(annotation: Any) -> list[Any]:
 
 
 @functools.cache
-def _docstrings(options: type) -> dict[str, str]:
+def docstrings(options: type) -> dict[str, str]:
     """The docstrings of the fields of a class, in one line each."""
     import docstring_parser
 
-    found = docstring_parser.parse_from_object(options).params
+    owners = [owner for owner in reversed(options.__mro__) if dataclasses.is_dataclass(owner)]  # a field may be inherited
+    found = [param for owner in owners for param in docstring_parser.parse_from_object(owner).params]
     return {param.arg_name: " ".join(param.description.split()) for param in found if param.description}
 
 
-def _text(flag: "Flag") -> str:
+def help_text(flag: "Flag") -> str:
     """The help of a flag: the docstring of its field, or the text of its type, and the names in its table."""
     from typing_extensions import Doc
 
     marks = get_args(flag.field.type)
-    text = _docstrings(flag.owner).get(flag.field.name) or next((m.documentation for m in marks if isinstance(m, Doc)), "")
+    text = docstrings(flag.owner).get(flag.field.name) or next((m.documentation for m in marks if isinstance(m, Doc)), "")
     return ". ".join([text, *(mark.table.help for mark in marks if isinstance(mark, OneOf))])
 
 
 def purpose(flag: "Flag") -> str:
     """The first clause of a flag's help."""
-    return _first_clause(_text(flag))
+    return _first_clause(help_text(flag))
 
 
 def _short_text(flag: "Flag") -> str:

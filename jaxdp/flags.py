@@ -11,11 +11,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from jaxdp.choices import OneOf
 from jaxdp.errors import ConfigError, nearest, one_of, plural
 from jaxdp.files import RUNS, check_local, check_no_password, is_run, known_recipes
 from jaxdp.flag_help import ALL, GENERAL, asks_for_help, purpose, show
 from jaxdp.foreign_flags import COUNTERPARTS, MEANT_IN, NO_COUNTERPART, Counterpart
+from jaxdp.registry import OneOf
 
 Options = TypeVar("Options")
 WORKDIR = "--workdir"
@@ -153,7 +153,7 @@ class Flags:
     def _add(self, options: Any, value: Any, prefix: str, *, group: str) -> None:
         import tyro
 
-        for field in dataclasses.fields(options):
+        for field in sorted(dataclasses.fields(options), key=lambda field: field.name not in options.__annotations__):
             default, required = _default(field, value)
             annotation, marks = _without_marks(field.type)
             name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")

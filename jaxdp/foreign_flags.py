@@ -39,11 +39,9 @@ def _policy(text: str) -> str | None:
         return name
     parts = {match[1]: match[2] for match in re.finditer(r"-(m|mstd|inc|n)([\d.]+)(?=-|$)", text)}
     whole = "rand" + "".join(f"-{name}{value}" for name, value in parts.items())
-    if whole != text or parts.pop("inc", None) != "1":
+    if whole != text or parts.pop("inc", None) != "1" or parts.pop("mstd", None) != "0.5" or parts.pop("n", "2") != "2":
         return None
-    flags = {"m": "magnitude", "mstd": "magnitude-std", "n": "operations"}
-    magnitude = {"m": "10", "mstd": "0"} | parts  # timm's defaults
-    return "rand_augment_increasing" + "".join(f" --augment.{flags[name]} {value}" for name, value in magnitude.items())
+    return f"rand_augment_increasing --augment.magnitude {parts.get('m', '10')}"  # timm's default
 
 
 class Counterpart(NamedTuple):
@@ -85,7 +83,6 @@ class Counterpart(NamedTuple):
 _RATE, _DTYPE, _MIX = "--schedule.learning-rate", "--model.dtype", "--data.mix"
 _STEPS = "of the schedules goyal and sony_b"
 _ONE_MIX = "mixup, cutmix or mixup_or_cutmix"
-_ERASE_MODES = {"const": "constant", "pixel": "noise"}
 _ROWS = {
     "lr base-lr": Counterpart(_RATE),
     "lr-base": Counterpart(_RATE, "for the schedule goyal, the rate at a batch of 256, scaled linearly"),
@@ -151,13 +148,6 @@ _ROWS = {
         "--augment.color-jitter", "brightness, contrast, saturation, hue", "0.4", form="--augment.color-jitter {0} {0} {0}"
     ),
     "reprob random-erase": Counterpart("--augment.erase-probability"),
-    "remode": Counterpart(
-        "--augment.erase-mode",
-        "constant or noise, with a probability",
-        "noise",
-        form="--augment.erase-mode {} --augment.erase-probability 0.25",
-        convert=_ERASE_MODES.get,
-    ),
     "aug-repeats ra-reps": Counterpart("--data.repeats", "see docs/data.md for the order"),
     "ra-sampler": Counterpart("--data.repeats", "torchvision's default is 3", "2"),
     "train-interpolation": Counterpart("--augment.crop-interpolation", "of random_resized_crop", "random"),
@@ -168,7 +158,7 @@ _ROWS = {
     "experiment": Counterpart("--name"),
     "checkpoint-hist": Counterpart("--checkpoint.keep", "besides the best one"),
     "patience early-stopping": Counterpart("--stop.patience", "evaluations without a better --stop.metric", "5"),
-    "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; printed lines: --logging.print-seconds"),
+    "log-interval print-freq": Counterpart("--logging.every-steps", "of metrics.jsonl; a line is printed every 15 s"),
     "wandb log-wandb wandb-project": Counterpart("--logging.wandb", "takes the project", "digits"),
     "use-deterministic-algorithms": Counterpart("--compile.deterministic", form="--compile.deterministic"),
 }
@@ -213,6 +203,7 @@ NO_COUNTERPART = {
     "eval-only": _EVALUATE,
     "dry-run": "use jaxdp plan",
     "memory": "jaxdp plan always prints the memory of a run",
+    "remode": "jaxdp erases with the mean of the data set, timm's const",
     "class-weights": "jaxdp has no class weights: all images count the same",
     "multi-label": "an image has one label",
     "quiet": "redirect the output, as in > log.txt; in Python give screen=False",

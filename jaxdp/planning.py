@@ -1,16 +1,15 @@
 """Plan of a run: phases, steps, devices and hyperparameters, computed from a Config before anything is compiled."""
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from jaxdp import schedules
-from jaxdp.config import LARGEST, LARGEST_IMAGE, RESNET, Config, phase_image_size
+from jaxdp.config import LARGEST, RESNET, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
+from jaxdp.relations import check_stop, check_targets
 from jaxdp.strategies import unsupported_reason
-from jaxdp.validation import check_stop, check_targets
 
 FEW_VALUES = 8  # of batch normalization: statistics of fewer images or values are noisy
 
@@ -195,66 +194,12 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
         local_devices=used // machine.processes,
         image_size=phase_image_size(config, index),
     )
-    layer, values = _fewest_values(config, planned)
-    if values == 1:
-        raise _one_value(config, planned, layer)
+    if config.model.name == RESNET and per_worker > FEW_VALUES:  # in every layer
+        return planned
+    from jaxdp.models.normalized import fewest_values
+
+    values = fewest_values(config, planned)
     return replace(planned, normalized_values=int(values) if values <= FEW_VALUES else None)
-
-
-def _fewest_values(config: Config, phase: PlannedPhase) -> tuple[str, float]:
-    """The layer of batch normalization that averages over the fewest values of a channel in a phase, and their number.
-
-    ("", infinity) without such layers, and if a registered model cannot be traced, which `model_summary` reports.
-    """
-    nothing, model, batch = ("", math.inf), config.model, phase.per_worker_batch
-    if model.name == RESNET and batch > FEW_VALUES:
-        return nothing
-    from jaxdp.models.summary import count_normalized
-
-    model = replace(model, classes=model.classes or 2)
-    frozen = config.finetune.frozen_stages
-    with contextlib.suppress(ConfigError):
-        counts = count_normalized(model, phase.image_size, batch=batch, mesh=phase.shape, frozen_stages=frozen)
-        return min(counts.items(), key=lambda count: count[1], default=nothing)
-    return nothing
-
-
-def _one_value(config: Config, phase: PlannedPhase, layer: str) -> ConfigError:
-    """The error for a phase in which a layer normalizes single values, with the smallest batch and image size that work."""
-    flag, size = f"--batch.{phase.index}.", phase.image_size
-    larger = f"{flag}per-worker-batch 2"
-    if phase.accumulation % 2:
-        larger = f"{flag}global-batch {2 * phase.global_batch} {larger}"
-    hints = [larger]
-    if size_that_works := _smallest_image_size(config, phase):
-        name = "--data.image-size" if config.batch[phase.index].image_size is None else f"{flag}image-size"
-        hints.append(f"{name} {size_that_works}")
-    if phase.devices > 1 and config.model.norm == "per_worker":
-        hints.append("--model.norm synchronized")
-    field, batch = f"batch.{phase.index}.per_worker_batch", phase.per_worker_batch
-    reason = f"{layer} has one value of each channel with images of {size}x{size}, and batch normalization needs two"
-    return ConfigError(field, batch, reason=reason, hint=f"use {', or '.join(hints)}")
-
-
-def _smallest_image_size(config: Config, phase: PlannedPhase) -> int | None:
-    """The smallest size of images with which no layer normalizes single values in a phase; None if there is none."""
-
-    if config.model.name == RESNET:  # in a tiny network, whose maps have the same sizes
-        config = replace(config, model=replace(config.model, depth=18, width=1))
-
-    def works(size: int) -> bool:
-        return 1 < _fewest_values(config, replace(phase, image_size=size))[1] < math.inf
-
-    small, step = phase.image_size, 1
-    while not works(small + step):
-        small, step = small + step, 2 * step
-        if small + step > LARGEST_IMAGE:
-            return None
-    large = small + step
-    while large - small > 1:
-        middle = (small + large) // 2
-        small, large = (small, middle) if works(middle) else (middle, large)
-    return large
 
 
 def _fitting_batch(index: int, per_worker: int | None, examples: int) -> str:
@@ -305,12 +250,10 @@ def _mesh_shape(config: Config, index: int, machine: _Machine) -> tuple[int, int
 
 def _momentum(config: Config, index: int) -> float:
     optimizer, batch = config.optimizer, config.batch[index].global_batch
-    value = schedules.momentum(
-        optimizer.momentum_rule, optimizer.momentum, global_batch=batch, reference_batch=optimizer.momentum_batch
-    )
+    value = schedules.momentum(optimizer.momentum_rule, optimizer.momentum, global_batch=batch)
     if not 0 <= value < 1:
         reason = f"momentum is {value:.6g} at batch.{index}.global_batch={batch}; must be in [0, 1)"
-        hint = f"change optimizer.momentum_batch ({optimizer.momentum_batch})"
+        hint = f"change optimizer.momentum ({optimizer.momentum:g})"
         raise ConfigError("optimizer.momentum_rule", optimizer.momentum_rule, reason=reason, hint=hint)
     return value
 

@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp.choices import MODELS, OPTIMIZERS, Choice
+from jaxdp.choices import MODELS, OPTIMIZERS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, kind_of
+from jaxdp.registry import Choice
 from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 
 

@@ -1,8 +1,13 @@
-"""Tables of named choices: the built-in ones, and those that users register."""
+"""Tables of named choices: the built-in ones, and those that users register.
+
+Config types, validation, `--help`, plan output and tests follow from the table of a field. A field that only some choices read
+says so where it is declared: `nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")]`.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 from jaxdp.errors import ConfigError, suggest
 
@@ -80,3 +85,80 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
             call = f"jaxdp.{self.function}({name!r}, ...)"
             hint += f", or register it with {call} in Python, or give the recipe that registers it with --config"
         raise ConfigError(self.field, name, reason="unknown name", hint=hint)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a config field. help: noun phrase for `--help`."""
+
+    help: str
+
+
+ChoiceEntry = TypeVar("ChoiceEntry", bound=Choice)
+
+
+@dataclass(frozen=True, eq=False)
+class Only:
+    """Annotation of a field: the choices of `table` that read it. With the others it must keep its default."""
+
+    table: "Choices"
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Annotation of a field whose value is a name in a table."""
+
+    table: "Choices"
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: Any) -> Any:
+        return handler.generate_schema(Literal[tuple(self.table)])
+
+
+class Choices(Registry[ChoiceEntry, Any]):
+    """The choices of one config field.
+
+    other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
+    the same fields as such a name; None: they read all. readers: SECTION.FIELD -> names of the choices that read it, of fields
+    that not all of them read; `jaxdp.config` collects them from the annotations.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        entries: dict[str, ChoiceEntry],
+        *,
+        other: ChoiceEntry | None = None,
+        other_reads: str | None = None,
+        function: str = "",
+    ) -> None:
+        super().__init__(field, entries, function=function)
+        self.other, self.other_reads = other, other_reads
+        self.readers: dict[str, tuple[str, ...]] = {}
+
+    def __getitem__(self, name: str) -> ChoiceEntry:
+        """The entry of a name. Raises KeyError for an unknown one."""
+        if self.other is not None:
+            return self.entries.get(name, self.other)
+        return self.entries[name]
+
+    @property
+    def help(self) -> str:
+        """Names with their help texts, for `--help`."""
+        texts = [f"{name}: {entry.help}" if entry.help else name for name, entry in self.entries.items()]
+        return "; ".join([*texts, self.other.help] if self.other else texts)
+
+    def only(self, *names: str) -> Only:
+        """The annotation of a field that only these choices read. Raises TypeError for an unknown name."""
+        if unknown := [name for name in names if name not in self.builtin]:
+            raise TypeError(f"{self.field} has no {', '.join(unknown)}")
+        return Only(self, names)
+
+    def read_fields(self, name: str) -> list[str]:
+        """The fields SECTION.FIELD that the choice `name` reads and another choice ignores."""
+        reader = name if name in self.builtin else self.other_reads
+        return [field for field, names in self.readers.items() if reader is None or reader in names]
+
+    def ignored_fields(self, name: str) -> list[str]:
+        """The fields SECTION.FIELD that the choice `name` ignores and another choice reads, sorted."""
+        return sorted(self.readers.keys() - set(self.read_fields(name)))

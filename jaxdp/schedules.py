@@ -5,13 +5,17 @@ An epoch is samples seen / number of training examples, so a rate does not depen
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jaxdp.choices import MOMENTUM_RULES, SCHEDULES
-from jaxdp.config import Phase, Schedule
+from jaxdp.registry import Choice, Choices
 
+if TYPE_CHECKING:  # the config has these tables
+    from jaxdp.config import Phase, Schedule
+
+MOMENTUM_BATCH = 32768  # the global batch at which Mikami et al. state the momentum of their rules
 GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its learning rate
 
 
@@ -23,19 +27,19 @@ class Position(NamedTuple):
     global_batch: int = 256
 
 
-def learning_rate(schedule: Schedule, epoch: float, *, epochs: float, global_batch: int) -> float:
+def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_batch: int) -> float:
     """The learning rate of a schedule at `epoch` of a run of `epochs` with this global batch."""
-    return RATES[schedule.name](schedule, Position(epoch, epochs, global_batch))
+    return SCHEDULES[schedule.name].rate(schedule, Position(epoch, epochs, global_batch))
 
 
-def cosine(schedule: Schedule, at: Position) -> float:
+def cosine(schedule: "Schedule", at: Position) -> float:
     """Linear warm-up, then half a cosine down to `end` (Loshchilov & Hutter, arXiv 1608.03983)."""
     if at.epoch < schedule.warmup_epochs:
         return _warm_up(schedule, at.epoch, start=schedule.start, peak=schedule.learning_rate)
     return schedule.end + (schedule.learning_rate - schedule.end) * 0.5 * (1.0 + math.cos(math.pi * _progress(schedule, at)))
 
 
-def polynomial(schedule: Schedule, at: Position) -> float:
+def polynomial(schedule: "Schedule", at: Position) -> float:
     """Linear warm-up, then (1 - progress)^power down to `end`.
 
     With power 2 the schedule of MLPerf's reference, and configuration A of Mikami et al. (arXiv 1811.05233, section 3.1).
@@ -46,7 +50,7 @@ def polynomial(schedule: Schedule, at: Position) -> float:
     return schedule.end + (schedule.learning_rate - schedule.end) * decay
 
 
-def goyal(schedule: Schedule, at: Position) -> float:
+def goyal(schedule: "Schedule", at: Position) -> float:
     """Linear scaling rule with gradual warm-up and steps (Goyal et al., arXiv 1706.02677, sections 2.1, 2.2 and 5.1).
 
     The rate is learning_rate * global_batch / GOYAL_BATCH after a linear warm-up from `learning_rate`, multiplied by `factor`
@@ -58,7 +62,7 @@ def goyal(schedule: Schedule, at: Position) -> float:
     return peak * schedule.factor ** _boundaries_passed(schedule, at)
 
 
-def sony_b(schedule: Schedule, at: Position) -> float:
+def sony_b(schedule: "Schedule", at: Position) -> float:
     """Configuration B of Mikami et al. (arXiv 1811.05233, section 3.1), with its two jumps.
 
     Linear warm-up from `start`, then learning_rate * (1 - epoch / epochs)^power, counted from epoch 0 (so the rate drops at the
@@ -71,41 +75,69 @@ def sony_b(schedule: Schedule, at: Position) -> float:
     return peak * max(0.0, 1.0 - at.epoch / at.epochs) ** schedule.power
 
 
-RATES: dict[str, Callable[[Schedule, Position], float]] = SCHEDULES.implement(
-    {"cosine": cosine, "polynomial": polynomial, "goyal": goyal, "sony_a": polynomial, "sony_b": sony_b}
+@dataclass(frozen=True)
+class Rate(Choice):
+    """A learning-rate schedule. rate: the learning rate at a position."""
+
+    rate: "Callable[[Schedule, Position], float]"
+
+
+SCHEDULES = Choices(
+    "schedule.name",
+    {
+        "cosine": Rate("warm-up, then half a cosine down to `end`", cosine),
+        "polynomial": Rate("warm-up, then (1 - progress)^power down to `end`", polynomial),
+        "goyal": Rate("step decay, scaled linearly with the batch (Goyal et al.)", goyal),
+        "sony_a": Rate("configuration A of Mikami et al., polynomial", polynomial),
+        "sony_b": Rate("configuration B of Mikami et al., with step decay", sony_b),
+    },
 )
 
 
-def _warm_up(schedule: Schedule, epoch: float, *, start: float, peak: float) -> float:
+def _warm_up(schedule: "Schedule", epoch: float, *, start: float, peak: float) -> float:
     return start + (peak - start) * epoch / schedule.warmup_epochs
 
 
-def _progress(schedule: Schedule, at: Position) -> float:
+def _progress(schedule: "Schedule", at: Position) -> float:
     """Fraction of the epochs after the warm-up."""
     return min((at.epoch - schedule.warmup_epochs) / (at.epochs - schedule.warmup_epochs), 1.0)
 
 
-def _boundaries_passed(schedule: Schedule, at: Position) -> int:
+def _boundaries_passed(schedule: "Schedule", at: Position) -> int:
     return sum(at.epoch >= boundary for boundary in schedule.boundaries)
 
 
-MOMENTA: dict[str, Callable[[float, int, int], float]] = MOMENTUM_RULES.implement(
+@dataclass(frozen=True)
+class MomentumRule(Choice):
+    """Momentum as a function of the batch. momentum: (momentum at MOMENTUM_BATCH, batch) -> momentum."""
+
+    momentum: Callable[[float, int], float]
+
+
+MOMENTUM_RULES = Choices(
+    "optimizer.momentum_rule",
     {
-        "constant": lambda base, batch, reference: base,
-        "noise_scale": lambda base, batch, reference: 1.0 - (1.0 - base) * (reference / batch),
-        "as_printed": lambda base, batch, reference: 1.0 - (1.0 - base) * (batch / reference),
-    }
+        "constant": MomentumRule("the same for all batches", lambda base, batch: base),
+        "noise_scale": MomentumRule(
+            "keeps learning rate / (batch * (1 - momentum)) constant",
+            lambda base, batch: 1.0 - (1.0 - base) * (MOMENTUM_BATCH / batch),
+        ),
+        "as_printed": MomentumRule(
+            "the formula printed by Mikami et al.",
+            lambda base, batch: 1.0 - (1.0 - base) * (batch / MOMENTUM_BATCH),
+        ),
+    },
 )
 
 
-def momentum(rule: str, base: float, *, global_batch: int, reference_batch: int) -> float:
-    """The momentum of a batch phase. base: momentum at the reference batch.
+def momentum(rule: str, base: float, *, global_batch: int) -> float:
+    """The momentum of a batch phase. base: momentum at MOMENTUM_BATCH.
 
     noise_scale: learning rate / (batch * (1 - momentum)) is constant (Smith & Le, arXiv 1710.06451), so 1 - momentum shrinks as
     the batch grows. as_printed: the formula printed by Mikami et al. (section 2.1), in which 1 - momentum grows with the batch;
-    the result is negative if the batch exceeds reference / (1 - base). constant: `base`.
+    the result is negative if the batch exceeds MOMENTUM_BATCH / (1 - base). constant: `base`.
     """
-    return MOMENTA[rule](base, global_batch, reference_batch)
+    return MOMENTUM_RULES[rule].momentum(base, global_batch)
 
 
 def interval_elapsed(every: float | None, *, unit: int, before: int, after: int) -> bool:
@@ -130,7 +162,7 @@ def samples_until(epoch: float, examples: int) -> int:
     return math.ceil(Fraction(str(epoch)) * examples)
 
 
-def phase_steps(phases: tuple[Phase, ...], epochs: float, examples: int) -> list[tuple[int, int]]:
+def phase_steps(phases: "tuple[Phase, ...]", epochs: float, examples: int) -> list[tuple[int, int]]:
     """(first sample, number of steps) of every phase.
 
     A phase starts at the first step at which the samples seen reach the end of the previous phase. Steps are not split, so a

@@ -21,7 +21,7 @@ from jaxdp.cloud.mirror import Mirror, MirrorFollower, Uploads, location_of
 from jaxdp.cloud.remote_workdir import open_remote_workdir
 from jaxdp.config import Config, Finetune
 from jaxdp.data.datasets import Datasets
-from jaxdp.distributed import runtime, watchdog
+from jaxdp.distributed import runtime, supervisor
 from jaxdp.distributed.launchers import core_binding_warning, unused_tasks_warning
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler, Stopped, StopTraining, stopped_before_training
 from jaxdp.distributed.process_group import ProcessGroup
@@ -32,9 +32,9 @@ from jaxdp.loggers.callbacks import RecordWriter
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.loggers.events import EventLog, RecordedScreen
 from jaxdp.loggers.notebook import default_screen
+from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
-from jaxdp.plan_summary import model_summary, start_table
 from jaxdp.planning import Plan
 from jaxdp.setup import consistency, run_dir
 from jaxdp.setup.memory import out_of_memory_as_config_error
@@ -49,8 +49,10 @@ from jaxdp.setup.prepare import (
 )
 from jaxdp.setup.run_dir import read_result
 from jaxdp.setup.tuning import reductions_of_run
+from jaxdp.sizes import model_summary
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint
+from jaxdp.storage.status_board import Folder
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training.callback import Callback, CallbackError, Callbacks
 from jaxdp.training.loop import fit
@@ -136,7 +138,7 @@ def run_session(
     handler = nullcontext(signals) if signals else SignalHandler(partial(_force_stop, screen.resume_action))
     with (
         jax_options.own_options() as set_aside,
-        watchdog.watch(watchdog.limits_from(config.guard)) as watch,
+        supervisor.watch(supervisor.limits_from(config.guard)),
         handler as signals,
         _stops_before_training(signals, screen.resume_action),
     ):
@@ -145,12 +147,11 @@ def run_session(
             guard=config.guard,
             while_waiting=signals.raise_if_signaled,
             directory=path,
-            url=url,
+            open_board=partial(Folder, url) if url else None,
         )
         if group.failed:
             raise TrainingError("the processes of this run have failed before; start all of them again")
         signals.attach(group)
-        watch.attach(group)
         group.attach(before_exit=screen.end, while_waiting=signals.raise_if_stop_agreed)
         group.set_resume_hint(f"{screen.resume_action} continues from the last checkpoint, if there is one")
         session = _Session(

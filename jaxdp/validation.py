@@ -1,38 +1,31 @@
-"""Validation of configurations: types, ranges and relations between fields, and conversion from and to JSON."""
+"""Validation of configurations, conversion from and to JSON, and what differs between two of them."""
 
 import dataclasses
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, SOURCES, TABLES
+from jaxdp.choices import AUGMENTATIONS, SOURCES
 from jaxdp.config import (
     BELOW_ONE,
-    LARGEST_LEVEL,
     PATHS,
-    RESNET,
     RESUME_SAFE_FIELDS,
     SMALLEST,
-    TOP5_CLASSES,
+    TABLES,
     Config,
-    Finetune,
     Section,
-    crops_while_loading,
 )
-from jaxdp.errors import ConfigError, one_of, plural, suggest
-from jaxdp.files import check_local, check_no_password, expand_user
+from jaxdp.errors import ConfigError, suggest
+from jaxdp.files import check_no_password, expand_user
 from jaxdp.registration import check_names
-
-ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
-WANDB_PROJECT = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
-MLFLOW_URI = re.compile(r"(https?|sqlite)://[^\s]+|databricks(://[^\s]*)?")
+from jaxdp.relations import RELATIONS, unusable_fields
 
 
 def validate(config: Config) -> Config:
@@ -67,10 +60,9 @@ def _checked(parse: Callable[[], Config]) -> Config:
     except ValidationError as error:
         raise _config_error(error) from None
     for path in PATHS:
-        section, _, field = path.partition(".")
-        if (value := getattr(getattr(config, section), field)) is not None:
+        if (value := attrgetter(path)(config)) is not None:
             config = with_fields(config, {path: expand_user(value, path)})
-    for check in CHECKS:
+    for check in (_check_passwords, _check_dependent_fields, _check_sections, *RELATIONS):
         check(config)
     return config
 
@@ -131,246 +123,9 @@ def _check_sections(config: Config) -> None:
             section.check()
 
 
-def _check_phases(config: Config) -> None:
-    """Phases end in order, and the last one with the run."""
-    if not config.batch:
-        raise ConfigError("batch", (), reason="needs at least one phase")
-    last, previous_end = len(config.batch) - 1, 0.0
-    for index, phase in enumerate(config.batch):
-        field = f"batch.{index}.until_epoch"
-        if phase.until_epoch is None and index < last:
-            raise ConfigError(field, None, reason="required for all phases but the last")
-        end = config.epochs if phase.until_epoch is None else phase.until_epoch
-        if end <= previous_end and phase.until_epoch is None:
-            reason = f"phase {index - 1} must end before the run (epochs={config.epochs:g})"
-            load = f"in Python use load_config(name, ['--epochs', '{config.epochs:g}']), which scales the phases"
-            hint = f"lower it, or {load if config.scale_schedule else 'omit --no-scale-schedule'}"
-            raise ConfigError(f"batch.{index - 1}.until_epoch", previous_end, reason=reason, hint=hint)
-        if end <= previous_end:
-            raise ConfigError(field, end, reason=f"must be greater than batch.{index - 1}.until_epoch ({previous_end:g})")
-        if index == last and end != config.epochs:
-            reason = f"the last phase ends with the run (epochs={config.epochs:g})"
-            raise ConfigError(field, end, reason=reason, hint="omit it")
-        previous_end = end
-
-
-def _check_worker_batches(config: Config) -> None:
-    """Per-worker batches divide the global batch."""
-    for index, phase in enumerate(config.batch):
-        whole, part = phase.global_batch, phase.per_worker_batch
-        if part is not None and whole % part:
-            divisor = min(_divisors(whole), key=lambda n: (abs(n - part), n))
-            batch = max(1, round(whole / part)) * part
-            hint = f"use --batch.{index}.per-worker-batch {divisor}, or --batch.{index}.global-batch {batch}"
-            raise ConfigError(
-                f"batch.{index}.per_worker_batch", part, reason=f"must divide the global batch {whole}", hint=hint
-            )
-
-
-def _divisors(number: int) -> set[int]:
-    return {divisor for n in range(1, math.isqrt(number) + 1) if number % n == 0 for divisor in (n, number // n)}
-
-
-def _check_deterministic(config: Config) -> None:
-    if config.compile.deterministic and config.reduce.update == "auto":
-        reason = "not possible with reduce.update='auto', whose measurement may choose another form in another run"
-        hint = "set reduce.update to replicated or sharded"
-        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
-    if config.compile.deterministic and config.reduce.strategy == "auto":
-        reason = "not possible with reduce.strategy='auto', whose measurement may choose another strategy in another run"
-        hint = "set reduce.strategy to the one that `jaxdp bench allreduce` recommends"
-        raise ConfigError("compile.deterministic", True, reason=reason, hint=hint)
-
-
-def _check_blocks(config: Config) -> None:
-    """Drop-path has blocks to act on."""
-    model = config.model
-    if model.drop_path and config.finetune.frozen_stages == ALL_BLOCKS_FROZEN:
-        reason = f"not used: finetune.frozen_stages={ALL_BLOCKS_FROZEN} freezes all blocks"
-        raise ConfigError("model.drop_path", model.drop_path, reason=reason, hint="omit it, or freeze fewer stages")
-
-
-def _check_augmentation(config: Config) -> None:
-    """Stored images have a size that the augmentation can use."""
-    data, name = config.data, config.data.augmentation
-    for field, reason in unusable_fields(config).items():
-        raise ConfigError(field, flatten(dataclasses.asdict(config))[field], reason=reason, hint="omit it")
-    for index, phase in enumerate(config.batch):
-        if phase.image_size is not None and data.stored_size is not None and not AUGMENTATIONS[name].resizes:
-            reason = f"data.augmentation={name!r} does not resize images of data.stored_size ({data.stored_size})"
-            raise ConfigError(f"batch.{index}.image_size", phase.image_size, reason=reason, hint="omit data.stored_size")
-
-
-def unusable_fields(config: Config) -> dict[str, str]:
-    """Fields that the source and the augmentation together cannot use, each with the reason."""
-    data, name = config.data, config.data.augmentation
-    unusable = {}
-    if data.stored_size not in (None, data.image_size) and not AUGMENTATIONS[name].resizes:
-        reason = f"data.augmentation={name!r} does not resize; must equal data.image_size ({data.image_size})"
-        unusable["data.stored_size"] = reason
-    if data.stored_size is not None and crops_while_loading(config):
-        unusable["data.stored_size"] = f"random_resized_crop crops images of {data.source} while decoding"
-    crops_on_device = name == "random_resized_crop" and not crops_while_loading(config)
-    if config.augment.crop_interpolation != "unfiltered" and crops_on_device:
-        unusable["augment.crop_interpolation"] = f"images of {data.source} are cropped on the device, not while decoding"
-    return unusable
-
-
-def _check_policies(config: Config) -> None:
-    """The random operations have magnitudes of their policy."""
-    ranges, policy = config.augment, config.data.auto_augment
-    if ranges.magnitude is not None and policy == "rand_augment" and ranges.magnitude % 1:
-        hint = f"use {round(ranges.magnitude)}"
-        raise ConfigError("augment.magnitude", ranges.magnitude, reason="must be a whole number with rand_augment", hint=hint)
-    if ranges.magnitude is not None and policy == "rand_augment_increasing" and ranges.magnitude > LARGEST_LEVEL:
-        reason = f"must not exceed {LARGEST_LEVEL:g} with rand_augment_increasing"
-        raise ConfigError("augment.magnitude", ranges.magnitude, reason=reason, hint="the published one is 7")
-
-
-def check_targets(config: Config) -> None:
-    """Targets by `optimizer.target_threshold` depend on the label. Not checked while the number of classes is unknown."""
-    threshold, smoothing = config.optimizer.target_threshold, config.optimizer.label_smoothing
-    classes = config.model.classes or SOURCES[config.data.source].classes
-    if threshold is None or classes is None:
-        return
-    others = smoothing / classes
-    own = 1 - smoothing + others
-    error = partial(ConfigError, "optimizer.target_threshold", threshold)
-    if smoothing and threshold <= others:
-        reason = f"all targets are 1: it must exceed that of other classes, optimizer.label_smoothing / classes ({others:.4g})"
-        raise error(reason=reason, hint="raise it, or lower optimizer.label_smoothing")
-    if threshold >= own:
-        reason = f"all targets are 0: it must be below that of the true class ({own:.4g})"
-        raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
-
-
-def check_stop(config: Config) -> None:
-    """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
-    stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
-    if stop.metric == "eval_top5" and classes is not None and classes < TOP5_CLASSES:
-        reason = f"with {plural(classes, 'class')}, every image is among the five most likely"
-        raise ConfigError("stop.metric", stop.metric, reason=reason, hint="use eval_accuracy or eval_loss")
-
-
-def _check_loss_scale(config: Config) -> None:
-    """float16 has loss scaling."""
-    for field, value in (("model.dtype", config.model.dtype), ("reduce.wire_dtype", config.reduce.wire_dtype)):
-        if value == "float16" and config.loss_scale.name == "none":
-            hint = f"use --loss-scale.name dynamic (or static), or --{field.replace('_', '-')} bfloat16"
-            raise ConfigError(field, value, reason="requires loss scaling", hint=hint)
-
-
-def _check_schedule(config: Config) -> None:
-    """The warm-up ends before the run."""
-    warmup = config.schedule.warmup_epochs
-    if warmup >= config.epochs:
-        raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
-
-
-def _check_finetune(config: Config) -> None:
-    """Fine-tuning starts a ResNet."""
-    finetune = config.finetune
-    if config.model.name != RESNET and finetune != Finetune():
-        field, value = next((name, value) for name, value in vars(finetune).items() if value != getattr(Finetune(), name))
-        raise ConfigError(f"finetune.{field}", value, reason=f"not supported with model.name={config.model.name!r}")
-
-
 def _check_passwords(config: Config) -> None:
     for field, value in flatten(dataclasses.asdict(config)).items():
         check_no_password(value, field)
-
-
-def _check_paths(config: Config) -> None:
-    check_local(config.finetune.weights, "finetune.weights")
-    check_local(config.compile.cache, "compile.cache")
-
-
-def _check_source(config: Config) -> None:
-    """The source has the directory, splits and classes that it needs."""
-    data, source = config.data, SOURCES[config.data.source]
-    if source.needs_directory and data.directory is None:
-        reason = f"required with data.source={data.source!r}"
-        raise ConfigError(
-            "data.directory", None, reason=reason, hint="use --data.directory FOLDER, which contains SPLIT/CLASS/"
-        )
-    for field, split, allowed in (
-        ("data.train_split", data.train_split, source.train_split),
-        ("data.eval_split", data.eval_split, source.eval_split),
-    ):
-        if allowed is not None and split is not None and split not in allowed:
-            raise one_of(field, split, allowed)
-    disjoint = source.disjoint.get(data.eval_split or "", data.train_split)
-    if data.train_split != disjoint:
-        reason = f"the {data.eval_split} split is part of the training split {data.train_split}"
-        raise ConfigError("data.eval_split", data.eval_split, reason=reason, hint=f"use --data.train-split {disjoint}")
-    check_classes(config, source.classes)
-
-
-def check_classes(config: Config, classes: int | None, *, counted: str | None = None) -> None:
-    """Raise ConfigError if the data set has another number of classes than the model.
-
-    classes: its own, None if unknown. counted: sentence that states them, if the data are not those of `data.source`.
-    """
-    if classes is not None and config.model.classes not in (None, classes):
-        reason = counted or f"data.source={config.data.source!r} has {plural(classes, 'class')}"
-        hint = f"omit it, or use {classes}"
-        if counted is None and not SOURCES[config.data.source].own_images:
-            hint += " (data sets given in Python: --data.source given)"
-        raise ConfigError("model.classes", config.model.classes, reason=reason, hint=hint)
-
-
-def _check_profile(config: Config) -> None:
-    profiled_steps(config.logging.profile)
-
-
-def _check_trackers(config: Config) -> None:
-    """Names that Weights & Biases and MLflow accept."""
-    project, uri = config.logging.wandb, config.logging.mlflow
-    if project is not None and not WANDB_PROJECT.fullmatch(project):
-        reason = r"must be a name of 1 to 128 characters without / \ # ? % :"
-        raise ConfigError("logging.wandb", project, reason=reason, hint="WANDB_ENTITY names a team")
-    if uri is None:
-        return
-    if not MLFLOW_URI.fullmatch(uri):
-        hint, path = "for example http://localhost:5000, of `mlflow server`", re.sub("^file:(//)?", "", uri)
-        if re.fullmatch(r"[^\s:]+", path) and path.isprintable():
-            file = f"{os.path.normpath(os.path.expanduser(path)).removesuffix('.db')}.db"
-            hint = f"for a file on this machine use sqlite:///{file} with `pip install mlflow`"
-        raise ConfigError("logging.mlflow", uri, reason="must be the URI of an MLflow server", hint=hint)
-
-
-CHECKS = (
-    _check_passwords,
-    _check_dependent_fields,
-    _check_sections,
-    _check_profile,
-    _check_trackers,
-    _check_phases,
-    _check_worker_batches,
-    _check_deterministic,
-    _check_augmentation,
-    _check_policies,
-    check_targets,
-    check_stop,
-    _check_blocks,
-    _check_loss_scale,
-    _check_schedule,
-    _check_finetune,
-    _check_paths,
-    _check_source,
-)
-
-
-def profiled_steps(text: str | None) -> range | None:
-    """The steps to profile, counted from 1, of `logging.profile`. Raises ConfigError unless it is FIRST,COUNT."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([1-9][0-9]{0,11}),([1-9][0-9]{0,11})", text)
-    if not match:
-        reason = "must be FIRST,COUNT: the first step to profile, from 1, and the number of steps"
-        raise ConfigError("logging.profile", text, reason=reason, hint="for example 10,5")
-    first, count = map(int, match.groups())
-    return range(first, first + count)
 
 
 def changes(old: Config, new: Config, ignore: Iterable[str] = RESUME_SAFE_FIELDS) -> list[str]:

@@ -22,6 +22,7 @@ import pytest
 from helpers.linear import NormalizedLinear
 
 import jaxdp
+from jaxdp import models
 from jaxdp.choices import MODELS, OPTIMIZERS
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
@@ -85,6 +86,12 @@ def tiny_resnet(tiny, monkeypatch) -> Config:
     """The same run with a "ResNet-18" of two narrow blocks, for tests of what only a ResNet has."""
     monkeypatch.setitem(resnet.BLOCKS, 18, resnet.BLOCKS[resnet.TWO_BLOCKS])
     return dataclasses.replace(tiny, model=Model(depth=18, width=4, stem="small", classes=6))
+
+
+@pytest.fixture
+def direct_convolutions(monkeypatch) -> None:
+    """Convolutions have the form that GPUs use, not matrix products."""
+    monkeypatch.setitem(models.CONVOLUTIONS, "cpu", "direct")
 
 
 @pytest.fixture

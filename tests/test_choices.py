@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import get_type_hints
@@ -17,28 +18,23 @@ from jaxdp import schedules
 from jaxdp.choices import (
     AUGMENTATIONS,
     MIXES,
-    MOMENTUM_RULES,
     OPTIMIZERS,
-    SCHEDULES,
     SOURCES,
-    TABLES,
-    Choice,
-    Choices,
-    OneOf,
     UpdateRule,
 )
-from jaxdp.config import Config, Optimizer, Reduce, Schedule
+from jaxdp.config import TABLES, Config, Optimizer, Reduce, Schedule
 from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
-from jaxdp.flag_help import _text
+from jaxdp.flag_help import help_text
 from jaxdp.flags import Flags
 from jaxdp.optim import build_optimizer, optimizer
 from jaxdp.recipes import load_config
+from jaxdp.registry import Choice, Choices, OneOf
+from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 from jaxdp.validation import from_dict
 
 ROOT = Path(__file__).parent.parent
-RECIPES_PAGE = (ROOT / "docs/recipes.md").read_text()
 EXTENDING_PAGE = (ROOT / "docs/extending.md").read_text()
 by_field = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.field)
 
@@ -62,33 +58,24 @@ def test_only_with_an_unknown_choice_raises():
 
 
 def test_fields_of_an_optimizer_are_read_or_ignored():
-    assert OPTIMIZERS.read_fields("sgd") == ["optimizer.nesterov"]
-    assert OPTIMIZERS.ignored_fields("lars") == ["optimizer.adam_eps", "optimizer.beta2"]
+    assert "optimizer.nesterov" in OPTIMIZERS.read_fields("sgd")
+    assert {"optimizer.adam_eps", "optimizer.beta2"} <= {*OPTIMIZERS.ignored_fields("lars")}
     assert OPTIMIZERS.ignored_fields("registered_by_a_user") == []
     assert SOURCES.ignored_fields("imagenette/320px") == ["data.eval_examples", "data.train_examples"]
 
 
 @by_field
 def test_help_of_the_field_names_every_choice(table):
-    text = _text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
+    text = help_text(Flags.of(Config).named[f"--{table.field.replace('_', '-')}"])
     assert text.endswith(table.help)
     for name in table:
         assert name in text
 
 
-@by_field
-def test_documentation_lists_every_choice(table):
-    (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith(f"| `{table.field}` |")]
-    assert re.findall(r"`(\w+)`", row.split("|")[2]) == list(table)
-
-
-def test_documentation_lists_every_strategy():
-    (row,) = [line for line in RECIPES_PAGE.splitlines() if line.startswith("| `reduce.strategy` |")]
-    builtin = list(STRATEGIES.builtin)
-    assert re.findall(r"`(\w+)`", row.split("|")[2]) == [*builtin, "auto"]
+def test_help_lists_every_strategy():
     hint = get_type_hints(Reduce, include_extras=True)["strategy"]
     (doc,) = [mark.documentation for mark in hint.__metadata__ if hasattr(mark, "documentation")]
-    for name in builtin:
+    for name in STRATEGIES.builtin:
         assert f"{name}: {STRATEGIES[name].help}" in doc
 
 
@@ -96,8 +83,6 @@ def test_documentation_lists_every_strategy():
     ("table", "functions"),
     [
         (OPTIMIZERS, optimizer.CONSTRUCTORS),
-        (SCHEDULES, schedules.RATES),
-        (MOMENTUM_RULES, schedules.MOMENTA),
         (AUGMENTATIONS, augment.TRANSFORMS),
         (MIXES, augment.MIXERS),
         (SOURCES, sources.SOURCES.implementations),
@@ -164,7 +149,7 @@ def test_extending_names_files_and_tables_that_exist():
     for path in re.findall(r"`((?:jaxdp|tests)/[\w/.]+)`", EXTENDING_PAGE):
         assert (ROOT / path).exists(), path
     sentences = re.sub(r"\s+", " ", EXTENDING_PAGE)
-    tables = {"CONSTRUCTORS": optimizer, "RATES": schedules, "TRANSFORMS": augment}
+    tables = {"CONSTRUCTORS": optimizer, "SCHEDULES": schedules, "TRANSFORMS": augment}
     for name, module in tables.items():
         path = f"jaxdp/{'/'.join(module.__name__.split('.')[1:])}.py"
         assert re.search(rf"`{path}`[^.]*`{name}`", sentences), name
@@ -191,7 +176,9 @@ def test_lion_of_the_guide_equals_optax():
         np.testing.assert_allclose(updates, expected, rtol=1e-6)
 
 
-def test_choices_module_imports_no_third_party_package():
-    tree = ast.parse((ROOT / "jaxdp/choices.py").read_text())
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules <= {"collections.abc", "dataclasses", "typing", "jaxdp.registry"}
+@pytest.mark.parametrize("module", ["choices", "registry", "schedules", "strategies"])
+def test_tables_import_no_third_party_package(module):
+    names = [
+        node.module for node in ast.walk(ast.parse((ROOT / f"jaxdp/{module}.py").read_text())) if type(node) is ast.ImportFrom
+    ]
+    assert {name.split(".")[0] for name in names} <= {*sys.stdlib_module_names, "jaxdp"}

@@ -163,7 +163,7 @@ def test_missing_or_misplaced_run_is_named_with_its_flag(capsys, monkeypatch, tm
     "flags",
     [
         ["--data.eval-split", "None", "--logging.tensorboard", "--schedule.boundaries", "--data.source", "digits"],
-        ["--batch.0.global_batch", "64", "--mesh.no-keep-memory", "--seed=3", "--checkpoint.every-epochs", "None"],
+        ["--batch.0.global_batch", "64", "--seed=3", "--checkpoint.every-epochs", "None"],
         ["--optimizer.weight-decay", "1e-5", "--schedule.end", "-0.0", "--loss-scale.name", "none"],
     ],
 )

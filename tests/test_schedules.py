@@ -144,7 +144,6 @@ MOMENTA = {
 @pytest.mark.parametrize("batch", MOMENTA)
 def test_momentum_of_each_rule_has_the_tabulated_values(batch):
     by_noise, printed = MOMENTA[batch]
-    batches = {"global_batch": batch, "reference_batch": 32768}
-    assert schedules.momentum("noise_scale", 0.9, **batches) == pytest.approx(by_noise, abs=5e-7)
-    assert schedules.momentum("as_printed", 0.9, **batches) == pytest.approx(printed, abs=5e-7)
-    assert schedules.momentum("constant", 0.9, **batches) == 0.9
+    assert schedules.momentum("noise_scale", 0.9, global_batch=batch) == pytest.approx(by_noise, abs=5e-7)
+    assert schedules.momentum("as_printed", 0.9, global_batch=batch) == pytest.approx(printed, abs=5e-7)
+    assert schedules.momentum("constant", 0.9, global_batch=batch) == 0.9

@@ -7,12 +7,11 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from jaxdp.choices import TABLES
-from jaxdp.config import Config, Data, Logging, Model, Optimizer
-from jaxdp.distributed.hang_rules import HangLimits
-from jaxdp.distributed.watchdog import watch
+from jaxdp.config import TABLES, Config, Data, Logging, Model, Optimizer
+from jaxdp.distributed.supervisor import watch
+from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import ConfigError
-from jaxdp.plan_summary import as_dict, summary_table
+from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.validation import changes, flatten, from_dict, validate, with_choices
@@ -94,10 +93,10 @@ def test_make_plan_with_a_rate_that_grows_out_of_range_raises():
 
 
 def test_watchdog_with_the_largest_timeout_starts_and_stops():
-    with watch(HangLimits(86_400.0, 60 * 1e6)) as watchdog:
+    with watch(Limits(86_400.0, 60 * 1e6)) as supervisor:
         pass
-    watchdog.thread.join(10)
-    assert not watchdog.thread.is_alive()
+    supervisor.watchdog.join(10)
+    assert not supervisor.watchdog.is_alive()
 
 
 def test_default_config_is_valid():

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxdp.errors import one_of, plural
 from jaxdp.models.activations import activation_bytes
-from jaxdp.plan_summary import input_bytes, state_bytes
 from jaxdp.planning import Plan, PlannedPhase
+from jaxdp.sizes import input_bytes, state_bytes
 
 GIB = 2**30
 GPU_MEMORY = {

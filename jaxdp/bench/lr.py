@@ -24,8 +24,9 @@ from jaxdp.loggers.smoothing import moving_average
 from jaxdp.models import finetune
 from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.strategies import AUTO
+from jaxdp.training import requests
 from jaxdp.training.run import open_batches
-from jaxdp.training.state import create_state, from_host, with_values
+from jaxdp.training.state import create_state, with_values
 
 DIVERGED, RECENT = 2.0, 5  # the test ends when the mean of RECENT losses exceeds the smallest smoothed loss by this factor
 MARGIN = 4.0  # the suggestion is the rate of the smallest smoothed loss divided by this; see benchmarks/lr_range.py
@@ -110,8 +111,10 @@ def run(
     hyperparameters = compiler.hyperparameters(phase, 0.0)
     try:
         for number, rate in enumerate(rates, 1):
-            hyperparameters["learning_rate"] = from_host(np.float32(rate), mesh)
-            state, metrics = step(state, batches.next(), hyperparameters)
+            hyperparameters["learning_rate"] = np.float32(rate)
+            batch = batches.next()
+            assert batch is not None  # the phase has as many steps as there are rates
+            state, metrics = step(state, batch | requests.none(mesh), hyperparameters)
             losses.append(float(jax.device_get(metrics["loss"])))
             if number % max(1, steps // 10) == 0:
                 progress(f"step {number} of {steps}: learning rate {rate:.3g}, loss {losses[-1]:.4g}")

@@ -22,7 +22,7 @@ from jaxdp.bench.environment import provenance
 from jaxdp.bench.step_runner import StepRunner, build_step, check_strategy, describe
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
-from jaxdp.plan_summary import model_summary
+from jaxdp.sizes import model_summary
 from jaxdp.xla import kernels
 
 FLOP_PER_MULTIPLY_ADD = 6  # two each for the output, the gradient of the weights, and the gradient of the input

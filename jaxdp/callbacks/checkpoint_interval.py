@@ -10,7 +10,7 @@ from jaxdp.training.run import Run
 
 
 class CheckpointInterval(Callback):
-    """Saves when an interval of `config.checkpoint` has elapsed, by epochs, samples or time, or when the processes ask for it.
+    """Saves when an interval of `config.checkpoint` has elapsed, by epochs or time, or when the processes ask for it.
 
     The loop itself saves at the end of each phase and of the run.
     """
@@ -26,6 +26,5 @@ class CheckpointInterval(Callback):
         if overdue and not agreed and run.is_rank0:
             agreed = run.processes.request_save()
         by_epochs = interval_elapsed(config.every_epochs, unit=run.plan.examples, before=before, after=after)
-        by_samples = interval_elapsed(config.every_samples, unit=1, before=before, after=after)
-        if (agreed or by_epochs or by_samples) and run.saved_samples != after:
+        if (agreed or by_epochs) and run.saved_samples != after:
             run.save()

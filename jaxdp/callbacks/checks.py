@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdp.config import Config, chance_loss
+from jaxdp.config import Config, LossScale, chance_loss
 from jaxdp.errors import TrainingError
 from jaxdp.training.callback import Callback
 from jaxdp.training.ending import LOWER_THE_RATE
@@ -63,20 +63,22 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
     With dynamic loss scaling or `guard.non_finite=skip` such steps are skipped; then raise if too many were skipped.
     """
     scaling, guard = config.loss_scale, config.guard
-    position = f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
+    if scaling.name != "dynamic" and guard.non_finite != "skip":
+        _check_finite(record, scaling)
     if scaling.name == "dynamic" and record["skipped_in_a_row"] >= scaling.GIVE_UP_AFTER:
         raise TrainingError(
-            f"{record['skipped_in_a_row']} steps in a row were skipped, up to {position}, loss scale "
+            f"{record['skipped_in_a_row']} steps in a row were skipped, up to {_position(record)}, loss scale "
             f"{record['loss_scale']:g}): the gradient is not finite at any scale; use --model.dtype bfloat16, or "
             f"{LOWER_THE_RATE}"
         )
     if guard.non_finite == "skip" and record["skipped_steps"] > MOST_SKIPPED_STEPS:
         raise TrainingError(
-            f"{record['skipped_steps']} steps with non-finite gradients were skipped, up to {position}), more than "
+            f"{record['skipped_steps']} steps with non-finite gradients were skipped, up to {_position(record)}), more than "
             f"{MOST_SKIPPED_STEPS}: {LOWER_THE_RATE}"
         )
-    if scaling.name == "dynamic" or guard.non_finite == "skip":
-        return
+
+
+def _check_finite(record: Mapping[str, Any], scaling: LossScale) -> None:
     for name in ("loss", "gradient_norm"):
         if not math.isfinite(record[name]):
             hint = LOWER_THE_RATE
@@ -85,7 +87,11 @@ def check_step(record: Mapping[str, Any], config: Config) -> None:
                     f"if the scale {scaling.initial:g} is too large for float16, lower loss_scale.initial or use "
                     f"--loss-scale.name dynamic; else {LOWER_THE_RATE}"
                 )
-            raise TrainingError(f"{name} is {record[name]} at {position}): {hint}")
+            raise TrainingError(f"{name} is {record[name]} at {_position(record)}): {hint}")
+
+
+def _position(record: Mapping[str, Any]) -> str:
+    return f"step {record['step']} (samples {record['samples']}, learning rate {record['learning_rate']:.6g}"
 
 
 class LossWatch:
@@ -98,17 +104,18 @@ class LossWatch:
 
     def __init__(self, chance: float, *, reported: bool = False) -> None:
         self.limit, self.reported = EXPLODED * chance, reported
-        self.recent: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)  # samples before the step, loss
+        self.losses: deque[float] = deque(maxlen=self.WINDOW)
+        self.samples: deque[int] = deque(maxlen=self.WINDOW)  # before each of these steps
 
     def last_good_samples(self, record: Mapping[str, Any]) -> int | None:
         """The samples seen before the window, when the explosion is first detected; else None. Call with every step."""
         if math.isfinite(record["loss"]):
-            self.recent.append((record["samples"] - record["global_batch"], record["loss"]))
-        mean = sum(loss for _, loss in self.recent) / max(1, len(self.recent))
-        if self.reported or len(self.recent) < self.WINDOW or mean <= self.limit:
+            self.losses.append(record["loss"])
+            self.samples.append(record["samples"] - record["global_batch"])
+        if self.reported or len(self.losses) < self.WINDOW or sum(self.losses) / self.WINDOW <= self.limit:
             return None
         self.reported = True
-        return self.recent[0][0]
+        return self.samples[0]
 
     def warning(self, record: Mapping[str, Any], checkpoint: str) -> str:
         """The text of the warning. checkpoint: a clause about the last checkpoint before the explosion."""

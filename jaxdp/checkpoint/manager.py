@@ -28,7 +28,7 @@ from jaxdp.checkpoint.manifest import (
 )
 from jaxdp.config import Checkpoint as CheckpointConfig
 from jaxdp.config import Stop
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
 
 UNFINISHED = "saving-"  # prefix of directories that are being written or removed
@@ -77,7 +77,7 @@ class CheckpointManager:
         uploader: Uploader | None = None,
         metric: str = Stop.metric,
     ) -> None:
-        self.folder, self.info, self.group, self.uploader = folder, info, group or SingleProcess(), uploader
+        self.folder, self.info, self.group, self.uploader = folder, info, group or ProcessGroup(), uploader
         self.retention = Retention(config.keep, metric)
         self.last_error: str | None = None
         self._rejection: TrainingError | None = None

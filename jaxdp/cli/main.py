@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from jaxdp import cli
-from jaxdp.distributed import address_space
+from jaxdp.distributed import memory
 from jaxdp.errors import (
     EXIT_CONFIG,
     EXIT_FAILURE,
@@ -78,7 +78,7 @@ def _run(command: str, arguments: list[str], program: str) -> None:
     if os.environ.get("TERM") == "dumb" or not _prints_boxes(sys.stdout):
         os.environ.setdefault("PYTHON_TYRO_UTF8_BOXES", "False")  # read by tyro when it is imported
     if command in ON_DEVICES and not asks_for_help(arguments):
-        address_space.check()
+        memory.check_address_space()
     try:
         import_module(f"{cli.__name__}.{command}").run(arguments, program)
     except Exception as error:
@@ -134,7 +134,7 @@ def _line_of(error: Exception) -> str | None:
     if isinstance(error, OSError) and (error.filename or error.errno is not None):
         return f"{printable(error.filename, 4096)}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
-        return address_space.out_of_memory_message(error)
+        return memory.out_of_memory_message(error)
     if package := not_imported(error):
         reason = f"{type(error).__name__}: {first_line(error)}"
         return f"{package} cannot be imported ({reason}); `jaxdp doctor` lists missing and broken packages"

@@ -74,9 +74,10 @@ def _print_plan(options: Plan, config: Config, note: str | None) -> None:
     import jaxdp
     from jaxdp.analysis import memory
     from jaxdp.distributed import runtime
+    from jaxdp.loggers.plan_table import as_dict, summary_table
     from jaxdp.models import finetune
-    from jaxdp.plan_summary import as_dict, model_summary, summary_table
     from jaxdp.setup.prepare import small_worker_warning
+    from jaxdp.sizes import model_summary
 
     devices, rate = _number_of_devices(options), options.images_per_second
     if rate is not None and not 0 < rate < float("inf"):

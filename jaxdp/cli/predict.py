@@ -58,7 +58,7 @@ def run(arguments: list[str], program: str) -> None:
     options = parse(Predict, arguments, program, default=None if weights is None else Predict((), ""))
     given = {f"{part}.{name}": value for part in ("data", "model") for name, value in vars(getattr(options, part)).items()}
     for name, value in given.items():
-        if weights is None and value not in (None, ()):
+        if weights is None and value not in (None, (), "none"):
             raise ConfigError(f"--{name.replace('_', '-')}", value, reason="not used without --weights", hint="omit it")
     register_from(options.config)
     from jaxdp.data.image_folder import find_images

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.distributed import address_space
+from jaxdp.distributed import memory
 from jaxdp.errors import ConfigError
 from jaxdp.files import check_output, write_output
 from jaxdp.flags import parse
@@ -58,7 +58,7 @@ def run(arguments: list[str], program: str) -> None:
 
     options = parse(Report, arguments, program)
     if options.html:  # JAX starts
-        address_space.check()
+        memory.check_address_space()
     register_from(options.config)
     from jaxdp.records import without_nan
     from jaxdp.report import as_text, labels_of, metrics_csv, read_run, summarize, write

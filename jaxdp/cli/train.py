@@ -5,6 +5,7 @@ import dataclasses
 import faulthandler
 import os
 import sys
+from functools import partial
 from typing import IO, TYPE_CHECKING, Annotated
 
 from jaxdp.cli import STARTED
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str], program: str) -> None:
     from jaxdp.distributed.preemption import SignalHandler, Stopped, StopTraining, stopped_before_training
-    from jaxdp.distributed.watchdog import watch
+    from jaxdp.distributed.supervisor import watch
 
     if not faulthandler.is_enabled():
         with contextlib.suppress(OSError):  # stderr has no descriptor if it is captured
@@ -84,15 +85,17 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
     from jaxdp.records import to_json
     from jaxdp.session import Command, run_session
     from jaxdp.setup import run_dir
+    from jaxdp.storage.status_board import Folder
 
     document = _stdout_for_the_document() if options.json else None
     launch = options.launch
+    url = options.workdir.strip().rstrip("/") if options.workdir and is_url(options.workdir) else None
     group = runtime.join(
         launch.cluster,
         guard=config.guard,
         while_waiting=signals.raise_if_signaled,
         directory=run_dir.local_workdir(options.workdir, config),
-        url=options.workdir if is_url(options.workdir) else None,
+        open_board=partial(Folder, url) if url else None,
         coordinator=launch.coordinator,
         processes=launch.processes,
         rank=launch.rank,

@@ -26,10 +26,9 @@ from jaxdp.checkpoint.manifest import (
     state_files,
 )
 from jaxdp.distributed.process_group import ProcessGroup
-from jaxdp.errors import TrainingError, first_line, plural
+from jaxdp.errors import StorageError, TrainingError, first_line, plural
 from jaxdp.files import CHECKPOINTS, LOG, RESULT, read_regular
 from jaxdp.storage.lease import Lease, LeaseLost
-from jaxdp.storage.location import StorageError
 from jaxdp.storage.patience import Patience
 from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 from jaxdp.training.callback import Callback

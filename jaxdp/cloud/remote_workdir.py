@@ -13,7 +13,7 @@ from jaxdp.checkpoint.manifest import CorruptCheckpoint
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Storage
 from jaxdp.distributed.preemption import ForcedStop, SignalHandler
-from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.errors import ConfigError, StorageError, TrainingError
 from jaxdp.files import CHECKPOINTS, CONFIG, LOG, RESULT, read_text, write_atomically
 from jaxdp.loggers.console import Quiet, Screen
 from jaxdp.records import EVENTS
@@ -21,11 +21,13 @@ from jaxdp.setup import tuning
 from jaxdp.setup.run_dir import CLASSES, lock_run_dir
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, LeaseRecord
 from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import PROTOCOLS, Location, StorageError, open_location, storage_errors
+from jaxdp.storage.location import PROTOCOLS, Location, open_location, storage_errors
 from jaxdp.storage.patience import open_patiently
 from jaxdp.storage.remote_run import FOLDERS, RemoteName, RemoteRun
 
 FIELD = "--workdir"
+UPLOAD_SECONDS = 30.0  # between uploads of the log: few requests, and as fresh as `jaxdp watch` needs it
+LEASE_SECONDS = 60.0  # without renewal, after which another process may take over: longer than usual outages
 CONTINUED = (CONFIG, LOG, RESULT, CLASSES, EVENTS, tuning.FILE)  # files that the local copy of a run has
 STATE = "copy.json"  # beside the local copy: the token of the lease under which it was made, and whether it was completed
 
@@ -72,14 +74,13 @@ def open_remote_workdir(
             remote = RemoteRun(open_location(url, FIELD))
             mirror = MirrorFollower(remote, path, group=group, shares_directory=shares)
         else:
-            every = storage.upload_seconds
             mirror = Mirror(  # which repeats failed uploads itself
                 RemoteRun(open_location(url, FIELD)),
                 path,
                 holder.lease,
                 group=group,
                 complete_here=complete_here,
-                every_seconds=every,
+                every_seconds=UPLOAD_SECONDS,
                 info=screen.info,
             )
         try:
@@ -136,7 +137,7 @@ class _Holder:
             try:
                 self.lease = Lease.acquire(
                     location,
-                    self.storage.lease_seconds,
+                    LEASE_SECONDS,
                     token=state.get("token"),
                     adopt=self._adopt,
                     on_wait=self._report_wait,

@@ -21,9 +21,11 @@ ANGLE, SCALE, SHEAR, SHIFT = 0.20, 0.10, 0.15, 0.08  # of `random_affine`: radia
 # point of the contrast.
 PAPER_SCALE, PAPER_ASPECT, PAPER_ANGLE, PAPER_DISTORTION = (0.77, 1.54), 1.3, 0.5, 0.2
 PAPER_CONTRAST, PAPER_CONTRAST_CENTER = 1.1, 0.5
+CUTMIX_ALPHA = 1.0  # of `mixup_or_cutmix`: the ratio is uniform, as published
 CUTMIX_PROBABILITY = 0.5  # of `mixup_or_cutmix`, as in timm and torchvision
 PixelStat = jax.typing.ArrayLike | tuple[float, ...]
 MIX_KEY, MODEL_KEY = 1, 2  # uses of `worker_key`
+PADDING = 4  # of `pad_and_crop`, in pixels, as in He et al. on CIFAR-10
 CROP_ATTEMPTS = 10  # of `random_resized_crop`, as in torchvision
 
 
@@ -104,14 +106,13 @@ def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int,
     image: [H, W, 3] on the 0-255 scale; returns [size, size, 3] float32 on the same scale. Every u below is a
     separate draw from [0, 1).
 
-    1. The image, padded by `padding`, is enlarged by scale = min (max / min)^u, times aspect^(u - 1/2) in width and its inverse
+    1. The image is enlarged by scale = min (max / min)^u, times aspect^(u - 1/2) in width and its inverse
        in height. The crop's center is u (enlarged - size) + (size - 1) / 2.
     2. An output pixel p, relative to the center and in half sizes, is distorted to p (1 + d r^2) / (1 + d), where r is its
        radius and d = exp((2u - 1) distortion) - 1; it is divided by the enlargement and rotated by (2u - 1) angle.
     3. Pixels x become (x - center) contrast^(2u - 1) + center, in each channel.
     """
     height, width, _ = image.shape
-    padding = ranges.padding or 0
     smallest, largest = PAPER_SCALE
     scale = smallest * (largest / smallest) ** draws["scale"]
     stretch = PAPER_ASPECT ** (draws["aspect"] - 0.5)
@@ -126,9 +127,9 @@ def paper_transform(image: jax.Array, draws: dict[str, jax.Array], *, size: int,
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     rows, columns = sin * columns + cos * rows, cos * columns - sin * rows
     columns = jnp.where(ranges.flip & (draws["flip"] < 0.5), -columns, columns)
-    row = draws["row"] * ((height + 2 * padding) * enlarge_rows - size) + center
-    column = draws["column"] * ((width + 2 * padding) * enlarge_columns - size) + center
-    pixels = resample(image, rows + row / enlarge_rows - padding, columns + column / enlarge_columns - padding) / 255
+    row = draws["row"] * (height * enlarge_rows - size) + center
+    column = draws["column"] * (width * enlarge_columns - size) + center
+    pixels = resample(image, rows + row / enlarge_rows, columns + column / enlarge_columns) / 255
     contrast = PAPER_CONTRAST ** (2 * draws["contrast"] - 1)
     return 255 * ((pixels - PAPER_CONTRAST_CENTER) * contrast + PAPER_CONTRAST_CENTER)
 
@@ -162,12 +163,11 @@ def random_resized_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: 
 
 
 def pad_and_crop(image: jax.Array, key: jax.Array, *, size: int, ranges: Augment) -> jax.Array:
-    """A random crop [H, W, C] of the image padded by `padding` (4) black pixels, flipped with probability 1/2."""
+    """A random crop [H, W, C] of the image padded by 4 black pixels, flipped with probability 1/2."""
     height, width, channels = image.shape
-    padding = 4 if ranges.padding is None else ranges.padding
     corner, flip = jax.random.split(key)
-    padded = jnp.pad(image, ((padding,) * 2, (padding,) * 2, (0, 0)))
-    row, column = jax.random.randint(corner, (2,), 0, 2 * padding + 1, jnp.int32)
+    padded = jnp.pad(image, ((PADDING,) * 2, (PADDING,) * 2, (0, 0)))
+    row, column = jax.random.randint(corner, (2,), 0, 2 * PADDING + 1, jnp.int32)
     crop = lax.dynamic_slice(padded, (row, column, jnp.int32(0)), (height, width, channels))
     return jnp.where(ranges.flip & jax.random.bernoulli(flip, jnp.float32(0.5)), crop[:, ::-1], crop)
 
@@ -240,7 +240,7 @@ def _cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Arra
 def _mixup_or_cutmix(data: Data, images: jax.Array, partners: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     cuts = jax.random.uniform(jax.random.fold_in(key, 2), dtype=jnp.float32) < CUTMIX_PROBABILITY
     blended = _mixup(data, images, partners, key=key)
-    pasted = _cutmix(dataclasses.replace(data, mix_alpha=data.cutmix_alpha), images, partners, key=key)
+    pasted = _cutmix(dataclasses.replace(data, mix_alpha=CUTMIX_ALPHA), images, partners, key=key)
     return jnp.where(cuts, pasted[0], blended[0]), jnp.where(cuts, pasted[1], blended[1])
 
 

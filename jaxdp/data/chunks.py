@@ -1,12 +1,13 @@
 """Size of the chunks in which images travel to the devices; `jaxdp plan` and the prefetcher share it."""
 
+AHEAD_BYTES = 2**31  # host memory of prefetched images: 14,000 of 224x224, and little of a server's
 PREFETCH_DEPTH = 2  # chunks held on the host in addition to the one being transferred
 
 
-def rows_per_chunk(rows: int, *, devices: int, image_bytes: int, max_bytes: int) -> int:
-    """Images per device and chunk: the largest divisor of `rows` for which all chunks on the host fit in `max_bytes`, or 1.
+def rows_per_chunk(rows: int, *, devices: int, image_bytes: int) -> int:
+    """Images per device and chunk: the largest divisor of `rows` for which all chunks on the host fit in AHEAD_BYTES, or 1.
 
     rows: images of a batch on each device; devices: those of this host; image_bytes: size of one image.
     """
     bytes_per_row = (PREFETCH_DEPTH + 1) * devices * image_bytes
-    return max((n for n in range(1, rows + 1) if rows % n == 0 and n * bytes_per_row <= max_bytes), default=1)
+    return max((n for n in range(1, rows + 1) if rows % n == 0 and n * bytes_per_row <= AHEAD_BYTES), default=1)

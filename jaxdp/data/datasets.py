@@ -16,7 +16,7 @@ from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError
-from jaxdp.validation import check_classes
+from jaxdp.relations import check_classes
 
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxdp.data import progress
 from jaxdp.data.decode import ImageError
-from jaxdp.distributed import status
 from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import check_local, expand_user, read_regular
 
@@ -236,7 +236,7 @@ def _walk(
     if real in visited or any(_is_inside(other, real) for other in above):
         return
     visited.add(real)
-    status.current().record_progress()
+    progress.report()
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: utf8(entry.name))
     except OSError as error:

@@ -12,10 +12,9 @@ import jax
 import numpy as np
 from PIL import Image
 
+from jaxdp.data import progress
 from jaxdp.data.decode import MIN_SIDE, ImageError, Scratch, decode, has_12_bits, rgb
-from jaxdp.distributed import status
-from jaxdp.errors import OneLine
-from jaxdp.storage.location import StorageError
+from jaxdp.errors import OneLine, StorageError
 
 OnBadImage = Literal["stop", "skip", "ignore"]
 IGNORED = -1  # label of an image that cannot be used and does not count
@@ -108,7 +107,7 @@ class Loader:
                 labels[row] = self._load(int(indices[row]), images[row], int(positions[row]))
                 with self.lock:
                     self.loading_seconds += time.monotonic() - began
-                status.current().record_progress()
+                progress.report()
 
         try:
             for _ in self.pool.map(fill_rows, range(min(self.threads, len(indices)))):

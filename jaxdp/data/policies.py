@@ -31,6 +31,8 @@ from jaxdp.data.pixel_operations import (
 POLICY_KEY, JITTER_KEY, ERASE_KEY = 3, 4, 5  # uses of a position's key; the crops split off 0 to 2
 BINS = 31  # of the magnitudes, in torchvision
 ERASED_AREA, ERASED_RATIO, ERASE_ATTEMPTS = (0.02, 0.33), (0.3, 3.3), 10  # as in torchvision
+DRAWS = 2  # operations of an image by RandAugment, in torchvision and in timm's published policies
+MAGNITUDE_STD = 0.5  # of rand_augment_increasing: timm's mstd0.5, that of ResNet strikes back
 APPLIED = 0.5  # timm's probability of an operation
 
 
@@ -136,8 +138,7 @@ def _increasing(ranges: Augment, key: jax.Array, *, size: int, nearest: bool) ->
     """A random operation of timm's rand-m7-mstd0.5-inc1: each of 15 with the same probability, but half of the time none."""
     which, strength, sign, apply = jax.random.split(key, 4)
     mean = 7.0 if ranges.magnitude is None else ranges.magnitude
-    deviation = 0.5 if ranges.magnitude_std is None else ranges.magnitude_std
-    level = jnp.clip(mean + deviation * jax.random.normal(strength, dtype=jnp.float32), 0, LARGEST_LEVEL) / LARGEST_LEVEL
+    level = jnp.clip(mean + MAGNITUDE_STD * jax.random.normal(strength, dtype=jnp.float32), 0, LARGEST_LEVEL) / LARGEST_LEVEL
     index = jnp.where(
         jax.random.bernoulli(apply, jnp.float32(APPLIED)), jax.random.randint(which, (), 0, len(INCREASING), jnp.int32), -1
     )
@@ -194,7 +195,7 @@ def draw_operations(config: Config, key: jax.Array, size: int) -> Operation:
     """The operations of an image of size x size, in order: leaves [count, ...]. The config must have a policy."""
     policy, ranges, interpolation = POLICIES[config.data.auto_augment], config.augment, interpolation_of(config)
     assert policy is not None
-    count = 1 if config.data.auto_augment == "trivial_augment" else ranges.operations
+    count = 1 if config.data.auto_augment == "trivial_augment" else DRAWS
     keys, filters = jax.random.split(key, (2, count))
     drawn = jax.vmap(partial(policy.draw, ranges, size=size, nearest=interpolation == "nearest"))(keys)
     drawn_cubic = jax.vmap(lambda key: jax.random.bernoulli(key, jnp.float32(0.5)))(filters)
@@ -272,16 +273,14 @@ def erased_box(key: jax.Array, size: tuple[int, int]) -> tuple[jax.Array, ...]:
 
 
 def erase_one(image: jax.Array, key: jax.Array, *, ranges: Augment) -> jax.Array:
-    """One normalized image [H, W, 3] with a random rectangle of its mean (0) or of noise, or unchanged."""
+    """One normalized image [H, W, 3] with a random rectangle of its mean (0), or unchanged."""
     height, width, _ = image.shape
-    happens, box, noise = jax.random.split(key, 3)
+    happens, box, _ = jax.random.split(key, 3)
     top, left, tall, wide = erased_box(box, (height, width))
     rows, columns = jnp.arange(height, dtype=jnp.int32)[:, None, None], jnp.arange(width, dtype=jnp.int32)[:, None]
     inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)
     replaced = inside & jax.random.bernoulli(happens, jnp.float32(ranges.erase_probability))
-    return jnp.where(
-        replaced, jax.random.normal(noise, image.shape, jnp.float32) if ranges.erase_mode == "noise" else 0.0, image
-    )
+    return jnp.where(replaced, 0.0, image)
 
 
 def _keys(config: Config, positions: jax.Array, use: int) -> jax.Array:

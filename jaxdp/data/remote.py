@@ -11,14 +11,14 @@ from typing import TypeVar
 import google_crc32c
 
 from jaxdp.config import Config, Storage
+from jaxdp.data import progress
 from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.data.records import allow_open_files
-from jaxdp.distributed import status
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
 from jaxdp.storage.cache import Cache
 from jaxdp.storage.local import local_directory
-from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, StorageError, join_url, open_location
+from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
 from jaxdp.storage.objects import ObjectInfo
 from jaxdp.storage.patience import START_SECONDS, Patience
 
@@ -42,7 +42,7 @@ class Remote:
         self.url, self.location = url, open_location(url, "data.directory", notice=self.notice)
         self.limit = round(storage.cache_gigabytes * 1e9)
         self.cache = Cache(local_directory(storage) / "data", self.location.url, limit=self.limit, notice=self.notice)
-        self.patience = Patience(START_SECONDS, self.notice, while_waiting=lambda: status.current().record_progress())
+        self.patience = Patience(START_SECONDS, self.notice, while_waiting=progress.report)
         self.daemons, self.pieces = Daemons(CONNECTIONS), Daemons(DOWNLOADS * PIECES_AHEAD)
         self._etag_is_md5 = True
 
@@ -157,7 +157,7 @@ class Remote:
             try:
                 return self.download(name, info)
             except BlockingIOError:  # another process makes this copy
-                status.current().record_progress()
+                progress.report()
                 time.sleep(BUSY_SECONDS)
 
     def _fill_intact(self, descriptor: int, name: str, info: ObjectInfo) -> int:

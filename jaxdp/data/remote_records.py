@@ -17,8 +17,7 @@ from jaxdp.data.read_ahead import Daemons, ReadAhead
 from jaxdp.data.records import allow_open_files, check_array_record, count_examples, damaged, skip_image_decoding
 from jaxdp.data.remote import BUSY_SECONDS, DOWNLOADS, FILES, Remote
 from jaxdp.data.remote_prepared import RemotePrepared
-from jaxdp.errors import ConfigError, first_line
-from jaxdp.storage.location import StorageError
+from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.storage.objects import ObjectInfo
 
 

@@ -14,9 +14,8 @@ from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS, Records
 from jaxdp.data.remote_prepared import RemotePrepared
 from jaxdp.data.remote_records import RemoteArrayRecords
-from jaxdp.errors import ConfigError, first_line, nearest
+from jaxdp.errors import ConfigError, StorageError, first_line, nearest
 from jaxdp.files import check_local, expand_user
-from jaxdp.storage.location import StorageError
 
 DATASET_INFO = "dataset_info.json"  # in the directory of a prepared data set
 OTHER_SOURCES = tuple(name for name, one in SOURCES.items() if not (one.prepared or one.from_python))

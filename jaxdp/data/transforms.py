@@ -33,7 +33,7 @@ def evaluation_transform(config: Config) -> tuple[Transform, int]:
         share = evaluation_share(config)
         return lambda pixels, out, position: crop_and_resize(pixels, out, share=share), size
     if config.data.sets_evaluation:
-        prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_interpolation)
+        prepare = partial(resize_and_crop, short_side=short, interpolation=config.data.eval_filter)
         return lambda pixels, out, position: prepare(pixels, out), size
     return lambda pixels, out, position: center_crop(pixels, out, short), size
 

@@ -1,8 +1,8 @@
 """The processes of a run: start-up, status files, failure detection, signals. Nothing here computes or reduces arrays.
 
-Start-up: runtime, launchers, launch, coordination, host_memory, address_space.
-Process group: process_group, processes.
-Failure detection: supervisor, status_files, verdict, status, stack_traces, stragglers.
-Of a single process: watchdog, hang_rules, hang_monitor.
+Start-up: runtime, launchers, launch, coordination, memory.
+Process group: process_group, stragglers.
+Failure detection: supervisor (this process), follower (the others), verdict (the rules of both), status, status_files,
+stack_traces.
 Signals: preemption.
 """

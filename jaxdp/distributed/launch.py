@@ -99,6 +99,11 @@ class Process:
         self.signal(signal.SIGKILL)
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether JAX may have ended the process because rank 0 has ended: it aborts all others within milliseconds."""
+        return self.rank > 0 and self.process.returncode == -signal.SIGABRT
+
+    @property
     def is_suspended(self) -> bool:
         """Whether a signal such as SIGSTOP suspends it, so that it neither ends nor answers."""
         try:
@@ -245,7 +250,12 @@ def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float)
     num_processes = len(ended)
     reporter = min(
         failed,
-        key=lambda process: (process.killed, _blamed_rank(process, num_processes) != process.rank, process.ended or 0.0),
+        key=lambda process: (
+            process.killed,
+            process.is_aborted,
+            _blamed_rank(process, num_processes) != process.rank,
+            process.ended or 0.0,
+        ),
     )
     first = ended[_blamed_rank(reporter, num_processes)]
     _print(f"rank {first.rank} {_describe_exit(first)}, after {(first.ended or started) - started:.0f} s. Its last lines:")

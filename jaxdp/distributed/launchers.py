@@ -1,4 +1,8 @@
-"""Detects which processes make up a run, from the environment variables of their launcher."""
+"""Detects which processes make up a run, from the environment variables of their launcher.
+
+JAX's own detection works only inside `jax.distributed.initialize`, while the status files need rank and number before it. It
+knows neither Kubeflow, torchrun nor Open MPI 5, and takes the tasks of a Slurm job for those of the step.
+"""
 
 import os
 import re

@@ -29,7 +29,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from jaxdp.distributed.process_group import Agreement, ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import Agreement, ProcessGroup
 from jaxdp.errors import EXIT_STOPPED, OneLine
 from jaxdp.xla.jax_options import own_options
 
@@ -97,7 +97,7 @@ class SignalHandler:
 
     def __init__(self, on_second_signal: Callable[[], None] | None = None) -> None:
         self.stop_reason: str | None = None
-        self.group: ProcessGroup = SingleProcess()
+        self.group: ProcessGroup = ProcessGroup()
         self._on_second_signal = on_second_signal or self._exit_at_once
         self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._previous_handlers: dict[int, Any] = {}

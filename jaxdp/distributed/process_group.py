@@ -1,11 +1,29 @@
-"""The interface of the process group of a run, and its implementation for a single process."""
+"""The processes of a run: they exchange objects, and agree to stop or to save at the same step."""
 
+import json
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
-from jaxdp.distributed import status
+from jaxdp.distributed import launchers, status, supervisor
+from jaxdp.distributed.follower import Follower
+from jaxdp.distributed.launchers import Cluster, host_identity
+from jaxdp.distributed.status_files import Board, Failure
+from jaxdp.distributed.stragglers import Stragglers
+from jaxdp.distributed.verdict import Limits
+from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, ConfigError
 
-NONE, SAVE, STOP = 0, 1, 2  # requests of a process; a step's metrics carry the largest one to all
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 10.0  # for a directory that does not answer at the end of a run
+ABORT_SECONDS = 60.0
+ALL = "all.values"  # what rank 0 has collected
+Request = Literal["", "save", "stop"]  # what a process asks of all; a step's metrics carry the largest one to all
+REQUESTS: tuple[Request, ...] = get_args(Request)
 
 
 class Agreement(NamedTuple):
@@ -15,71 +33,61 @@ class Agreement(NamedTuple):
     reason: str
 
 
-class ProcessGroup(Protocol):
-    """The processes of a run: they exchange objects, agree on sync points and report failures.
+class ProcessGroup:
+    """The processes of a run; this class is a run of one, whose requests take effect at once. See also `Processes`.
 
-    All methods may be called from any thread.
+    rank: of this process, from 0. hosts: host name by rank. host_numbers: index of the host by rank, numbered in the order of
+    the ranks. status: what this process does. All methods may be called from any thread.
     """
 
-    @property
-    def rank(self) -> int:
-        """Rank of this process, from 0."""
+    rank, num_processes = 0, 1
 
-    @property
-    def num_processes(self) -> int:
-        """Number of processes of the run."""
+    def __init__(self) -> None:
+        self.hosts, self.host_numbers = ["localhost"], [0]
+        self.status = status.current()
 
     @property
     def is_rank0(self) -> bool:
         """Whether this is rank 0, which alone writes the log, the result and the terminal output."""
-
-    @property
-    def hosts(self) -> list[str]:
-        """Host name by rank."""
-
-    @property
-    def host_numbers(self) -> list[int]:
-        """Index of the host by rank, numbered in the order of the ranks."""
-
-    @property
-    def status(self) -> status.ProcessStatus:
-        """Activity, step and progress of this process."""
+        return self.rank == 0
 
     @property
     def failed(self) -> bool:
         """Whether this process has reported a failure."""
-
-    @property
-    def before_exit(self) -> Callable[[], None]:
-        """Called before the failure of another process, or the watchdog, ends this one."""
-
-    @property
-    def resume_hint(self) -> str:
-        """How the run can be resumed, for the last line of an error."""
+        return False
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         """Begin a run: set its callbacks. All processes begin the same runs in the same order.
 
-        before_exit: called before the failure of another process ends this one. while_waiting: called by the main thread
-        while it waits for other processes; may raise.
+        before_exit: called before the failure of another process, or one without progress, ends this one. while_waiting: called
+        by the main thread while it waits for other processes; may raise.
         """
+        supervisor.current().before_exit = before_exit
 
     def set_resume_hint(self, hint: str) -> None:
         """Set how the run can be resumed, for the last line of an error."""
+        supervisor.current().resume_hint = hint
 
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
-        """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise."""
+        """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise.
+
+        Values must be representable in JSON.
+        """
+        return [value]
 
     def broadcast_object(self, name: str, value: Any) -> Any:
-        """Rank 0's value, on every process. Values must be representable in JSON."""
+        """Rank 0's value, on every process."""
+        return self.all_gather_object(name, value)[0]
 
     def request_save(self) -> bool:
         """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
+        return True
 
-    def next_request(self, stop_reason: str | None) -> int:
-        """The request of this process, NONE, SAVE or STOP, that the next step carries. stop_reason: as for `sync_point`."""
+    def next_request(self, stop_reason: str | None) -> Request:
+        """The request of this process that the next step carries. stop_reason: as for `sync_point`."""
+        return ""
 
-    def agree(self, request: int) -> None:
+    def agree(self, request: Request) -> None:
         """Record the largest request that a completed step has carried; all processes call this with the same steps."""
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
@@ -88,26 +96,28 @@ class ProcessGroup(Protocol):
         Returns what the processes have agreed to do at this point, else None. stop_reason: the signal that asked this process
         to stop, or None.
         """
+        return self.check_stop(stop_reason)
 
     def check_stop(self, stop_reason: str | None) -> Agreement | None:
         """The agreed stop if it is at the next sync point of this process, else None. Does not count as a sync point."""
+        return Agreement("stop", stop_reason) if stop_reason else None
 
     def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
-        """Set what this process does now; all processes begin the same activities in the same order.
-
-        activity, detail: see `ProcessStatus`. step: the step number; None keeps the previous one.
-        """
+        """Set what this process does now, see `ProcessStatus`; all processes begin the same activities in the same order."""
+        self.status.set_activity(activity, step, detail)
 
     def set_background_save(self, name: str) -> None:
         """Set what is being saved in the background; "" when the save has ended."""
+        self.status.set_background_save(name)
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
         """Record how many seconds this process waited for its devices in a step, and when it had the results (monotonic)."""
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
         """See `Stragglers.report`: since the last call or in the whole session; {} on other ranks than 0."""
+        return {}
 
-    def fail(self, reason: str, code: int = 1, collective_failed: bool = False, *, place: str = "") -> None:
+    def fail(self, reason: str, code: int = EXIT_FAILURE, collective_failed: bool = False, *, place: str = "") -> None:
         """Report that this process cannot continue, so that all others exit too.
 
         collective_failed: a collective raised, most likely because another process failed; that failure is then reported.
@@ -115,74 +125,210 @@ class ProcessGroup(Protocol):
         """
 
     def abort(self, reason: str) -> None:
-        """End all processes, this one included, whatever their threads do."""
+        """End all other processes, and then this one, whatever their threads do. A single process goes on."""
 
     def close(self, exiting: bool = False) -> None:
         """Leave the group once all processes are done. exiting: this process exits right afterwards."""
 
 
-class SingleProcess:
-    """The process group of a run of one process: every request takes effect immediately."""
+@dataclass(frozen=True)
+class Member:
+    """A process of the run. identity: of its host. gpus: those it can see."""
 
-    rank, num_processes, is_rank0 = 0, 1, True
-    hosts, host_numbers = ["localhost"], [0]
-    failed = False
+    host: str
+    identity: str
+    gpus: list[str]
 
-    def __init__(self) -> None:
-        self.resume_hint = ""
-        self.before_exit: Callable[[], None] = lambda: None
+
+class Processes(ProcessGroup):
+    """The process group of a process that has joined its run with `join`."""
+
+    def __init__(self, follower: Follower) -> None:
+        super().__init__()
+        self.follower, self.cluster = follower, follower.cluster
+        self.rank, self.num_processes = self.cluster.rank, self.cluster.num_processes
+        self.members: list[Member] = []
+        self._exchange = Exchange(self)
+        self._begin_run()
+
+    @classmethod
+    def join(
+        cls, cluster: Cluster, board: Board, limits: Limits, *, while_waiting: Callable[[], None] = lambda: None
+    ) -> "Processes":
+        """Start this process's status file, and wait for those of all others. while_waiting: called meanwhile; may raise.
+
+        board: where the files are; all processes reach it. After `limits.start_seconds`, every process prints which processes
+        are missing, and exits. Raises ConfigError if this process cannot write to the board.
+        """
+        supervising, state = supervisor.current(), status.current()
+        supervising.set_limits(limits)
+        if state.activity == status.OUTSIDE:
+            state.set_activity("start")
+        state.detail = "waiting for all processes to connect"
+        try:
+            board.write(f"{cluster.rank}.stacks", "")
+        except OSError as error:
+            hint = "use a directory that this process can write to"
+            raise ConfigError("--workdir", str(error.filename), reason=str(error.strerror), hint=hint) from None
+        follower = Follower(supervising, cluster, board)
+        processes = cls(follower)
+        try:
+            while not follower.session:
+                while_waiting()
+                time.sleep(board.poll_seconds)
+            own = [*host_identity(), launchers.visible_gpus()]
+            processes._set_members(processes.all_gather_object("members", own, while_waiting))
+        except BaseException as error:
+            follower.fail(Failure.of(error))
+            raise
+        return processes
+
+    def _set_members(self, members: list[Any]) -> None:
+        self.members = [Member(*fields) for fields in members]
+        self.hosts, numbers = [member.host for member in self.members], dict[str, int]()
+        self.host_numbers = [numbers.setdefault(member.identity, len(numbers)) for member in self.members]
 
     @property
-    def status(self) -> status.ProcessStatus:
-        return status.current()
+    def failed(self) -> bool:
+        return self.follower.supervisor.record.failure is not None
+
+    @property
+    def local_members(self) -> list[Member]:
+        """The processes on this host, this one included, by rank."""
+        identity = self.members[self.rank].identity
+        return [member for member in self.members if member.identity == identity]
+
+    @property
+    def local_rank(self) -> int:
+        """Rank of this process among those of its host, from 0."""
+        return self.host_numbers[: self.rank].count(self.host_numbers[self.rank])
+
+    def _begin_run(self) -> None:
+        self._request: Request = ""
+        self._agreed: Request = ""
+        self._steps_have_begun = False
+        self._stragglers = Stragglers(self.num_processes)
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
-        self.before_exit = before_exit
-
-    def set_resume_hint(self, hint: str) -> None:
-        self.resume_hint = hint
+        super().attach(before_exit=before_exit, while_waiting=while_waiting)
+        self._exchange.while_waiting = while_waiting
+        self._begin_run()
 
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
-        return [value]
+        return self._exchange.all_gather(name, value, while_waiting)
 
-    def broadcast_object(self, name: str, value: Any) -> Any:
-        return value
+    # Agreement: see `jaxdp.training.requests`.
+
+    def next_request(self, stop_reason: str | None) -> Request:
+        self._steps_have_begun = True
+        request: Request = "stop" if stop_reason else self._request
+        self._request = ""
+        if stop_reason:
+            self.follower.set_stop_reason(stop_reason)
+        return request
+
+    def agree(self, request: Request) -> None:
+        self._agreed = max(self._agreed, request, key=REQUESTS.index)
 
     def request_save(self) -> bool:
-        return True
-
-    def next_request(self, stop_reason: str | None) -> int:
-        return NONE  # a single process acts on its requests at once
-
-    def agree(self, request: int) -> None:
-        pass
+        self._request = "save"
+        return False
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
-        return Agreement("stop", stop_reason) if stop_reason else None
+        agreed = self.check_stop(stop_reason)
+        if agreed is None and self._agreed == "save":
+            self._agreed = ""
+            return Agreement("save", "")
+        return agreed
 
     def check_stop(self, stop_reason: str | None) -> Agreement | None:
-        return self.sync_point(stop_reason)
-
-    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
-        self.status.set_activity(activity, step, detail)
-
-    def set_background_save(self, name: str) -> None:
-        self.status.set_background_save(name)
+        if self._agreed == "stop":
+            self.status.record_stop()
+            return Agreement("stop", stop_reason or self.follower.stop_reason_of_others())
+        if stop_reason and not self._steps_have_begun:  # nothing can be lost: end at once
+            self.follower.fail(Failure(stop_reason, EXIT_STOPPED))
+            return Agreement("stop", stop_reason)
+        return None
 
     def record_step(self, step: int, waited: float, completed: float) -> None:
-        pass
+        self._stragglers.add(step, waited, completed)
+        self.follower.supervisor.own_step_times = self._stragglers.own
 
     def straggler_report(self, whole_run: bool = False) -> dict[str, Any]:
-        return {}
+        return self._stragglers.report(self.follower.step_times, self.hosts, whole_run) if self.is_rank0 else {}
 
-    def fail(self, reason: str, code: int = 1, collective_failed: bool = False, *, place: str = "") -> None:
-        pass
+    def fail(self, reason: str, code: int = EXIT_FAILURE, collective_failed: bool = False, *, place: str = "") -> None:
+        self.follower.fail(Failure(reason, code, collective_failed, place))
 
     def abort(self, reason: str) -> None:
-        pass
+        self.follower.fail(Failure(reason), end=True)
+        time.sleep(ABORT_SECONDS)
 
     def close(self, exiting: bool = False) -> None:
-        pass
+        self._exchange.is_closing = True
+        if not self.failed:
+            with suppress(OSError):  # the run has ended well, though its directory is gone
+                self.all_gather_object("all processes to exit", None, while_waiting=lambda: None)
+        self.follower.leave()
+        self.follower.supervisor.stop()
+
+
+class Exchange:
+    """Exchange of objects on a board. Each process has one file of values: a network file system shows a new file late."""
+
+    def __init__(self, group: Processes) -> None:
+        self.group, self.board = group, group.follower.board
+        self.while_waiting: Callable[[], None] = lambda: None
+        self.is_closing = False
+        self._writing = threading.Lock()
+        self._operations: Counter[str] = Counter()
+        self._outgoing: dict[str, dict[int, Any]] = {}
+        self._collected: dict[str, dict[int, list[Any]]] = {}  # on rank 0
+
+    def all_gather(self, name: str, value: Any, while_waiting: Callable[[], None] | None) -> list[Any]:
+        """See `ProcessGroup.all_gather_object`."""
+        group = self.group
+        self._operations[name] += 1
+        number = self._operations[name]
+        self._publish(f"{group.rank}.values", self._outgoing, name, number=number, value=value)
+        with group.status.at_barrier(name):
+            if not group.is_rank0:
+                return self._wait_for(ALL, name, number, while_waiting=while_waiting)
+            files = [f"{rank}.values" for rank in range(group.num_processes)]
+            values = [self._wait_for(file, name, number, while_waiting=while_waiting) for file in files]
+            self._publish(ALL, self._collected, name, number=number, value=values)
+            return values
+
+    def _publish(self, file: str, values: dict[str, dict[int, Any]], name: str, *, number: int, value: Any) -> None:
+        """Write a value. A process that begins operation n has read the results of n - 1: nobody needs older ones."""
+        with self._writing:
+            values[name] = {n: v for n, v in values.get(name, {}).items() if n >= number - 1} | {number: value}
+            text = json.dumps({"session": self.group.follower.session, "values": values})
+            self._retry(partial(self.board.write, file, text))
+
+    def _wait_for(self, file: str, name: str, number: int, *, while_waiting: Callable[[], None] | None) -> Any:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        while_waiting = while_waiting or (self.while_waiting if in_main_thread else lambda: None)
+        while True:
+            text = self._retry(partial(self.board.read, file))
+            try:
+                found = json.loads(text or "{}")
+                if found["session"] == self.group.follower.session:
+                    return found["values"][name][str(number)]
+            except (ValueError, TypeError, KeyError):  # not there yet, or being written
+                pass
+            while_waiting()
+            time.sleep(self.board.poll_seconds)
+
+    def _retry(self, action: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        while True:
+            try:
+                return action()
+            except OSError:  # it may answer again; the watchdog ends a run that waits too long
+                if self.is_closing and time.monotonic() - began > CLOSE_SECONDS:
+                    raise
+                time.sleep(RETRY_SECONDS)
 
 
 def barrier(group: ProcessGroup, name: str) -> None:

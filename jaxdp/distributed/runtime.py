@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from jaxdp.config import Compile, Guard
 from jaxdp.config import Mesh as MeshConfig
-from jaxdp.distributed import coordination, host_memory, launchers, watchdog
+from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
-from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.process_group import Processes, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
-from jaxdp.distributed.status_files import FOLDER, Board, Directory, Folder
+from jaxdp.distributed.status_files import FOLDER, Board, Directory
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
-from jaxdp.storage.location import open_location
 from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def join(
     guard: Guard | None = None,
     while_waiting: Callable[[], None] = lambda: None,
     directory: Path | None = None,
-    url: str | None = None,
+    open_board: Callable[[], Board] | None = None,
     coordinator: str | None = None,
     processes: int | None = None,
     rank: int | None = None,
@@ -46,19 +44,20 @@ def join(
 
     A process joins once; later calls return the same group. launcher, coordinator, processes, rank: see `launchers.detect`.
     while_waiting: called while waiting for other processes; may raise. directory: of the run, in which all processes keep their
-    status files; url: of a run whose processes share none. Raises ConfigError if a run of several processes has no directory.
+    status files; open_board: opens another place for them, for processes that share none. Raises ConfigError if a run of
+    several processes has no directory.
     """
     global _group
     _register_exit_code_of_stopped()
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
-            return SingleProcess()
+            return ProcessGroup()
         if directory is None:
             raise ConfigError("--workdir", reason="is missing: several processes need a directory that they share")
         guard = guard or Guard()
-        board: Board = Folder(open_location(url, "--workdir")) if url else Directory(directory / FOLDER)
-        _group = Processes.join(cluster, board, watchdog.process_limits(guard), while_waiting=while_waiting)
+        board = open_board() if open_board else Directory(directory / FOLDER)
+        _group = Processes.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
         atexit.register(_leave_at_exit, _group)
     return _group
 
@@ -117,7 +116,7 @@ def exit_together(group: ProcessGroup, code: int = 0) -> None:
 
 def current_group() -> ProcessGroup:
     """The process group that this process has joined."""
-    return _group or SingleProcess()
+    return _group or ProcessGroup()
 
 
 def nvidia_gpu_present() -> bool:
@@ -128,8 +127,8 @@ def nvidia_gpu_present() -> bool:
 def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compile | None = None) -> "list[jax.Device]":
     """Start JAX if it is not running, and return the run's devices, sorted by host and then by process.
 
-    The devices are all accelerators, or the CPU of each process split into `cpu_devices`. With `keep_memory`, a CPU that is the
-    only device computes in the calling thread, and this process keeps freed memory from then on. compile: the
+    The devices are all accelerators, or the CPU of each process split into `cpu_devices`. A CPU that is the only
+    device computes in the calling thread, and this process keeps freed memory from then on: other steps reuse it. compile: the
     cache of compiled programs; None: as JAX is configured.
 
     Raises ConfigError if the machine has an NVIDIA GPU that JAX does not see (unless JAX_PLATFORMS=cpu asks for that), if
@@ -147,7 +146,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     cpu_devices = config.cpu_devices or 1
     with contextlib.suppress(RuntimeError):  # JAX is running: `_check_cpu` decides whether its devices suffice
         jax.config.update("jax_num_cpu_devices", cpu_devices)
-    keep = config.keep_memory and cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
+    keep = cpu_devices == 1 and group.num_processes == 1 and not _gpu_expected()
     if keep:
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
@@ -166,7 +165,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
         _check_cpu(len(jax.local_devices()), cpu_devices)
         by_process = {process: devices[:cpu_devices] for process, devices in by_process.items()}
         if keep:
-            host_memory.keep_freed()
+            memory.keep_freed()
     _check_equal_counts({process: len(devices) for process, devices in by_process.items()}, group.hosts)
     order = sorted(by_process, key=lambda process: (group.host_numbers[process], process))
     return [device for process in order for device in by_process[process]]

@@ -23,7 +23,7 @@ DEVICES, OTHER_RANKS, OTHER_THREAD, COMPILER = "devices", "other ranks", "anothe
 WORKING = ("", COMPILER)
 DEVICE_WAITS = ("device_get", "_value", "block_until_ready", "__array__", "item")  # JAX's functions that wait for a device
 LIBRARY = re.compile(r"/(jax|orbax|concurrent|asyncio)/|/(threading|queue|selectors|contextlib|nest_asyncio)\.py$")
-CONTROL = ("jaxdp/distributed/processes.py", "jaxdp/distributed/coordination.py")
+CONTROL = ("jaxdp/distributed/process_group.py", "jaxdp/distributed/coordination.py")
 PREEMPTION = "jaxdp/distributed/preemption.py"
 SLEEPING = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py", "/asyncio/base_events.py", "/socketserver.py")
 PREFIX = re.compile(rf"^.*/(?:(?:site|dist)-packages|lib/python3\.\d+)/|^{re.escape(str(Path(__file__).parents[2]))}/")
@@ -127,6 +127,12 @@ def waits_for(frames: Sequence[Frame]) -> str:
 def is_working(stack: Stack) -> bool:
     """Whether a thread that the run waits for executes code."""
     return stack["waits_for"] in WORKING and stack["name"].startswith(RUN_THREADS)
+
+
+def work(stacks: Sequence[Stack]) -> str:
+    """What the threads of a process do: "code", "compiler", or "" if all of them wait."""
+    waits = {stack["waits_for"] for stack in stacks if is_working(stack)}
+    return "code" if "" in waits else "compiler" if waits else ""
 
 
 def format_stacks(stacks: Sequence[Stack]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Activity, step and progress of this process, and the heartbeat that reports them.
+"""What this process does: its activity, step and progress, as the run reports them.
 
-No function takes a lock, so that a stuck thread cannot block the heartbeat.
+No function takes a lock, so that a stuck thread cannot block the one that watches.
 """
 
 import threading
@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-JOINING, JOINED = "joining", "joined"  # membership in a process group; once joined, rank 0 compares the heartbeats
-HEARTBEAT_SECONDS = 1.0
 OUTSIDE = "outside"  # the activity before, between and after runs
 PHRASES = {  # activity -> where a process is, in a message
     "start": "during start-up",
@@ -31,35 +28,18 @@ ITERATION_OF_ACTIVITY = {"load": "step", "step": "step", "audit": "step", "evalu
 
 
 @dataclass(frozen=True)
-class Location:
-    """What a process does, and at which step. background_save: what is being saved in the background, "" for nothing."""
-
-    activity: str
-    step: int | None = None
-    background_save: str = ""
-
-    def __str__(self) -> str:
-        if self.activity == "step" and self.step is not None:
-            where = f"in step {self.step}"
-        else:
-            where = PHRASES.get(self.activity, f"during {self.activity}")
-            where += "" if self.step is None else f", step {self.step}"
-        return where + (f", saving {self.background_save}" if self.background_save else "")
-
-
-@dataclass(frozen=True)
 class Heartbeat:
-    """What one heartbeat reports of a process.
+    """What a process does at a moment.
 
-    activity, detail, position: see `ProcessStatus`. idle_seconds: time without progress. typical_seconds: median duration of
-    recent iterations, None if unknown. longest_seconds: longest recent iteration. background_save: what is being saved in the
-    background, "" for nothing; save_seconds: how long that has taken; longest_save_seconds: longest recent save.
+    activity, step, detail, position, background_save: see `ProcessStatus`. idle_seconds: time without progress.
+    typical_seconds: median duration of recent iterations, None if unknown. longest_seconds: longest recent iteration.
+    save_seconds: how long the background save has taken; longest_save_seconds: longest recent one.
     """
 
     activity: str
     step: int | None = None
     detail: str = ""
-    position: tuple[int, int, int] = (0, 0, 0)
+    position: tuple[int, ...] = (0, 0, 0)
     idle_seconds: float = 0.0
     typical_seconds: float | None = None
     longest_seconds: float = 0.0
@@ -68,12 +48,20 @@ class Heartbeat:
     longest_save_seconds: float = 0.0
 
     @property
-    def location(self) -> Location:
-        return Location(self.activity, self.step, self.background_save)
+    def location(self) -> str:
+        """Where the process is, in a message."""
+        if self.activity == "step" and self.step is not None:
+            where = f"in step {self.step}"
+        else:
+            where = PHRASES.get(self.activity, f"during {self.activity}")
+            where += "" if self.step is None else f", step {self.step}"
+        where += f", saving {self.background_save}" if self.background_save else ""
+        return where + (f", {self.detail}" if self.detail else "")
 
-    @classmethod
-    def from_message(cls, fields: dict[str, Any]) -> "Heartbeat":
-        return cls(**fields | {"position": tuple(fields["position"])})
+    @property
+    def is_first_step(self) -> bool:
+        """Whether no step of this session has ended yet."""
+        return self.activity == "step" and self.typical_seconds is None and not self.longest_seconds
 
 
 class ProcessStatus:
@@ -81,7 +69,8 @@ class ProcessStatus:
 
     activity: what the process does now, a key of `PHRASES`. detail: what it does within the activity. position: (stops,
     barriers since the last stop, activities since the last barrier). All processes of a run count it alike, because they
-    execute the same program: the process with the lower position is behind.
+    execute the same program: the process with the lower position is behind. background_save: what is being saved in the
+    background, "" for nothing. training_thread: identity of the thread that trains.
     Time is counted in ticks of one thread (see `tick`), so a process that was suspended and resumed has not been idle.
     """
 
@@ -93,26 +82,8 @@ class ProcessStatus:
         self.background_save, self.save_started = "", 0.0
         self.position = (0, 0, 0)
         self.clock = self.last_progress = 0.0
-        self.membership = ""  # JOINING or JOINED; "" without a process group
-        self.ticked_by_heartbeat = False
         self.iteration: tuple[str, float] | None = None  # name and start time of the current iteration
         self.durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_DURATIONS))
-
-    def watch_thread(self, identity: int) -> None:
-        """Set the identity of the thread that trains."""
-        self.training_thread = identity
-
-    def set_membership(self, membership: str) -> None:
-        """Record that this process joins (JOINING) or has joined (JOINED) a process group."""
-        self.membership = membership
-        if membership == JOINING:
-            self.detail = "waiting for all processes to connect"
-            if self.activity == OUTSIDE:
-                self.set_activity("start", detail=self.detail)
-
-    def use_heartbeat_ticks(self) -> None:
-        """Record that the heartbeat thread, and no longer the watchdog, calls `tick`."""
-        self.ticked_by_heartbeat = True
 
     def tick(self, seconds: float) -> None:
         """Advance the clock. Only one thread calls this, at regular intervals."""
@@ -122,9 +93,8 @@ class ProcessStatus:
         """Reset the time without progress."""
         self.last_progress = self.clock
 
-    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> bool:
-        """Set what this process does now. Returns whether the kind of activity changed."""
-        before = self.activity
+    def set_activity(self, activity: str, step: int | None = None, detail: str = "") -> None:
+        """Set what this process does now. step: its number; None keeps the previous one."""
         self.activity, self.detail = activity, detail
         self.step = self.step if step is None else step
         stops, barriers, activities = self.position
@@ -132,7 +102,6 @@ class ProcessStatus:
         if activity not in ITERATION_OF_ACTIVITY:
             self.iteration = None
         self.record_progress()
-        return ITERATION_OF_ACTIVITY.get(activity, activity) != ITERATION_OF_ACTIVITY.get(before, before)
 
     def record_stop(self) -> None:
         """Record that all processes stop here: some wait at a barrier that the others have not reached."""
@@ -177,9 +146,6 @@ class ProcessStatus:
         if self.background_save:
             self.durations["save"].append(self.clock - self.save_started)
         self.background_save, self.save_started = name, self.clock
-
-    def location(self) -> Location:
-        return Location(self.activity, self.step, self.background_save)
 
     def heartbeat(self) -> Heartbeat:
         iteration, save = ITERATION_OF_ACTIVITY.get(self.activity), self.background_save

@@ -6,19 +6,18 @@ A count that changes shows that a process is alive. No time stamp of another hos
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxdp.distributed import stack_traces
-from jaxdp.distributed.status import Location as Place
+from jaxdp.distributed.status import Heartbeat
 from jaxdp.distributed.stragglers import StepTimes
 from jaxdp.errors import EXIT_FAILURE, EXIT_STOPPED, first_line, printable
-from jaxdp.storage.location import Location, ObjectNotFoundError
 
 FOLDER = "processes"
 LARGEST = 2**26  # bytes of a file
-NO_STEPS = StepTimes()
+NO_STEPS, STARTING = StepTimes(), Heartbeat("start")
 REASON_CHARS, PLACE_CHARS, NAME_CHARS = 4096, 400, 255
 
 
@@ -65,13 +64,13 @@ class Failure:
 class Record:
     """What a process writes of itself.
 
-    run: the coordinator's address, so that a file of another run is not taken for one of this. count: grows with every write.
-    machine, pid: the process on its host. activity, step, detail, background_save, position: see `ProcessStatus`. place: the
-    innermost frames of the thread that works. is_working: a thread executes code and does not wait for devices or other ranks.
-    idle_seconds: time without progress. overdue: "late" or "stuck" if that is longer than allowed. stacks: lines, if it is
-    overdue. write_seconds: how long the last write took. verdict, report: of rank 0 (report: its number, and lines to print).
-    left: the process ends, and expects no more of the others. session: of rank 0, once all processes have started: a random
-    word for the values that they exchange. stop_reason: why this process asks all to stop. step_times: see `StepTimes`.
+    run: the coordinator's address, so that a file of another run is not taken for one of this; "" for a single process. count:
+    grows with every write. machine, pid: the process on its host. beat: what it does. place: the innermost frames of the thread
+    that works. work: what its threads do: "code", "compiler", or "" if all wait for devices or other ranks. overdue: "late" or
+    "stuck" if it is longer without progress than allowed. stacks: lines, if it is overdue. write_seconds: how long the last
+    write took. verdict, report: of rank 0 (report: its number, and lines to print). left: the process ends, and expects no more
+    of the others. session: of rank 0, once all processes have started: a random word for the values that they exchange.
+    stop_reason: why this process asks all to stop. step_times: see `StepTimes`.
     """
 
     run: str
@@ -80,30 +79,29 @@ class Record:
     machine: str
     pid: int
     count: int = 0
-    activity: str = "start"
-    step: int | None = None
-    detail: str = ""
-    background_save: str = ""
-    position: tuple[int, ...] = ()
+    beat: Heartbeat = STARTING
     place: str = ""
-    is_working: bool = True
-    idle_seconds: float = 0.0
+    work: str = "code"
     overdue: str = ""
     stacks: tuple[str, ...] = ()
     write_seconds: float = 0.0
     failure: Failure | None = None
     verdict: Verdict | None = None
-    report: tuple[int, tuple[str, ...]] = field(default=(0, ()))
+    report: tuple[int, tuple[str, ...]] = (0, ())
     left: bool = False
     session: str = ""
     stop_reason: str = ""
     step_times: StepTimes = NO_STEPS
 
     @property
-    def location(self) -> str:
-        """Where the process is, in a message."""
-        where = str(Place(self.activity, self.step, self.background_save))
-        return where + (f", {self.detail}" if self.detail else "")
+    def process(self) -> tuple[str, int]:
+        """What no other process has."""
+        return self.machine, self.pid
+
+    @property
+    def seconds(self) -> float:
+        """Time without progress; of a background save that is overdue, too."""
+        return max(self.beat.idle_seconds, self.beat.save_seconds if self.overdue else 0.0)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -114,8 +112,9 @@ class Record:
         fields: dict[str, Any] = json.loads(text)
         failure, verdict, (number, lines) = fields["failure"], fields["verdict"], fields["report"]
         steps, seconds, waited_seconds = fields["step_times"]
+        beat = Heartbeat(**fields["beat"])
         fields |= {
-            "position": tuple(map(int, fields["position"])),
+            "beat": replace(beat, position=tuple(map(int, beat.position)), detail=_text(beat.detail, PLACE_CHARS)),
             "stacks": _lines(fields["stacks"]),
             "report": (int(number), _lines(lines)),
             "failure": failure and Failure(**failure | {"reason": _text(failure["reason"], REASON_CHARS)}),
@@ -182,24 +181,6 @@ class Directory:
                 return file.read(LARGEST).decode(errors="replace")
         finally:
             os.close(descriptor)
-
-
-class Folder:
-    """A board at a URL, where processes share no directory. Requests cost time and money, so there are fewer."""
-
-    period_seconds, poll_seconds = 2.0, 0.5
-
-    def __init__(self, location: Location) -> None:
-        self.location = location
-
-    def write(self, name: str, text: str) -> None:
-        self.location.write(f"{FOLDER}/{name}", text.encode())
-
-    def read(self, name: str) -> str | None:
-        try:
-            return self.location.read(f"{FOLDER}/{name}").decode(errors="replace")
-        except ObjectNotFoundError:
-            return None
 
 
 def file_name(rank: int) -> str:

@@ -1,17 +1,22 @@
-"""Who has failed: rules over the records of all processes, with the reader's own clock, without threads or files."""
+"""Who has failed or is stuck: rules over the records of all processes, with the reader's own clock, without threads or files.
+
+A run of one process is judged by the same rules, over its own record.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jaxdp.distributed.status import Heartbeat
+from jaxdp.distributed.status import OUTSIDE, Heartbeat
 from jaxdp.distributed.status_files import Record, Verdict
-from jaxdp.errors import plural
+from jaxdp.errors import EXIT_CONFIG, plural
 
 LATE, STUCK = "late", "stuck"
 SLOW_FACTOR = 15.0  # times the usual duration of a step: below it a step is slow, not stuck
 FIRST_STEPS_FACTOR = 4.0  # times the longest step, while too few durations are known
 UNKNOWN_FACTOR = 1.75  # times `late_seconds`, in a compilation and while no duration is known
+FIRST_STEP_FACTOR = 4.0  # times `late_seconds`, for the first step of a single process, which waits for no other
 COMPILATION_SECONDS = 1800.0  # a compilation, one call, may take at least this long
+CUT_OFF_SECONDS = 600.0  # without progress and without an answer of the directory, before a process ends
 MIN_READS = 3  # of an unchanged file, before a process counts as silent: a slow directory is no silent process
 SLOW_WRITES = 3.0  # times the duration of the last write, for which a process may be silent beyond the limit
 COLLECTIVE_SECONDS = 5.0  # beyond the limit for a silent process, in which the cause of a failed collective is awaited
@@ -36,12 +41,20 @@ class Limits:
         """Seconds without progress in an activity after which the run ends; infinite for never."""
         if self.stuck_seconds is None:
             return float("inf")
-        least = {"compile": COMPILATION_SECONDS, "start": self.start_seconds}.get(activity, 0.0)
-        return max(self.stuck_seconds, least)
+        return max(self.stuck_seconds, self._least(activity))
+
+    def cut_off_after(self, activity: str) -> float:
+        """The same, for a process that cannot read the files of the others: a host without network."""
+        return max(min(self.stuck_seconds or CUT_OFF_SECONDS, CUT_OFF_SECONDS), self._least(activity))
+
+    def _least(self, activity: str) -> float:
+        return {"compile": COMPILATION_SECONDS, "start": self.start_seconds}.get(activity, 0.0)
 
 
-def late_after(beat: Heartbeat, limits: Limits) -> float:
+def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> float:
     """Seconds without progress after which a process is reported, longer where its activity usually takes longer."""
+    if is_single and beat.is_first_step:
+        return FIRST_STEP_FACTOR * limits.late_seconds
     if beat.activity in ("start", "load") and beat.step is None:
         return limits.late_seconds
     if beat.typical_seconds is None:
@@ -49,14 +62,14 @@ def late_after(beat: Heartbeat, limits: Limits) -> float:
     return max(limits.late_seconds, SLOW_FACTOR * beat.typical_seconds)
 
 
-def overdue(beat: Heartbeat, limits: Limits) -> tuple[str, float]:
-    """("", LATE or STUCK, seconds without progress) of a process by its own clock; a background save counts too."""
+def overdue(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> str:
+    """ "", LATE or STUCK: how long a process has made no progress, by its own clock; a background save counts too."""
     save_limit = max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
     in_save = beat.save_seconds >= save_limit
     seconds = max(beat.idle_seconds, beat.save_seconds if in_save else 0.0)
-    if beat.activity == "outside" or not (in_save or beat.idle_seconds >= late_after(beat, limits)):
-        return "", seconds
-    return (STUCK if seconds >= limits.stuck_after(beat.activity) else LATE), seconds
+    if beat.activity == OUTSIDE or not (in_save or beat.idle_seconds >= late_after(beat, limits, is_single=is_single)):
+        return ""
+    return STUCK if seconds >= limits.stuck_after("save" if in_save else beat.activity) else LATE
 
 
 @dataclass
@@ -84,7 +97,7 @@ class Records:
         if seen is None:
             if record is not None:
                 self._seen[rank] = _Seen(record, clock)
-        elif record is not None and (record.count, record.pid) != (seen.record.count, seen.record.pid):
+        elif record is not None and (record.count, record.process) != (seen.record.count, seen.record.process):
             self._seen[rank] = _Seen(record, clock, is_alive=True)
         else:
             seen.reads += 1
@@ -107,8 +120,10 @@ class Records:
 
 
 def blame(record: Record, reason: str) -> Verdict:
-    """The verdict that a process has failed, with its last known location and place."""
-    return Verdict(reason, record.rank, record.host, record.location, record.place)
+    """The verdict that a process has failed, with its last known location and place; a single process has no rank."""
+    if not record.run:
+        return Verdict(f"failed {record.beat.location}: {reason}", place=record.place)
+    return Verdict(reason, record.rank, record.host, record.beat.location, record.place)
 
 
 def own_failure(record: Record) -> Verdict:
@@ -161,7 +176,7 @@ class Judge:
         behind = at_fault(alive)
         if not all(record.overdue == STUCK for record in behind or alive.values()):
             return None
-        seconds = min(record.idle_seconds for record in behind or alive.values())
+        seconds = min(record.seconds for record in behind or alive.values())
         if len(behind) == 1:
             return blame(behind[0], f"stuck: no progress for {seconds:.0f} s")
         return Verdict(f"stuck: no progress for {seconds:.0f} s: {headline(alive)}", place=behind[0].place if behind else "")
@@ -173,14 +188,15 @@ def at_fault(alive: Mapping[int, Record]) -> list[Record]:
     [] if they are all at the same point, or if a process that is not overdue may hold up the rest.
     """
     late = [record for record in alive.values() if record.overdue]
-    if working := [record for record in late if record.is_working]:
+    if working := [record for record in late if record.work]:
         return working
-    behind = [record for record in late if record.position == min(each.position for each in late)]
-    return behind if len(behind) < len(late) == len(alive) else []
+    behind = [record for record in late if record.beat.position == min(each.beat.position for each in late)]
+    is_single = any(not record.run for record in late)
+    return behind if len(behind) < len(late) == len(alive) or is_single else []
 
 
 def names(records: Iterable[Record]) -> str:
-    shown = [f"rank {record.rank} on {record.host}" for record in records]
+    shown = [f"rank {record.rank} on {record.host}" for record in records if record.run]
     return ", ".join(shown[:MAX_NAMED]) + (f" and {len(shown) - MAX_NAMED} more" if len(shown) > MAX_NAMED else "")
 
 
@@ -188,37 +204,69 @@ def headline(alive: Mapping[int, Record]) -> str:
     """Which processes make no progress, and where."""
     behind = at_fault(alive)
     if not behind:
-        where = next(iter(alive.values())).location
+        where = next(iter(alive.values())).beat.location
         return f"all ranks wait for each other or for their devices {where}: a device, the network or a collective is stuck"
     waiting = len(alive) - len(behind)
     others = f"; {waiting} rank{'s are' if waiting > 1 else ' is'} waiting" if waiting else ""
-    return f"{names(behind)} {behind[0].location}{others}"
+    return f"{names(behind)} {behind[0].beat.location}{others}".lstrip()
 
 
 def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
     """Lines about processes that are late, [] if none is: who, when the run will end, and their stacks."""
     late = [record for record in alive.values() if record.overdue]
     shown = at_fault(alive) or late
-    if not shown or (shown == late and len(late) < len(alive) and not any(record.is_working for record in late)):
+    if not shown or (shown == late and len(late) < len(alive) and not any(record.work for record in late)):
         return []
-    end = limits.stuck_after(shown[0].activity)
+    (first, *_), end = shown, limits.stuck_after(shown[0].beat.activity)
     ends = "" if end == float("inf") else f". The run ends after {end / 60:g} minutes without progress"
     ends += " (guard.step_minutes)" if end == limits.stuck_seconds else ""
-    lines = [f"no progress for {shown[0].idle_seconds:.0f} s: {headline(alive)}{ends}"]
+    seconds = f"{first.seconds:.0f} s"
+    if all(record.work == "compiler" for record in shown):
+        return [f"XLA has been compiling for {seconds}; this can take minutes: {headline(alive)}{ends}"]
+    if not first.run and first.beat.is_first_step:
+        return [f"the first step has taken {seconds} so far, which is normal on a slow machine{ends}"]
+    lines = [f"no progress for {seconds}: {headline(alive)}{ends}"]
     for record in shown[:MAX_NAMED]:
-        lines += [f"Stack of rank {record.rank} on {record.host}, most recent call first:", *record.stacks]
+        owner = f" of {names([record])}" if record.run else ""
+        lines += [f"Stack{owner}, most recent call first:", *record.stacks]
     return lines
+
+
+def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> list[str]:
+    """Lines about processes that have not started yet."""
+    absent = _absent(alive, processes)
+    return [f"waiting for {absent} to start; the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"]
+
+
+def cut_off(own: Record, seconds: float, limits: Limits) -> Verdict | None:
+    """The verdict of a process on itself whose files have not answered for `seconds`: nobody else can tell it what happened."""
+    limit = limits.cut_off_after(own.beat.activity)
+    if min(own.beat.idle_seconds, seconds) < limit or own.beat.activity == OUTSIDE:
+        return None
+    reason = f"no progress, and the files of the other processes could not be read, for {limit:.0f} s: no network on this host?"
+    return blame(own, reason)
+
+
+def duplicate(own: Record, other: Record) -> Verdict:
+    """The verdict of a process on itself if another one has its rank."""
+    places = f"process {own.pid} on {own.host} and process {other.pid} on {other.host}"
+    reason = f"rank={own.rank}: {places} both have it; give each process its own rank"
+    return replace(blame(own, reason), place="", code=EXIT_CONFIG)
+
+
+def _absent(alive: Mapping[int, Record], processes: int) -> str:
+    absent = [rank for rank in range(processes) if rank not in alive]
+    ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:MAX_NAMED]))}"
+    return ranks + f" and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)
 
 
 def missing(records: Records, processes: int, seconds: float) -> Verdict | None:
     """The verdict that processes have not started within `seconds`; None if all have."""
     alive = records.alive
-    absent = [rank for rank in range(processes) if rank not in alive]
-    if not absent:
+    if not (absent := processes - len(alive)):
         return None
-    ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent[:MAX_NAMED]))}"
-    ranks += f" and {len(absent) - MAX_NAMED} more" * (len(absent) > MAX_NAMED)
     started = names(alive.values()) or "none"
     return Verdict(
-        f"{len(absent)} of {plural(processes, 'process')} did not start within {seconds:g} s: {ranks} (started: {started})"
+        f"{absent} of {plural(processes, 'process')} did not start within {seconds:g} s: {_absent(alive, processes)} "
+        f"(started: {started})"
     )

@@ -10,9 +10,8 @@ from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.loader import DataError, Loader
 from jaxdp.data.sources import open_splits
 from jaxdp.doctor.check_result import Problem, ResultBuilder
-from jaxdp.errors import ConfigError, plural
-from jaxdp.storage.location import StorageError
-from jaxdp.validation import check_classes
+from jaxdp.errors import ConfigError, StorageError, plural
+from jaxdp.relations import check_classes
 
 HINT = "replace or remove what cannot be read, or train with --data.on-bad-image skip"
 IMAGES_AT_A_TIME, LISTED = 4096, 100

@@ -121,7 +121,7 @@ def _probe_plan(config: "Config", probe: Probe) -> Probe:
     import jax
 
     import jaxdp
-    from jaxdp import models, plan_summary
+    from jaxdp import models, sizes
     from jaxdp.parallel.mesh import make_mesh
     from jaxdp.training.state import abstract_state
     from jaxdp.xla.jax_options import own_options
@@ -137,7 +137,7 @@ def _probe_plan(config: "Config", probe: Probe) -> Probe:
         probe = dataclasses.replace(probe, state_bytes=sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
     if plan is None:
         return dataclasses.replace(probe, plan_problem=problem)
-    return dataclasses.replace(probe, input_bytes=plan_summary.input_bytes(plan)["host"])
+    return dataclasses.replace(probe, input_bytes=sizes.input_bytes(plan)["host"])
 
 
 if __name__ == "__main__":

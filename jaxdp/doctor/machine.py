@@ -40,7 +40,7 @@ def check_memory(result: ResultBuilder, state_bytes: int | None, input_bytes: in
     needed = state_bytes + input_bytes
     message += f"; a copy of the state and images in flight take {format_bytes(needed)}"
     if needed > free:
-        result.error(message, "free memory, or lower --data.ahead-bytes")
+        result.error(message, "free memory")
     else:
         result.ok(message)
 

@@ -4,7 +4,7 @@ import secrets
 import time
 
 from jaxdp.doctor.check_result import ResultBuilder
-from jaxdp.storage.location import StorageError
+from jaxdp.errors import StorageError
 from jaxdp.storage.patience import open_patiently
 
 SLOW_SECONDS = 1.0  # of a request

@@ -14,7 +14,7 @@ from jaxdp.bench import scaling
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Compile, Config, Data, Mesh, Phase
 from jaxdp.distributed import runtime
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify_gradients, verify_resume, verify_sums
 from jaxdp.doctor.proof import Proof
 from jaxdp.errors import first_line
@@ -43,7 +43,7 @@ def run(
     group: the processes, all of which call this. shared_dir: a directory on a file system that all processes share. Raises
     ConfigError if the devices do not start.
     """
-    start, group = time.perf_counter(), group or SingleProcess()
+    start, group = time.perf_counter(), group or ProcessGroup()
     cpu_devices = config.mesh.cpu_devices or max(1, CPU_DEVICES // group.num_processes)
     if group.num_processes == 1:
         cpu_devices = max(cpu_devices, 2)

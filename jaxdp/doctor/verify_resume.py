@@ -13,7 +13,7 @@ from typing import Any
 from jaxdp.checkpoint.manager import SAVING_THREAD
 from jaxdp.config import Checkpoint, Compile, Config, Data, Evaluation, Logging, Mesh, Model, Optimizer, Phase, Reduce, Schedule
 from jaxdp.distributed.preemption import SignalHandler, Stopped
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor.proof import Proof, largest_difference, prove
 from jaxdp.doctor.verify_gradients import named_arrays
 from jaxdp.inference.load_run import load_run
@@ -42,7 +42,7 @@ def short_run(
         data=Data(source="synthetic", image_size=16, augmentation="paper", train_examples=3 * images, eval_examples=images),
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
-        optimizer=dataclasses.replace(optimizer, momentum_rule="constant", momentum_batch=Optimizer.momentum_batch),
+        optimizer=dataclasses.replace(optimizer, momentum_rule="constant"),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
         reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else DEFAULT_REDUCE,
         mesh=Mesh(cpu_devices=cpu_devices),
@@ -127,7 +127,7 @@ def proof(
     optimizer: that of the run, apart from its momentum rule. reduce: that of the run.
     shared_dir: a directory on a file system that all processes share.
     """
-    group = group or SingleProcess()
+    group = group or ProcessGroup()
     config = short_run(devices, cpu_devices, optimizer=optimizer, reduce=reduce, compile=compile)
     return prove(
         "exact resume",

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,8 @@ from jaxdp.checkpoint.manifest import (
     verify_files,
 )
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
-from jaxdp.config import Config, Data, Preprocessing, Storage, evaluation_words
+from jaxdp.config import Config, Data, Preprocessing, Storage
+from jaxdp.config_words import evaluation_words
 from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, is_url
@@ -233,7 +233,7 @@ def weights_config(path: str | Path, given: Preprocessing | None = None, *, blur
     ConfigError for a file that cannot be used.
     """
     path = expand_user(path, WEIGHTS)
-    model = replace(weights.read(path, WEIGHTS, blur_pool=blur_pool).model, convolution="auto")
+    model = weights.read(path, WEIGHTS, blur_pool=blur_pool).model
     stated = preprocessing.merge(preprocessing.USUAL, preprocessing.of_file(path, WEIGHTS))
     data = preprocessing.with_preprocessing(Data(source="given"), preprocessing.merge(stated, given or Preprocessing()))
     return validate(Config(name="weights", data=data, model=model))

@@ -138,7 +138,7 @@ def predict_weights(
     source: Any,
     *,
     given: Preprocessing | None = None,
-    blur_pool: str | None = None,
+    blur_pool: str = "none",
     top: int | None = None,
 ) -> tuple[SourcePredictions, str]:
     """Predict the most likely classes of all images of a source with a safetensors file of ResNet weights.
@@ -148,8 +148,8 @@ def predict_weights(
     file's content and preprocessing in one line). Raises ConfigError if the file cannot be used or states another BlurPool, and
     as `predict` does.
     """
-    config = weights_config(path, given, blur_pool=blur_pool or "none")
-    if blur_pool not in (None, config.model.blur_pool):
+    config = weights_config(path, given, blur_pool=blur_pool)
+    if blur_pool not in ("none", config.model.blur_pool):
         reason = f"{str(path)!r} states BlurPool {config.model.blur_pool!r}"
         raise ConfigError("--model.blur-pool", blur_pool, reason=reason, hint="omit it")
     names = [f"class {number}" for number in range(config.model.class_count)]

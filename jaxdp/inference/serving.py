@@ -45,7 +45,7 @@ def served_model(workdir: str | Path, loaded: LoadedRun, *, format: str, dtype: 
     """
     changed: dict[str, Any] = {"dtype": dtype}
     if loaded.config.model.name == RESNET:
-        changed |= {"convolution": "auto", "gradients": "autodiff", "remat": False}
+        changed |= {"remat": False}
     config = dataclasses.replace(loaded.config, model=dataclasses.replace(loaded.config.model, **changed))
     size, trained = config.data.evaluated_size, config.data.image_size
     check_image_size(config.model, size, trained=trained, field="data.eval_size")
@@ -78,7 +78,7 @@ def _preprocessing(config: Config) -> dict[str, dict[str, Any]]:
     if config.data.eval_interpolation == "area":
         steps = {"center_crop_share": evaluation_share(config), "resize": side}
     return {
-        "client_preprocessing": {"color": "RGB", "interpolation": config.data.eval_interpolation} | steps,
+        "client_preprocessing": {"color": "RGB", "interpolation": config.data.eval_filter} | steps,
         "included_preprocessing": {
             "image_size": config.data.evaluated_size,
             "mean": list(included.mean),

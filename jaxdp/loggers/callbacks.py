@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from jaxdp.config import training_labels
+from jaxdp.config_words import training_labels
 from jaxdp.files import open_regular
 from jaxdp.loggers.console import Quiet
 from jaxdp.loggers.tensorboard import RunInfo, TensorBoard, mesh_table
@@ -26,7 +26,7 @@ class Console(Callback):
     def on_start(self, run: Run) -> None:
         steps = run.progress.steps
         total = steps + run.plan.steps_after(run.progress.samples)
-        self.screen.begin(total, steps, run.config.logging.print_seconds)
+        self.screen.begin(total, steps)
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         self.screen.step(metrics)

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from jaxdp.errors import discard_output, plural, printable_lines
 
+PRINT_SECONDS = 15.0  # least time between printed step lines without a terminal: a log stays short
 PLAIN_WIDTH = 128
 BAR_COLUMNS = 110  # narrowest terminal that shows the bar itself
 
@@ -100,8 +101,8 @@ class Quiet:
     def table(self, table: Table) -> None:
         """Print a table."""
 
-    def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
-        """Start the progress display. done: steps of earlier sessions. print_seconds: see `logging.print_seconds`."""
+    def begin(self, total_steps: int, done: int = 0) -> None:
+        """Start the progress display. done: steps of earlier sessions."""
 
     def status(self, text: str) -> None:
         """Show the current activity, such as "compiling"."""
@@ -129,10 +130,7 @@ class Screen(Quiet):
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.total_steps = 0
-        self.last_line, self.print_seconds = (
-            -math.inf,
-            0.0,
-        )  # monotonic time of the last step line, and the least time to the next
+        self.last_line = -math.inf  # monotonic time of the last step line
         self.first_step: tuple[float, int] | None = None  # monotonic time and number of this session's first step
 
     def outlast_reader(self) -> None:
@@ -165,8 +163,8 @@ class Screen(Quiet):
         if caption:
             self.info(str(caption))
 
-    def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
-        self.total_steps, self.print_seconds = total_steps, print_seconds
+    def begin(self, total_steps: int, done: int = 0) -> None:
+        self.total_steps = total_steps
         if self.live:
             bar = [BarColumn(bar_width=20)] if self.console.width >= BAR_COLUMNS else []
             text = Column(no_wrap=True, overflow="ellipsis", ratio=1)  # a narrow terminal truncates this column
@@ -194,12 +192,11 @@ class Screen(Quiet):
         now = time.monotonic()
         if self.first_step is None:
             self.first_step = (now, record["step"])
-        text = format_step(record)
         if self.progress is not None:
-            self.progress.update(self.task, completed=record["step"], description=text)
-        elif now - self.last_line >= self.print_seconds:
+            self.progress.update(self.task, completed=record["step"], description=format_step(record))
+        elif now - self.last_line >= PRINT_SECONDS:
             self.last_line = now
-            self.info(f"step {record['step']}/{self.total_steps}  {text}{self._eta(record['step'], now)}")
+            self.info(f"step {record['step']}/{self.total_steps}  {format_step(record)}{self._eta(record['step'], now)}")
 
     def _eta(self, step: int, now: float) -> str:
         """Text such as "  eta M:SS" by the mean step time of this session; "" after the first step."""

@@ -83,8 +83,8 @@ class RecordedScreen(Quiet):
     def table(self, table: Table) -> None:
         self._pass_on(self.screen.table, table)
 
-    def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
-        self._pass_on(self.screen.begin, total_steps, done, print_seconds)
+    def begin(self, total_steps: int, done: int = 0) -> None:
+        self._pass_on(self.screen.begin, total_steps, done)
         self.events.write(START)
 
     def status(self, text: str) -> None:

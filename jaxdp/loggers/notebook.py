@@ -43,7 +43,7 @@ class Notebook(Screen):
         self.done = 0
         self.has_begun = self.has_ended = False
 
-    def begin(self, total_steps: int, done: int = 0, print_seconds: float = 0.0) -> None:
+    def begin(self, total_steps: int, done: int = 0) -> None:
         self.total_steps, self.done, self.started, self.has_begun = total_steps, done, time.monotonic(), True
         self._update("starting", force=True)
 

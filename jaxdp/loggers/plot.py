@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxdp.config import HELD_OUT_LABELS
+from jaxdp.config_words import HELD_OUT_LABELS
 from jaxdp.files import write_atomically
 from jaxdp.loggers.smoothing import moving_average, window
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxdp.config import HELD_OUT_LABELS, Config, training_labels
+from jaxdp.config import Config
+from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.data.records import masked_checksum
 from jaxdp.files import open_regular
 from jaxdp.loggers.example_grid import example_grid
@@ -50,9 +51,10 @@ class TensorBoard:
 
     def __init__(self, directory: Path, samples: int, run_info: RunInfo | None = None) -> None:
         """samples: samples seen by the run; events beyond these, from an interrupted session, are hidden."""
-        from tensorboardX.proto import event_pb2
+        from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._event = event_pb2.Event
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._scalars: dict[str, Any] = {}  # the summary of each field of a record; only its value changes
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a directory in the order of their names. Each event is written at once, so that a kill
         # loses none: tensorboardX's SummaryWriter keeps them in memory for up to two minutes.
@@ -88,16 +90,18 @@ class TensorBoard:
         self.file.write(length + masked_checksum(length) + data + masked_checksum(data))
 
     def write(self, record: dict[str, Any]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary
-        from tensorboardX.summary import scalar
+        values = [self._scalar(name, value) for name, value in record.items() if name not in ("step", "samples")]
+        self._write(record["samples"], summary=self._summary(value=values))
 
-        summary = Summary()
-        for name, value in record.items():
-            if name not in ("step", "samples"):
-                group = "evaluation" if name.startswith("eval_") else "training"
-                tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
-                summary.MergeFrom(scalar(tag, value, summary_description=text))
-        self._write(record["samples"], summary=summary)
+    def _scalar(self, name: str, value: float) -> Any:
+        if name not in self._scalars:
+            from tensorboardX.summary import scalar
+
+            group = "evaluation" if name.startswith("eval_") else "training"
+            tag, text = f"{group}/{name.removeprefix('eval_')}", self.descriptions.get(name, "")
+            self._scalars[name] = scalar(tag, value, summary_description=text).value[0]
+        self._scalars[name].simple_value = value
+        return self._scalars[name]
 
     def write_examples(self, record: dict[str, Any], *arrays: np.ndarray) -> None:
         """Write the image of `example_grid`. arrays: images, labels and predicted classes."""

@@ -22,6 +22,8 @@ class InputAdvice(Callback):
         self.input_shown = self.bad_images_shown = False
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
+        if not run.is_logged:
+            return
         progress, bad_images = run.progress, run.datasets.bad_images
         if not self.input_shown and metrics["step"] > SETTLING_STEPS:
             warning = input_warning(

@@ -82,6 +82,9 @@ class Model:
 
 
 EVERY_PLATFORM = "every platform"  # of `create`: the program chooses the fastest form when it is lowered
+# Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
+# are up to 4.5 times as fast on a CPU (docs/measurements.md).
+CONVOLUTIONS = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
 Tree = TypeVar("Tree")
 
 
@@ -101,20 +104,17 @@ def sample_params(key: jax.Array, stds: Tree) -> Tree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def create(config: ModelConfig, platform: str | None = None) -> Network:
-    """The network of a config. platform: resolves `convolution = "auto"`; None asks JAX for its default backend.
+def create(config: ModelConfig, platform: str | None = None, *, custom_vjp: bool = True) -> Network:
+    """The network of a config. platform: that of the devices, for `CONVOLUTIONS`; None: JAX's default backend. custom_vjp: use
+    the hand-written gradients of a ResNet, which move less memory than those that JAX derives.
 
     Raises ConfigError for a name that is neither built in nor registered in this process.
     """
     build = MODELS.implementation(config.name)
-    return build_registered(config) if config.name in MODELS.registered else build(config, platform)
+    return build_registered(config) if config.name in MODELS.registered else build(config, platform, custom_vjp)
 
 
-def _create_resnet(config: ModelConfig, platform: str | None) -> Model:
-    convolution: str = config.convolution
-    if convolution == "auto":
-        forms = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
-        convolution = forms.get(platform or jax.default_backend(), "direct")
+def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) -> Model:
     return Model(
         ResNet(
             depth=config.depth,
@@ -122,10 +122,10 @@ def _create_resnet(config: ModelConfig, platform: str | None) -> Model:
             width=config.width,
             stem=config.stem,
             dtype=jnp.dtype(config.dtype),
-            convolution=convolution,
+            convolution=CONVOLUTIONS.get(platform or jax.default_backend(), "direct"),
             axes=AXES if config.norm == "synchronized" else (),
             remat=config.remat,
-            custom_vjp=config.gradients == "custom_vjp",
+            custom_vjp=custom_vjp,
             folds=config.resolved_batch_norm == "folded",
             squeeze_excitation=config.squeeze_excitation,
             blur_pool=config.blur_pool,

@@ -44,7 +44,7 @@ def activation_bytes(config: ModelConfig, image_shape: tuple[int, int, int], fro
 
 def _bytes_by_segment(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stages: int) -> list[int]:
     """Bytes per image that the backward pass of each trained segment needs; an array counts for the first that needs it."""
-    model = models.create(dataclasses.replace(config, convolution="direct"))
+    model = models.create(config, platform="any")
     frozen, trainable = model.split_frozen(frozen_stages)
 
     def vjp_fns(params: dict, batch_stats: dict, x: jax.Array) -> list[Any]:

@@ -1,9 +1,9 @@
 """Convolution and max pooling, each in two implementations that compute the same numbers.
 
 `convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
-1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `model.convolution` selects it.
+1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `jaxdp.models.CONVOLUTIONS` selects it.
 `max_pool` has a hand-written gradient that stores the index of each window's maximum in a byte, because the gradient that JAX
-derives is slow on every backend. `model.gradients` selects it.
+derives is slow on every backend. `custom_vjp` selects it.
 """
 
 from functools import partial

@@ -54,7 +54,7 @@ def _check_classifier_bias(config: Config, weights: Weights) -> None:
     """Raise ConfigError for an initial bias of a classifier that is the file's; once the number of classes is known."""
     if config.model.classifier_bias != "zero" and keeps_head(config, weights):
         reason = f"not used: the run starts with the classifier of {weights.path}"
-        hint = "omit it, or give --finetune.new-head"
+        hint = "omit it"
         raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint=hint)
 
 
@@ -71,7 +71,7 @@ def missing_file_warning(config: Config) -> str:
 
 def keeps_head(config: Config, weights: Weights) -> bool:
     """Whether the run starts with the classifier of the file."""
-    return weights.model.classes == config.model.classes and not config.finetune.new_head
+    return weights.model.classes == config.model.classes
 
 
 def initial_values(config: Config, weights: Weights | None) -> InitialValues | None:

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_share, evaluation_side, evaluation_words
+from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_share, evaluation_side
+from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
 
 METADATA, TIMM, TIMM_FILE = "preprocessing", "pretrained_cfg", "config.json"
 MAX_FILE_BYTES = 2**34  # a hundred times a ResNet-200 in float64
-USUAL = Preprocessing(image_size=224, eval_crop=0.875, eval_interpolation="bilinear")
+USUAL = Preprocessing(eval_size=224, eval_crop=0.875, eval_interpolation="bilinear")
 """That of torchvision's first weights and of most papers, for files that state none."""
 
 PixelStat = float | tuple[float, ...]
@@ -76,10 +77,10 @@ def _of_timm(stated: Any) -> Preprocessing:
             raise ValueError(f"{name} is {height}x{width}, not square")
         return height
 
+    trained_at = side("input_size")
     return checked(
         {
-            "image_size": side("input_size"),
-            "eval_size": side("test_input_size"),
+            "eval_size": side("test_input_size") or trained_at,
             "eval_crop": stated.get("test_crop_pct") or stated.get("crop_pct"),
             "eval_interpolation": stated.get("interpolation"),
             "mean": stated.get("mean") or (),
@@ -90,10 +91,8 @@ def _of_timm(stated: Any) -> Preprocessing:
 
 def checked(stated: dict[str, Any]) -> Preprocessing:
     """The preprocessing with these values. Raises ConfigError for invalid ones, TypeError for unknown names."""
-    preprocessing = Preprocessing(**stated)
-    data = with_preprocessing(Data(source="given"), preprocessing)
-    data = validate(Config(data=data)).data
-    given = as_dict(preprocessing)
+    given = as_dict(Preprocessing(**stated))
+    data = validate(Config(data=Data(source="given", **given))).data
     return Preprocessing(**{name: getattr(data, name) for name in given})
 
 
@@ -111,8 +110,10 @@ def merge(first: Preprocessing, second: Preprocessing) -> Preprocessing:
 
 
 def with_preprocessing(data: Data, preprocessing: Preprocessing) -> Data:
-    """`data` with the values that `preprocessing` gives."""
-    return dataclasses.replace(data, **as_dict(preprocessing))
+    """`data` with the values that `preprocessing` gives. Its size is that of training and evaluation."""
+    given = as_dict(preprocessing)
+    size = given.pop("eval_size", data.image_size)
+    return dataclasses.replace(data, image_size=size, **given)
 
 
 def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
@@ -120,11 +121,10 @@ def of_run(config: Config, mean: PixelStat, std: PixelStat) -> Preprocessing:
     crops_first = config.data.eval_interpolation == "area"
     shares = [tuple(np.broadcast_to(np.asarray(stat) / 255, 3).tolist()) for stat in (mean, std)]
     return Preprocessing(
-        image_size=config.data.image_size,
         eval_size=config.data.evaluated_size,
         eval_resize=None if crops_first else evaluation_side(config),
         eval_crop=evaluation_share(config) if crops_first else None,
-        eval_interpolation=config.data.eval_interpolation,
+        eval_interpolation=config.data.eval_filter,
         mean=shares[0],
         std=shares[1],
     )

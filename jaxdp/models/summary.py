@@ -1,6 +1,5 @@
 """Size and cost of a network, and what it normalizes over, from abstract traces."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import lru_cache
@@ -20,8 +19,8 @@ from jaxdp.models.batch_norm import counting_values
 from jaxdp.models.folded_batch_norm import Projection
 from jaxdp.models.registered import RegisteredModel
 from jaxdp.optim.lars import is_matrix_or_larger
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 from jaxdp.parallel.mesh import abstract_mesh
-from jaxdp.xla.jaxprs import inner_jaxprs
 
 
 def check_image_size(config: ModelConfig, size: int, *, trained: int, field: str) -> None:
@@ -44,7 +43,7 @@ def summary(config: ModelConfig, image_shape: tuple[int, int, int], frozen_stage
     decayed and not_decayed (trainable tensors with and without weight decay and trust ratio), sizes (name -> tensor sizes of
     the trainable parameters), segments (the trainable ones), and shapes and trainable_shapes, both (params, batch_stats).
     """
-    model = create(dataclasses.replace(config, convolution="direct"))
+    model = create(config, platform="any")
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), image_shape))
     trainable, trainable_stats = (model.trainable(tree, frozen_stages) for tree in (params, stats))
     sizes_by_name = {name: [math.prod(p.shape) for p in jax.tree.leaves(trainable[name])] for name in sorted(trainable)}
@@ -87,7 +86,7 @@ def count_normalized(
 def _count_in_layers(
     config: ModelConfig, image_size: int, batch: int, *, mesh: tuple[int, int], frozen_stages: int
 ) -> dict[str, int]:
-    model = create(dataclasses.replace(config, convolution="direct"))
+    model = create(config, platform="any")
     images = jax.ShapeDtypeStruct((batch, image_size, image_size, 3), jnp.float32)
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), images.shape[1:]))
     frozen, trainable = model.split_frozen(frozen_stages)

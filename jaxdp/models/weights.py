@@ -231,7 +231,6 @@ def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
         stem=stems[shape[:3]],
         classes=shapes[head][0],
         squeeze_excitation=EXCITATION[naming] in shapes,
-        convolution="direct",
     )
 
 

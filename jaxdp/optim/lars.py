@@ -89,20 +89,18 @@ def lars(
     eps: float = 1e-6,
     nesterov: bool = False,
     mask: Any = is_matrix_or_larger,
-    velocity_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with the learning rate in the velocity.
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
-    parameters that returns one, True where trust ratio and decay apply. velocity_dtype: of v between steps (None: that of the
-    parameters).
+    parameters that returns one, True where trust ratio and decay apply.
     """
 
     def build(learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
         return optax.chain(
             scale_by_lars_ratio(weight_decay=weight_decay, trust_coefficient=trust_coefficient, eps=eps, mask=mask),
             optax.scale(learning_rate),
-            optax.trace(decay=momentum, nesterov=nesterov, accumulator_dtype=velocity_dtype),
+            optax.trace(decay=momentum, nesterov=nesterov),
             optax.scale(-1.0),
         )
 

@@ -153,7 +153,6 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
         eps=config.eps,
         nesterov=config.nesterov,
         mask=MASKS[config.adapt],
-        velocity_dtype=_velocity_dtype(config),
     )
 
 
@@ -162,13 +161,13 @@ def _sgd(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.Gr
     correction of the momentum."""
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
-        optax.trace(decay=momentum, nesterov=config.nesterov, accumulator_dtype=_velocity_dtype(config)),
+        optax.trace(decay=momentum, nesterov=config.nesterov),
         optax.scale(-learning_rate),
     )
 
 
 def _adam(config: Optimizer, momentum: Scalar) -> optax.GradientTransformation:
-    return scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps, mean_dtype=_velocity_dtype(config))
+    return scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps)
 
 
 def _adamw(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
@@ -191,11 +190,6 @@ def _lamb(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
 
 
 CONSTRUCTORS: dict[str, Constructor] = OPTIMIZERS.implement({"lars": _lars, "sgd": _sgd, "adamw": _adamw, "lamb": _lamb})
-
-
-def _velocity_dtype(config: Optimizer) -> jax.typing.DTypeLike | None:
-    """None: that of the parameters."""
-    return None if config.velocity_dtype == "float32" else config.velocity_dtype
 
 
 def _scale_subtrees(multipliers: Mapping[str, float]) -> optax.GradientTransformation:

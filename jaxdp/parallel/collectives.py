@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from jaxdp.xla.jaxprs import inner_jaxprs
+from jaxdp.parallel.forward_dtypes import inner_jaxprs
 
 # Primitives by their names in a jaxpr, which depend on what JAX knows about replication.
 OPERATIONS = {

@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec
 from jaxdp.config import Config, phase_image_size
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import abstract_mesh
-from jaxdp.xla.jaxprs import inner_jaxprs
 
 # Operations that move values without computing with them, by their names in a jaxpr.
 MOVES = {"broadcast_in_dim", "copy", "pvary", "pcast", "reshape", "rev", "slice", "squeeze", "transpose", "expand_dims"}
@@ -100,3 +99,12 @@ def _rounded_to(exponent_bits: int, mantissa_bits: int) -> Any:
     sixteen = (jnp.dtype(name) for name in ("bfloat16", "float16"))
     fits = (dtype for dtype in sixteen if (jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant) == (exponent_bits, mantissa_bits))
     return next(fits, jnp.dtype(jnp.float32))
+
+
+def inner_jaxprs(equation: Any) -> Iterator[Any]:
+    """The jaxprs that an equation holds: of a scan, a call, the branches of a cond."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                yield inner

@@ -64,7 +64,7 @@ def _plan_on_same_devices(run: History) -> tuple["Plan", list["jax.Device"]]:
     from jaxdp.distributed import runtime
     from jaxdp.planning import make_plan
 
-    devices = runtime.start(replace(run.config.mesh, keep_memory=False), compile=run.config.compile)
+    devices = runtime.start(run.config.mesh, compile=run.config.compile)
     plan = make_plan(run.config, examples=round(run.result["samples"] / run.result["epochs"]), devices=len(devices))
     phase = plan.phases[-1]
     then = f"{run.result['devices']} x {run.result['device_kind']}, mesh {'x'.join(map(str, run.result['mesh']))}"

@@ -176,7 +176,7 @@ def _evaluate(run: History, checkpoint: str, datasets: tuple | None) -> Confusio
     from jaxdp.inference.evaluate import confusion_matrix
 
     try:
-        config = dataclasses.replace(run.config, mesh=Mesh(keep_memory=False))
+        config = dataclasses.replace(run.config, mesh=Mesh())
         given = datasets if is_given else None
         metrics, counts, names = confusion_matrix(config, run.files.workdir, checkpoint, datasets=given)
     except (ConfigError, RuntimeError, OSError) as error:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.plot import LOSS_LABEL, use_log_scale
 from jaxdp.loggers.smoothing import moving_average, window

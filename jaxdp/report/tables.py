@@ -6,7 +6,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from jaxdp.config import HELD_OUT_LABELS, training_labels
+from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
 from jaxdp.loggers.smoothing import METHOD

@@ -10,6 +10,7 @@ import jax
 from jaxdp import models
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Reduce
+from jaxdp.data import progress
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
@@ -20,7 +21,6 @@ from jaxdp.planning import FEW_VALUES, Plan, make_plan
 from jaxdp.setup.consistency import data_digest
 from jaxdp.storage.location import StorageError
 from jaxdp.training.step_compiler import StepCompiler
-from jaxdp.validation import profiled_steps
 
 Reductions = dict[tuple[int, int], Reduce]
 SavedBatches = dict[str, list[int]]  # {phase: [global batch, per-worker batch]} with which a run began
@@ -41,6 +41,7 @@ def prepare(
     """
     group = group or runtime.current_group()
     devices = runtime.start(config.mesh, group, config.compile)
+    progress.listener = group.status.record_progress
     opened = run(_open, config, datasets)
     config = with_classes(config, opened.class_count)
     sizes = {
@@ -94,8 +95,7 @@ def _with_saved_batches(config: Config, saved: SavedBatches) -> Config:
 
 def _check_profile(plan: Plan) -> None:
     """Raise ConfigError if the profile has steps after the last step of the run."""
-    profile = plan.config.logging.profile
-    steps = profiled_steps(profile)
+    profile, steps = plan.config.logging.profile, plan.config.logging.profiled_steps
     if steps and steps[-1] > plan.total_steps:
         reason = f"steps {steps[0]} to {steps[-1]} are not all among the {plural(plan.total_steps, 'step')} of the run"
         raise ConfigError("logging.profile", profile, reason=reason, hint="use FIRST,COUNT within them")

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import (
     CHECKPOINTS,
     CONFIG,
@@ -34,7 +34,6 @@ from jaxdp.files import (
 from jaxdp.records import LOG, scan_log
 from jaxdp.records import to_json as record_to_json
 from jaxdp.storage.local import run_copy
-from jaxdp.storage.location import StorageError
 from jaxdp.storage.remote_reader import read_run_file
 from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.config import Config, Reduce
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.distributed.process_group import ProcessGroup, SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError
 from jaxdp.files import read_text, write_atomically
 from jaxdp.network import Network
@@ -74,7 +74,7 @@ def chosen_reductions(
     reduce = plan.config.reduce
     if AUTO not in (reduce.strategy, reduce.update):
         return {}
-    choices, chosen = _Choices(workdir / FILE, group or SingleProcess(), info=info, before_measuring=before_measuring), {}
+    choices, chosen = _Choices(workdir / FILE, group or ProcessGroup(), info=info, before_measuring=before_measuring), {}
     for phase in {phase.shape: phase for phase in plan.phases}.values():
         chosen[phase.shape] = reduce
         if reduce.strategy == AUTO:

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
+from jaxdp.errors import StorageError
+from jaxdp.storage.location import Location, ObjectNotFoundError
 
 FOLDER = ".lease"
 RENEWALS = 4  # in the time after which a lease expires

@@ -1,6 +1,5 @@
 """A folder at a URL: reading, writing, listing and removing objects through fsspec (extra `cloud`)."""
 
-import errno
 import logging
 import os
 import sys
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from jaxdp.errors import ConfigError, OneLine, first_line
+from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.files import check_no_password, create_atomically, read_regular, write_atomically
 from jaxdp.storage.fast_reader import FastReader, new_gcs_store, new_s3_store
 from jaxdp.storage.objects import ObjectInfo
@@ -61,17 +60,6 @@ _file_systems: dict[tuple, Any] = {}
 _fast_readers: dict[tuple[int, str], FastReader] = {}
 _opening = threading.Lock()  # to add one
 Result = TypeVar("Result")
-
-
-class StorageError(OneLine, OSError):
-    """A request to object storage that failed. `strerror`: why, in one line. permanent: whether repeating it cannot help."""
-
-    def __init__(self, reason: str, url: str, *, permanent: bool = False) -> None:
-        super().__init__(errno.EIO, reason, url)
-        self.permanent = permanent
-
-    def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}"
 
 
 class ObjectNotFoundError(StorageError):

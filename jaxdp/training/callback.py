@@ -117,26 +117,34 @@ class Callbacks(Callback):
         failure: CallbackError | None = None
         for callback in self.of_hook[hook]:
             try:
-                self._call(callback, hook, run, *arguments)
-            except CallbackError as error:
-                failure = failure or error
+                getattr(callback, hook)(run, *arguments)
+            except Exception as error:
+                found = self._failure_of(callback, hook, error, run=run)
+                failure = failure or found
         if failure is not None:
             raise failure
 
     def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
         try:
             getattr(callback, hook)(run, *arguments)
-        except StopTraining:
-            raise
         except Exception as error:
-            what = f"{name_of(callback)}.{hook} raised {type(error).__name__}: {first_line(error)}"
-            if callback.detach_on_error:
-                self._detach(callback)
-                run.info(f"{what}; the run continues without it")
-            elif callback in self.users and not isinstance(error, OneLine):
-                raise CallbackError(f"the callback {what}") from error
-            else:
-                raise
+            if failure := self._failure_of(callback, hook, error, run=run):
+                raise failure from error
+
+    def _failure_of(self, callback: Callback, hook: str, error: Exception, *, run: "Run") -> CallbackError | None:
+        """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
+        if isinstance(error, StopTraining):
+            raise error
+        what = f"{name_of(callback)}.{hook} raised {type(error).__name__}: {first_line(error)}"
+        if callback.detach_on_error:
+            self._detach(callback)
+            run.info(f"{what}; the run continues without it")
+            return None
+        if callback not in self.users or isinstance(error, OneLine):
+            raise error
+        failure = CallbackError(f"the callback {what}")
+        failure.__cause__ = error
+        return failure
 
     def _detach(self, callback: Callback) -> None:
         for callbacks in (self.attached, self.started):

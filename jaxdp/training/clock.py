@@ -35,7 +35,7 @@ class Clock:
         """Count a step of so many images, from the end of the previous one or from `restart`."""
         now = time.perf_counter()
         seconds, self.last_step_end = now - self.last_step_end, now
-        self.progress.add_seconds("training", seconds)
+        self.progress.training_seconds += seconds
         self._images += images
         self._seconds += seconds
         if self.is_first_step:
@@ -44,7 +44,7 @@ class Clock:
 
     def add_input_seconds(self, seconds: float) -> None:
         """Count time for which the devices waited for images."""
-        self.progress.add_seconds("input", seconds)
+        self.progress.input_seconds += seconds
         self._input_seconds += seconds
 
     def throughput(self) -> dict[str, Any]:

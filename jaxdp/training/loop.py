@@ -155,8 +155,8 @@ def complete_steps(run: Run, keep: int = 0) -> None:
     while len(run.pending) > keep:
         step = run.pending.popleft()
         asked = time.monotonic()
-        record = step.record | {name: value.item() for name, value in jax.device_get(step.metrics).items()}
-        run.processes.agree(record.pop("request"))
+        record = step.record | read(step.metrics)
+        run.processes.agree(requests.NAMES[record.pop("request")])
         run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
@@ -167,6 +167,11 @@ def complete_steps(run: Run, keep: int = 0) -> None:
             if run.is_logged:
                 run.clock.restart_throughput()
         _report_save(run)
+
+
+def read(metrics: dict[str, jax.Array]) -> dict[str, Any]:
+    """Scalars on the host, once the devices have computed them."""
+    return {name: value.item() for name, value in metrics.items()}
 
 
 def evaluate_now(run: Run) -> dict[str, Any]:
@@ -197,7 +202,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
-            on_request=processes.agree,
+            on_request=lambda request: processes.agree(requests.NAMES[request]),
             wait_for=signals.wait_for,
             observer=examples,
         )

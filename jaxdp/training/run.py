@@ -205,9 +205,7 @@ def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "Planned
     config, resident = compiler.plan.config, compiler.images is not None
     data, chunk = at_image_size(config, phase.image_size).data, None
     if not resident:
-        chunk = rows_per_chunk(
-            phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes, max_bytes=data.ahead_bytes
-        )
+        chunk = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes)
     return DeviceIterator(
         datasets.train_at(phase.image_size),
         compiler.mesh(phase),

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxdp.config import Config, Reduce, at_image_size
-from jaxdp.data.chunks import PREFETCH_DEPTH
+from jaxdp.data.chunks import AHEAD_BYTES, PREFETCH_DEPTH
 from jaxdp.data.prefetch import batch_sharding
 from jaxdp.data.transforms import evaluation_transform
 from jaxdp.errors import ConfigError
@@ -122,8 +122,7 @@ class StepCompiler:
         self.evaluation_examples = evaluation_examples
         self.meshes: dict[tuple[int, int], Mesh] = {}
         self.placements: dict[tuple[int, int], Replicated] = {}
-        self.seed = cache(partial(from_host, np.uint32(plan.config.seed)))  # transferred to a mesh once
-        self.momentum = cache(lambda momentum, mesh: from_host(np.float32(momentum), mesh))
+        self.constants = cache(self._transfer_constants)
         self.futures: dict[tuple, Future] = {}
         self.resident_images: dict[Mesh, jax.Array] = {}
         self.lock = Lock()
@@ -156,7 +155,7 @@ class StepCompiler:
         if images is None:  # as many rows as in a training step, spread evenly over the batches
             config = self.plan.config
             image_bytes = 3 * evaluation_transform(config)[1] ** 2
-            fitting = config.data.ahead_bytes // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
+            fitting = AHEAD_BYTES // (PREFETCH_DEPTH + 1) // image_bytes // phase.local_devices * phase.devices
             batches = -(-examples // max(1, min(phase.per_worker_batch * phase.devices, fitting)))
             images = -(-examples // batches)
         images = min(images, examples)
@@ -210,11 +209,12 @@ class StepCompiler:
                 self.resident_images[mesh] = from_host(self.images, mesh)
             return _ResidentStep(compiled, self.resident_images[mesh])
 
-    def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, jax.Array]:
-        """Scalars on the devices for a step of a phase with this learning rate."""
-        mesh = self.mesh(phase)
-        constant = self.seed(mesh), self.momentum(phase.momentum, mesh)
-        return {"learning_rate": from_host(np.float32(learning_rate), mesh), "seed": constant[0], "momentum": constant[1]}
+    def hyperparameters(self, phase: PlannedPhase, learning_rate: float) -> dict[str, Any]:
+        """Scalars for a step of a phase with this learning rate, which the call of the step transfers."""
+        return self.constants(phase.momentum, self.mesh(phase)) | {"learning_rate": np.float32(learning_rate)}
+
+    def _transfer_constants(self, momentum: float, mesh: Mesh) -> dict[str, jax.Array]:
+        return {"seed": from_host(np.uint32(self.plan.config.seed), mesh), "momentum": from_host(np.float32(momentum), mesh)}
 
     def close(self) -> None:
         """Cancel compilations that have not started."""

@@ -12,7 +12,7 @@ from jaxdp.files import expand_user, no_directory_reason, user_cache
 
 CACHE_OPTION = "jax_compilation_cache_dir"  # JAX's
 CACHE_VARIABLE = CACHE_OPTION.upper()
-# Options of `compile.tuned`, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
+# Options of every run, by platform. cpu: XLA's matrix product library also takes reductions, and Eigen the convolutions;
 # operations run one after another, each on all cores, with the widest vectors of the processor. gpu: XLA must not combine
 # collectives, because `parallel.overlap` decides what is sent together, and a combined collective would have nothing left to
 # overlap with; stages of several buckets run at the same time.
@@ -85,8 +85,7 @@ def enable_compilation_cache(config: Compile) -> None:
 
 def compiler_options(config: Compile, platform: str) -> dict:
     """The compiler options of a run on "cpu" or "gpu", for `compile` of a lowered function."""
-    tuned = _supported(*TUNED.get(platform, {}).items()) if config.tuned else {}
-    return tuned | (DETERMINISTIC if config.deterministic else {})
+    return _supported(*TUNED.get(platform, {}).items()) | (DETERMINISTIC if config.deterministic else {})
 
 
 @cache

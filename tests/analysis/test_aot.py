@@ -92,7 +92,7 @@ def test_compiled_psum_messages_overlap_with_the_backward_pass():
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_without_overlap_has_fewer_messages():
-    (gradients,) = gradient_messages("psum", "--reduce.no-overlap", "--compile.no-tuned").values()
+    (gradients,) = gradient_messages("psum", "--reduce.no-overlap").values()
     assert gradients["count"] < 10
 
 

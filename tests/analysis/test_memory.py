@@ -10,9 +10,9 @@ from jaxdp.analysis.gpu_targets import GPU_TARGETS
 from jaxdp.cli import main
 from jaxdp.errors import ConfigError
 from jaxdp.models.activations import activation_bytes
-from jaxdp.plan_summary import input_bytes, model_summary
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.sizes import input_bytes, model_summary
 
 SMALL = ["--model.depth", "18", "--model.width", "8", "--data.image-size", "64", "--data.augmentation", "none"]
 

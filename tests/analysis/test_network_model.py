@@ -7,8 +7,8 @@ import pytest
 from jaxdp.analysis.network_model import Network, draw, notes, predict, tables
 from jaxdp.analysis.traffic import normalization_messages
 from jaxdp.config import Config, Data, Model, Phase, Reduce
-from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
+from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 
 CONFIG = Config(

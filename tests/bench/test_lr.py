@@ -9,11 +9,11 @@ from helpers.runs import read_records, train_shown
 
 from jaxdp import schedules
 from jaxdp.bench import lr
-from jaxdp.choices import SCHEDULES
 from jaxdp.cli import main
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
+from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import to_json
 
 

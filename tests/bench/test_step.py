@@ -9,7 +9,7 @@ from jaxdp.bench import step as bench_step
 from jaxdp.config import Config, Data, Model, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.plan_summary import model_summary
+from jaxdp.sizes import model_summary
 
 
 def test_run_reports_rates_memory_and_ceilings(tiny, monkeypatch):

@@ -257,7 +257,7 @@ def test_quarantine_unaudited_reports_a_checkpoint_that_cannot_be_renamed(tmp_pa
 
 def with_audits(config, every, **changes):
     config = dataclasses.replace(config, guard=dataclasses.replace(config.guard, audit_every_steps=every), **changes)
-    checkpoints = Checkpoint(every_epochs=None, every_samples=16, keep=1)
+    checkpoints = Checkpoint(every_epochs=0.32, keep=1)
     return dataclasses.replace(config, checkpoint=checkpoints)
 
 

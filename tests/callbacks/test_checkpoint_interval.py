@@ -33,7 +33,7 @@ def run(monkeypatch):
     def save():
         run.saves += 1
 
-    intervals = SimpleNamespace(every_minutes=1.0, every_epochs=None, every_samples=None)
+    intervals = SimpleNamespace(every_minutes=1.0, every_epochs=None)
     run.config, run.plan = SimpleNamespace(checkpoint=intervals), SimpleNamespace(examples=100)
     run.progress, run.resume_action = SimpleNamespace(samples=8), "the same command"
     run.processes, run.signals = SimpleNamespace(request_save=request_save), SimpleNamespace(take_agreed_save=take_agreed_save)
@@ -70,8 +70,8 @@ def test_state_that_was_saved_at_the_end_of_a_phase_uses_up_the_agreement(run, i
 
 
 @pytest.mark.parametrize(("samples", "saves"), [(15, 0), (16, 1), (17, 1)])
-def test_interval_of_samples_is_counted_from_the_last_step_seen(run, samples, saves):
-    run.config.checkpoint.every_samples, run.saved_at = 16, 61.0
+def test_interval_is_counted_from_the_last_step_seen(run, samples, saves):
+    run.config.checkpoint.every_epochs, run.saved_at = 0.16, 61.0  # of 100 images
     callback = CheckpointInterval()
     callback.on_start(run)
     run.progress.samples = samples

@@ -129,7 +129,7 @@ def test_stopped_run_begins_as_the_whole_run_and_its_result_is_the_best_checkpoi
     """The runs accumulate gradients. The learning rate is that of the whole run. phase: that in which the run ends."""
     metric, patience, min_delta = stop
     noisy = dataclasses.replace(noisy, optimizer=dataclasses.replace(noisy.optimizer, **optimizer))
-    train(dataclasses.replace(noisy, checkpoint=Checkpoint(every_samples=8, keep=99)), tmp_path / "whole")
+    train(dataclasses.replace(noisy, checkpoint=Checkpoint(every_epochs=0.1, keep=99)), tmp_path / "whole")
     whole = evaluations(tmp_path / "whole")
     values = [record[metric] for record in whole]
     last, best = expected(values, SIGNS[metric], patience=patience, min_delta=min_delta)
@@ -292,7 +292,8 @@ def test_run_with_too_few_evaluations_to_stop_is_warned_about(tiny, every, evalu
 
 def test_plan_states_early_stopping(tiny):
     table = jaxdp.plan(dataclasses.replace(tiny, stop=Stop("eval_loss", 2, 0.01)))
-    from jaxdp.plan_summary import model_summary, start_table
+    from jaxdp.loggers.plan_table import start_table
+    from jaxdp.sizes import model_summary
 
     cells = [list(column.cells) for column in start_table(table, "4 x cpu", model_summary(table.config)).columns]
     row = dict(zip(*cells, strict=True))["early stopping"]

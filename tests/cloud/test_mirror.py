@@ -9,11 +9,11 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.mirror import Mirror
 from jaxdp.config import Checkpoint
-from jaxdp.distributed.process_group import SingleProcess
-from jaxdp.errors import TrainingError
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import StorageError, TrainingError
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.storage.lease import Lease, newest_lease
-from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.location import Location, open_location
 from jaxdp.storage.remote_run import RemoteRun
 
 
@@ -32,7 +32,7 @@ class Run:
             self.remote,
             self.workdir,
             self.lease,
-            group=SingleProcess(),
+            group=ProcessGroup(),
             complete_here=True,
             every_seconds=0.05,
             info=self.messages.append,

@@ -15,13 +15,14 @@ from jaxdp.checkpoint.manifest import Manifest, file_checksum, write_manifest
 from jaxdp.cloud import mirror as module
 from jaxdp.cloud.mirror import Mirror, MirrorFollower
 from jaxdp.config import Checkpoint
-from jaxdp.distributed.process_group import SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
+from jaxdp.errors import StorageError
 from jaxdp.storage.lease import Lease, newest_lease
-from jaxdp.storage.location import Location, StorageError, open_location
+from jaxdp.storage.location import Location, open_location
 from jaxdp.storage.remote_run import RemoteRun
 
 
-class Pair(SingleProcess):
+class Pair(ProcessGroup):
     """One of two processes, which are threads."""
 
     num_processes = 2

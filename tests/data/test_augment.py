@@ -34,7 +34,7 @@ def bilinear(image, row, column):
     )
 
 
-def slow_paper_transform(image, out, ranges, u, padding=0):
+def slow_paper_transform(image, out, ranges, u):
     """nnabla's function, pixel by pixel: the input place as an affine map of the (distorted) output place.
 
     One column of the output moves the input by (cos / sx, sin / sx), one row by (-sin / sy, cos / sy); a mirrored image has
@@ -52,8 +52,8 @@ def slow_paper_transform(image, out, ranges, u, padding=0):
     middle = (out - 1) / 2
     center = np.array(
         [
-            (u["row"] * ((height + 2 * padding) * sy - out) + middle) / sy - padding,
-            (u["column"] * ((width + 2 * padding) * sx - out) + middle) / sx - padding,
+            (u["row"] * (height * sy - out) + middle) / sy,
+            (u["column"] * (width * sx - out) + middle) / sx,
         ]
     )
     d = np.exp((2 * u["distortion"] - 1) * 0.2) - 1
@@ -75,14 +75,14 @@ def smooth_image(height, width):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("ranges", [Augment(), Augment(flip=False), Augment(padding=3)])
+@pytest.mark.parametrize("ranges", [Augment(), Augment(flip=False)])
 def test_paper_transform_matches_its_formulas_in_numpy(seed, ranges):
     image = smooth_image(20, 28)
     draws = augment.paper_draws(jax.random.key(seed))
     transform = jax.jit(functools.partial(augment.paper_transform, size=14, ranges=ranges))
     ours = transform(jnp.asarray(image, jnp.float32), draws)
     u = {name: np.asarray(value, np.float64) for name, value in draws.items()}
-    expected = slow_paper_transform(image, 14, ranges, u, ranges.padding or 0)
+    expected = slow_paper_transform(image, 14, ranges, u)
     np.testing.assert_allclose(ours, expected, atol=0.03)
 
 
@@ -119,9 +119,10 @@ def test_random_resized_crop_stays_inside_with_bounded_area_and_ratio(height, wi
     assert 0.4 < (step_right < 0).mean() < 0.6  # mirrored in half of the images
 
 
-def test_augment_passes_the_configs_ranges_on():
+def test_augment_passes_the_configs_ranges_on(monkeypatch):
     """With the whole image as the only crop, random_resized_crop gives the image; with no padding, so does pad_and_crop."""
-    ranges = Augment(min_area=1.0, flip=False, padding=0)
+    monkeypatch.setattr(augment, "PADDING", 0)
+    ranges = Augment(min_area=1.0, flip=False)
     images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 12, 12, 3)), jnp.uint8)
     for name in ("random_resized_crop", "pad_and_crop"):
         config = Config(data=Data(source="synthetic", image_size=12, augmentation=name), augment=ranges)
@@ -137,7 +138,8 @@ def test_random_resized_crop_without_fitting_draw_takes_center_square():
     np.testing.assert_allclose(crop[0, :, 1], np.arange(45, 55), atol=1e-3)
 
 
-def test_pad_and_crop_returns_a_crop_of_the_padded_image():
+def test_pad_and_crop_returns_a_crop_of_the_padded_image(monkeypatch):
+    monkeypatch.setattr(augment, "PADDING", 2)
     image = np.random.default_rng(0).integers(0, 256, (6, 6, 3)).astype(np.uint8)
     padded = np.pad(image, ((2, 2), (2, 2), (0, 0)))
     possible = {
@@ -146,9 +148,7 @@ def test_pad_and_crop_returns_a_crop_of_the_padded_image():
         for crop in (padded[i : i + 6, j : j + 6], padded[i : i + 6, j : j + 6][:, ::-1])
     }
     keys = augment.keys_for(0, jnp.arange(400, dtype=jnp.uint32))
-    crops = np.asarray(
-        jax.vmap(lambda key: augment.pad_and_crop(jnp.asarray(image), key, size=6, ranges=Augment(padding=2)))(keys)
-    )
+    crops = np.asarray(jax.vmap(lambda key: augment.pad_and_crop(jnp.asarray(image), key, size=6, ranges=Augment()))(keys))
     seen = {crop.tobytes() for crop in crops}
     assert seen <= possible
     assert len(seen) > 0.9 * len(possible)

@@ -1,17 +1,18 @@
 """Chunk sizes for the host memory that a config allows."""
 
 from jaxdp.data import chunks
-from jaxdp.plan_summary import input_bytes
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.sizes import input_bytes
 
 
-def test_rows_per_chunk_divide_the_rows_and_fit_the_limit():
+def test_rows_per_chunk_divide_the_rows_and_fit_the_limit(monkeypatch):
     """A batch of 55,296 images of 320x320 on 8 devices takes 17 GB; three chunks of it fit in 2 GiB."""
-    assert chunks.rows_per_chunk(6912, devices=8, image_bytes=3 * 320**2, max_bytes=2**31) == 288
+    assert chunks.rows_per_chunk(6912, devices=8, image_bytes=3 * 320**2) == 288
     assert (chunks.PREFETCH_DEPTH + 1) * 288 * 8 * 3 * 320**2 <= 2**31
-    assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072, max_bytes=2**31) == 64
-    assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072, max_bytes=1) == 1
+    assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072) == 64
+    monkeypatch.setattr(chunks, "AHEAD_BYTES", 1)
+    assert chunks.rows_per_chunk(64, devices=4, image_bytes=3072) == 1
 
 
 def test_plan_reports_input_memory():

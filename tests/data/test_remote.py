@@ -16,10 +16,10 @@ from jaxdp.config import Config, Data, Model, Storage
 from jaxdp.data import prefetch, read_ahead, remote, sources
 from jaxdp.data.loader import DataError
 from jaxdp.data.remote_folder import RemoteFolder
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.setup.consistency import data_digest
 from jaxdp.setup.prepare import data_fingerprint
-from jaxdp.storage.location import Location, ObjectNotFoundError, StorageError
+from jaxdp.storage.location import Location, ObjectNotFoundError
 from jaxdp.storage.objects import ObjectInfo
 
 

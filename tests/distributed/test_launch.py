@@ -44,6 +44,18 @@ def test_launch_with_a_rank_that_exits_with_0_before_the_others_names_it(tmp_pat
     assert line.startswith("jaxdp launch: rank 1 exited first, with exit code 0, before the end of the run, after ")
 
 
+def test_launch_names_rank_0_and_its_signal_although_jax_aborts_the_others():
+    """JAX's coordination service, in rank 0, ends them within milliseconds: here even before the launcher sees rank 0 end."""
+    script = (
+        "import os, signal, time; is_rank0 = os.environ['JAX_PROCESS_ID'] == '0'; time.sleep(0.3 * is_rank0); "
+        "os.kill(os.getpid(), signal.SIGKILL if is_rank0 else signal.SIGABRT)"
+    )
+    command = [sys.executable, "-m", "jaxdp", "launch", "--processes", "2", "--", sys.executable, "-c", script]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 137
+    assert "jaxdp launch: rank 0 failed first, by SIGKILL" in completed.stderr
+
+
 @pytest.mark.slow
 def test_sigterm_to_a_rank_that_has_not_connected_stops_the_others_with_75(tmp_path):
     script = tmp_path / "process.py"

@@ -135,7 +135,7 @@ import sys, time
 from pathlib import Path
 from jaxdp.distributed.launchers import detect
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.process_group import Processes
 from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
 with SignalHandler() as signals:
@@ -145,7 +145,7 @@ with SignalHandler() as signals:
     while not signals.stop_reason:
         time.sleep(0.01)
     print("stopping", flush=True)
-    with group.supervisor._changing:  # as a main thread that is interrupted while it holds the lock
+    with group.follower.supervisor._changing:  # as a main thread that is interrupted while it holds the lock
         time.sleep(HOLD)
     time.sleep(300)
 """

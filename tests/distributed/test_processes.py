@@ -15,7 +15,7 @@ PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
-from jaxdp.distributed.processes import Processes
+from jaxdp.distributed.process_group import Processes
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
@@ -57,7 +57,7 @@ while True:
     group.status.record_progress()
     time.sleep(0.1)
 """
-WAIT_12_SECONDS = WAIT.replace("True", "group.supervisor.status.clock < 12") + "group.close(); os._exit(0)"
+WAIT_12_SECONDS = WAIT.replace("True", "group.status.clock < 12") + "group.close(); os._exit(0)"
 
 
 def reads_its_data(seconds):
@@ -170,6 +170,69 @@ def test_processes_that_do_not_start_are_named_by_those_that_do(start):
         ), line
 
 
+def test_two_processes_of_the_same_rank_are_refused(start):
+    """Started together, one of them or both."""
+    (first,) = start({1: WAIT}, processes=3).running
+    second, _ = start({1: WAIT, 0: WAIT}, processes=3).running
+    while first.poll() is None and second.poll() is None:
+        time.sleep(0.05)
+    refused = first if first.poll() is not None else second
+    assert refused.wait() == 2
+    text = r"rank=1: process \d+ on \S+ and process \d+ on \S+ both have it; give each process its own rank\n$"
+    assert re.search(text, refused.stderr.read())
+
+
+def test_a_process_that_comes_late_and_has_the_rank_of_another_ends_without_disturbing_the_run(start):
+    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
+    time.sleep(5)
+    ((code, line),) = start({1: WAIT}, processes=2).wait()
+    assert (code, "rank=1" in line) == (2, True), line
+    assert [code for code, _ in run.wait()] == [0, 0]
+
+
+CUT_OFF = """
+group.follower.board.read = lambda name: time.sleep(600)
+def trains():
+    time.sleep(600)
+trains()
+"""
+
+
+def test_a_process_whose_host_has_lost_the_network_ends_too(start):
+    """Nobody can tell it that the others have given up."""
+    alone, other = start({0: WAIT, 1: CUT_OFF}).wait()[::-1]
+    assert alone[0] == other[0] == 1
+    assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and the files of the other .* in trains", alone[1])
+    assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
+
+
+FAULT = """
+from jaxdp.distributed import verdict
+def breaks(*arguments):
+    raise KeyError("a bug")
+def fails():
+    verdict.report = breaks
+    time.sleep(1.2)
+    verdict.report = lambda *arguments: []
+threading.Thread(target=fails).start()
+"""
+
+
+def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(start):
+    hit = "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT
+    run = start({0: FAULT + WAIT, 1: hit})
+    assert run.running[0].wait(TIMEOUT) == 1
+    err = run.running[0].stderr.read()
+    assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
+    assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
+
+
+def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(start):
+    run = start({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT})
+    assert run.running[0].wait(TIMEOUT) == 1
+    assert re.search(r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError", run.running[0].stderr.read())
+
+
 def test_a_taken_port_is_a_config_error_on_every_process(start, free_port):
     with socket.create_server(("127.0.0.1", free_port)):
         for code, line in start({0: START_JAX, 1: START_JAX}, environment={"STUCK": "60"}.items()).wait():
@@ -197,7 +260,7 @@ for step in range(6):
         assert not group.request_save()
     reason = "SIGTERM" if rank == 1 and step == 4 else None
     request = group.next_request(reason)
-    group.agree(max(group.all_gather_object("the metrics of a step", request)))
+    group.agree(max(group.all_gather_object("the metrics of a step", request), key=["", "save", "stop"].index))
     agreed = group.sync_point(reason)
     print(step, agreed and agreed.action, flush=True)
     if agreed and agreed.action == "stop":

@@ -4,10 +4,31 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers.hangs import LIMITS, WAITING_FOR_DEVICES, beat
 
 from jaxdp.distributed import stack_traces
-from jaxdp.distributed.hang_rules import find_hang, ranks_at_fault
+
+
+def stack(frame, waits_for="", name=stack_traces.MAIN):
+    return {"name": name, "frames": [frame], "waits_for": waits_for}
+
+
+WAITS = stack("jaxdp/distributed/preemption.py:9 in wait_for", stack_traces.OTHER_THREAD)
+COMPILES = stack("jax/compiler.py:9 in backend_compile", stack_traces.COMPILER, "compile_0")
+
+
+@pytest.mark.parametrize(
+    ("stacks", "expected"),
+    [
+        ([stack("train.py:7 in __getitem__")], "code"),
+        ([WAITS, COMPILES], "compiler"),
+        ([stack("train.py:7 in __getitem__"), COMPILES], "code"),
+        ([stack("jax/array.py:9 in _value", stack_traces.DEVICES)], ""),
+        ([WAITS, stack("train.py:3 in callback", name=stack_traces.NATIVE)], "code"),  # of the compiled program
+        ([WAITS, stack("logger.py:3 in run", name="logger")], ""),
+    ],
+)
+def test_work_is_what_the_threads_of_a_run_do(stacks, expected):
+    assert stack_traces.work(stacks) == expected
 
 
 def captured():
@@ -63,9 +84,11 @@ def test_capture_shows_user_threads_and_they_do_not_put_a_rank_at_fault():
         thread.join()
     assert "monitor" in [stack["name"] for stack in stacks]
     assert any("in sleeps" in line for line in stack_traces.format_stacks(stacks))
-    of_rank_0 = [*WAITING_FOR_DEVICES, *(stack for stack in stacks if stack["name"] in ("logger", "monitor"))]
-    hang = find_hang({rank: beat(10, 60.0) for rank in range(2)}, LIMITS)
-    assert ranks_at_fault(hang, {0: of_rank_0, 1: WAITING_FOR_DEVICES}) == ()
+    of_rank_0 = [
+        stack("jax/array.py:9 in _value", stack_traces.DEVICES),
+        *(stack for stack in stacks if stack["name"] in ("logger", "monitor")),
+    ]
+    assert stack_traces.work(of_rank_0) == ""
     assert "in sleeps" not in stack_traces.innermost_frames(of_rank_0)
 
 
@@ -81,7 +104,7 @@ def frames(*pairs):
         (frames(("/lib/jax/_src/interpreters/pxla.py", "__call__"), ("/x/p.py", "f")), stack_traces.DEVICES),
         (frames(("/x/mine.py", "callback"), ("/lib/jax/_src/interpreters/pxla.py", "__call__")), ""),
         (
-            frames(("/p/threading.py", "wait"), ("/x/jaxdp/distributed/processes.py", "wait_until")),
+            frames(("/p/threading.py", "wait"), ("/x/jaxdp/distributed/process_group.py", "_wait_for")),
             stack_traces.OTHER_RANKS,
         ),
         (frames(("/lib/orbax/checkpoint/multihost.py", "_barrier_fn"), ("/x/p.py", "f")), stack_traces.OTHER_RANKS),

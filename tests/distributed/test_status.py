@@ -38,7 +38,7 @@ def test_heartbeat_after_several_iterations_reports_their_typical_duration(monke
 def test_position_does_not_change_with_activities_of_one_process():
     first, second = ProcessStatus(), ProcessStatus()
     for status in (first, second):
-        status.watch_thread(threading.get_ident())
+        status.training_thread = threading.get_ident()
         status.set_activity("step", 1)
         if status is first:
             with status.performing("writing the log"):

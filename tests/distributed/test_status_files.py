@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdp.distributed.status import Heartbeat
 from jaxdp.distributed.status_files import Directory, Failure, Record, Verdict, read_record
 
 RECORD = Record(
@@ -14,10 +15,7 @@ RECORD = Record(
     machine="m",
     pid=7,
     count=3,
-    activity="load",
-    step=11,
-    detail="waiting for images",
-    position=(0, 1, 2),
+    beat=Heartbeat("load", 11, detail="waiting for images", position=(0, 1, 2), idle_seconds=0.5),
     stacks=("a", "b"),
     failure=Failure("no", 2, place="user.py:3 in f"),
     verdict=Verdict("late", 1, "node1"),
@@ -31,7 +29,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_record(board, 2, "host:1") == RECORD
     board.write("2.json", replace(RECORD, stacks=()).to_json())  # shorter
     assert read_record(board, 2, "host:1") == replace(RECORD, stacks=())
-    assert RECORD.location == "while loading, step 11, waiting for images"
+    assert RECORD.beat.location == "while loading, step 11, waiting for images"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "host:1"}', "null", RECORD.to_json()[:-9], "\0" * 500, "9" * 10])

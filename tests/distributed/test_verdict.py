@@ -13,8 +13,9 @@ LIMITS = Limits(late_seconds=30, stuck_seconds=600, silence_seconds=15, start_se
 
 
 def record(rank, count=0, **fields):
-    where = {"activity": "step", "step": 7, "position": (0, 1, 5), "place": f"main thread at user.py:{rank} in f"}
-    return Record("host:1", rank, f"node{rank}", machine=f"m{rank}", pid=100 + rank, count=count, **where | fields)
+    beat = Heartbeat("step", 7, position=(0, 1, 5))
+    own = {"beat": beat, "place": f"main thread at user.py:{rank} in f", "work": "code"}
+    return Record("host:1", rank, f"node{rank}", machine=f"m{rank}", pid=100 + rank, count=count, **own | fields)
 
 
 class Run:
@@ -103,8 +104,10 @@ def test_a_failed_collective_without_another_cause_is_reported_in_the_end():
     assert str(run.read(10, r1=failed)).startswith("rank 1 on node1 failed in step 7: NCCL error")
 
 
-WAITS = {"overdue": STUCK, "is_working": False, "idle_seconds": 601.0, "position": (0, 1, 6)}
-WORKS = {"overdue": STUCK, "is_working": True, "idle_seconds": 602.0}
+AHEAD = Heartbeat("step", 7, position=(0, 1, 6), idle_seconds=601.0)
+BEHIND = Heartbeat("step", 7, position=(0, 1, 5), idle_seconds=602.0)
+WAITS = {"overdue": STUCK, "work": "", "beat": AHEAD}
+WORKS = {"overdue": STUCK, "work": "code", "beat": BEHIND}
 
 
 def test_the_process_that_executes_code_is_stuck_not_those_that_wait_for_it():
@@ -113,7 +116,7 @@ def test_the_process_that_executes_code_is_stuck_not_those_that_wait_for_it():
 
 
 def test_if_all_wait_the_one_behind_the_others_is_stuck():
-    found = Run().read(r0=WAITS, r1=WAITS | {"position": (0, 1, 5)}, r2=WAITS)
+    found = Run().read(r0=WAITS, r1=WAITS | {"beat": BEHIND}, r2=WAITS)
     assert found.rank == 1
 
 
@@ -132,8 +135,9 @@ def test_those_that_wait_for_a_slow_process_are_not_stuck():
 
 def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
     run = Run()
-    late = {"overdue": LATE, "idle_seconds": 31.0, "is_working": False}
-    run.read(r0=late, r1=late | {"is_working": True, "detail": "waiting for images", "stacks": ("  user.py:9 in f",)}, r2=late)
+    late = {"overdue": LATE, "beat": replace(AHEAD, idle_seconds=31.0), "work": ""}
+    at_fault = {"work": "code", "beat": replace(late["beat"], detail="waiting for images"), "stacks": ("  user.py:9 in f",)}
+    run.read(r0=late, r1=late | at_fault, r2=late)
     assert verdict.report(run.records.alive, LIMITS) == [
         "no progress for 31 s: rank 1 on node1 in step 7, waiting for images; 2 ranks are waiting. The run ends after 10 "
         "minutes without progress (guard.step_minutes)",
@@ -154,18 +158,19 @@ def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
 )
 def test_a_process_is_late_after(beat, seconds):
     """Slow is not stuck: fifteen usual steps, four of the longest while few are known."""
-    assert verdict.overdue(replace(beat, idle_seconds=seconds - 0.1), LIMITS)[0] == ""
-    assert verdict.overdue(replace(beat, idle_seconds=seconds + 0.1), LIMITS)[0] == LATE
+    assert verdict.overdue(replace(beat, idle_seconds=seconds - 0.1), LIMITS) == ""
+    assert verdict.overdue(replace(beat, idle_seconds=seconds + 0.1), LIMITS) == LATE
 
 
 def test_a_compilation_may_take_half_an_hour_and_a_background_save_counts():
-    assert verdict.overdue(Heartbeat("step", 5, typical_seconds=1, idle_seconds=700), LIMITS)[0] == STUCK
-    assert verdict.overdue(Heartbeat("compile", idle_seconds=700), LIMITS)[0] == LATE
-    assert verdict.overdue(Heartbeat("compile", idle_seconds=1801), LIMITS)[0] == STUCK
+    assert verdict.overdue(Heartbeat("step", 5, typical_seconds=1, idle_seconds=700), LIMITS) == STUCK
+    assert verdict.overdue(Heartbeat("compile", idle_seconds=700), LIMITS) == LATE
+    assert verdict.overdue(Heartbeat("compile", idle_seconds=1801), LIMITS) == STUCK
     assert Limits(stuck_seconds=20, start_seconds=60).stuck_after("start") == 60
     saving = Heartbeat("step", 5, typical_seconds=1, background_save="x", save_seconds=700)
-    assert verdict.overdue(saving, LIMITS) == (STUCK, 700)
-    assert verdict.overdue(Heartbeat("outside", idle_seconds=9999), LIMITS)[0] == ""
+    assert verdict.overdue(saving, LIMITS) == STUCK
+    assert record(0, overdue=STUCK, beat=saving).seconds == 700
+    assert verdict.overdue(Heartbeat("outside", idle_seconds=9999), LIMITS) == ""
 
 
 def test_processes_that_have_not_started_are_named():
@@ -175,4 +180,73 @@ def test_processes_that_have_not_started_are_named():
     records.add(2, record(2, 5), 0.0)  # the file of an earlier run: it does not change
     assert str(verdict.missing(records, 3, 60)) == (
         "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0)"
+    )
+
+
+def test_processes_that_are_awaited_are_named():
+    (line,) = verdict.waiting({0: record(0), 2: record(2)}, 4, LIMITS)
+    assert line == "waiting for ranks 1, 3 to start; the run ends after 1 minutes (guard.start_minutes)"
+
+
+@pytest.mark.parametrize(
+    ("beat", "seconds", "is_cut_off"),
+    [
+        (Heartbeat("step", 9, idle_seconds=601), 601, True),
+        (Heartbeat("step", 9, idle_seconds=1), 9999, False),  # the directory is gone, and training goes on
+        (Heartbeat("step", 9, idle_seconds=601), 9, False),  # the others decide
+        (Heartbeat("compile", idle_seconds=700), 700, False),
+        (Heartbeat("outside", idle_seconds=9999), 9999, False),
+    ],
+)
+def test_a_process_without_progress_that_hears_from_nobody_ends_itself(beat, seconds, is_cut_off):
+    """Its host has lost network and directory; the limit is ten minutes, or less with a smaller guard.step_minutes."""
+    found = verdict.cut_off(record(1, beat=beat), seconds, LIMITS)
+    assert bool(found) == is_cut_off
+    if found:
+        assert str(found).startswith(
+            "rank 1 on node1 failed in step 9: no progress, and the files of the other processes could"
+        )
+    assert Limits(stuck_seconds=None).cut_off_after("step") == Limits(stuck_seconds=1800).cut_off_after("step") == 600
+    assert Limits(stuck_seconds=20).cut_off_after("step") == 20
+
+
+def single(**fields):
+    return {0: replace(record(0, **fields), run="")}
+
+
+def test_a_single_process_is_reported_without_a_rank():
+    beat = Heartbeat("load", 9, detail="reading", idle_seconds=31, typical_seconds=0.1)
+    alive = single(overdue=LATE, beat=beat, stacks=("  user.py:9 in f",))
+    assert verdict.report(alive, LIMITS) == [
+        "no progress for 31 s: while loading, step 9, reading. The run ends after 10 minutes without progress "
+        "(guard.step_minutes)",
+        "Stack, most recent call first:",
+        "  user.py:9 in f",
+    ]
+    for work in ("code", ""):
+        (stuck,) = single(overdue=STUCK, beat=replace(beat, idle_seconds=600), work=work).values()
+        records = Records()
+        for count in range(2):
+            records.add(0, replace(stuck, count=count), 0.0)
+        found = Judge(LIMITS, lambda one: False).verdict(records, 0.0)
+        assert (
+            str(found) == "failed while loading, step 9, reading: stuck: no progress for 600 s; main thread at user.py:0 in f"
+        )
+
+
+def test_the_first_step_of_a_single_process_may_take_two_minutes_and_is_reported_in_one_line():
+    first = Heartbeat("step", 1, idle_seconds=119)
+    assert verdict.overdue(first, LIMITS, is_single=True) == ""
+    first = replace(first, idle_seconds=121)
+    assert verdict.overdue(first, LIMITS, is_single=True) == LATE
+    (line,) = verdict.report(single(overdue=LATE, beat=first), LIMITS)
+    assert line.startswith("the first step has taken 121 s so far, which is normal on a slow machine. The run ends after 10")
+
+
+def test_a_compilation_is_reported_in_one_line_and_ends_the_run_after_half_an_hour():
+    beat = Heartbeat("compile", idle_seconds=60)
+    (line,) = verdict.report(single(overdue=LATE, beat=beat, work="compiler"), LIMITS)
+    assert line == (
+        "XLA has been compiling for 60 s; this can take minutes: during compilation. The run ends after 30 minutes without "
+        "progress"
     )

@@ -18,7 +18,7 @@ from jax import lax
 from jaxdp.bench import scaling
 from jaxdp.cli import main
 from jaxdp.config import Compile
-from jaxdp.distributed.process_group import SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify, verify_resume
 from jaxdp.doctor.proof import prove
 from jaxdp.parallel.mesh import AXES
@@ -105,7 +105,7 @@ def test_scaling_is_measured_on_powers_of_two_and_on_all_devices(monkeypatch, de
     monkeypatch.setattr(jax, "device_count", lambda: devices)
     monkeypatch.setattr(scaling, "make_mesh", lambda *shape: SimpleNamespace(size=math.prod(shape), devices=np.empty(shape)))
     monkeypatch.setattr(scaling, "_measure", measure)
-    proofs = list(verify._measure_scaling(devices, Compile(), info=ignore, group=SingleProcess()))
+    proofs = list(verify._measure_scaling(devices, Compile(), info=ignore, group=ProcessGroup()))
     assert [proof.error for proof in proofs] == [None] * len(counts)
     assert [proof.name for proof in proofs] == [f"scaling: {count} of {devices}" for count in counts]
     assert all(f" {8 * count} images" in proof.comparison for proof, count in zip(proofs, counts, strict=True))

@@ -7,7 +7,7 @@ from helpers.strategies import replace_strategies
 from jax import lax
 
 from jaxdp.config import Compile
-from jaxdp.distributed.process_group import SingleProcess
+from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.doctor import verify_gradients
 from jaxdp.parallel.mesh import AXES, VERTICAL
 
@@ -15,7 +15,7 @@ from jaxdp.parallel.mesh import AXES, VERTICAL
 def run_proofs(monkeypatch, strategies):
     """The proofs by name, on two devices, for these strategies alone."""
     replace_strategies(monkeypatch, strategies)
-    proofs = verify_gradients.proofs(jax.devices()[:2], Compile(), shapes=[(1, 2), (2, 1)], info=ignore, group=SingleProcess())
+    proofs = verify_gradients.proofs(jax.devices()[:2], Compile(), shapes=[(1, 2), (2, 1)], info=ignore, group=ProcessGroup())
     return {proof.name: proof for proof in proofs}
 
 

@@ -28,7 +28,7 @@ def test_proof_of_a_resumed_run_with_other_parameters_fails(tiny, monkeypatch):
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_short_run_trains_with_the_recipe_s_optimizer_at_its_momentum(name):
-    optimizer = Optimizer(name=name, momentum=0.95, momentum_rule="noise_scale", momentum_batch=4096, weight_decay=0.01)
+    optimizer = Optimizer(name=name, momentum=0.95, momentum_rule="noise_scale", weight_decay=0.01)
     config = validate(verify_resume.short_run(4, 4, optimizer=optimizer, compile=Compile()))
     assert (config.optimizer.name, config.optimizer.weight_decay) == (name, 0.01)
     assert [phase.momentum for phase in make_plan(config, examples=48, devices=4).phases] == [0.95]

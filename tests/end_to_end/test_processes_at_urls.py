@@ -3,10 +3,10 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
+from helpers.constants import SHORT_LEASES
 from helpers.processes import CACHE_EVERYTHING, LONG, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
@@ -15,7 +15,7 @@ from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.storage.remote_run import RemoteRun
 
 pytestmark = pytest.mark.slow
-SAVES = [*LONG, "--checkpoint.every-samples", "24", "--storage.upload-seconds", "1", "--storage.lease-seconds", "3"]
+SAVES = [*LONG, "--checkpoint.every-epochs", "0.375"]
 
 
 def start(folder, url, port):
@@ -23,7 +23,7 @@ def start(folder, url, port):
     processes = []
     for rank in range(2):
         storage = folder / f"machine-{rank}"
-        command = [sys.executable, "train.py", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
+        command = [*SHORT_LEASES, "train", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
         environment = os.environ | CACHE_EVERYTHING | place(rank, 2, port)
         with open(folder / f"out-{rank}", "w") as out:
             processes.append(

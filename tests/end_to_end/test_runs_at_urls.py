@@ -7,13 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import jax
 import numpy as np
 import pytest
+from helpers.constants import LEASE_SECONDS, SHORT_LEASES
 from helpers.object_storage import REASON, object_storage
 from helpers.processes import CACHE_EVERYTHING, ROOT
 from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
@@ -21,7 +21,7 @@ from PIL import Image
 
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.cli.main import main
-from jaxdp.cloud import mirror
+from jaxdp.cloud import mirror, remote_workdir
 from jaxdp.config import Checkpoint, Storage
 from jaxdp.distributed.preemption import Stopped
 from jaxdp.errors import TrainingError
@@ -32,7 +32,6 @@ from jaxdp.storage.local import run_copy
 from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 
 pytestmark = pytest.mark.slow
-LEASE_SECONDS = 3.0
 FILES = ("config.json", "metrics.jsonl", "result.json")
 
 
@@ -48,6 +47,8 @@ def servers():
 def storage(servers, request, monkeypatch):
     """A server without faults, which this process's environment names."""
     chosen = servers[request.param]
+    monkeypatch.setattr(remote_workdir, "LEASE_SECONDS", LEASE_SECONDS)
+    monkeypatch.setattr(remote_workdir, "UPLOAD_SECONDS", 1.0)
     for name, value in chosen.environment.items():
         monkeypatch.setenv(name, value)
     chosen.proxy.clear()
@@ -69,8 +70,8 @@ def config(tiny, tmp_path):
 
 def on_machine(config, directory):
     """The run on a machine whose local copies are in a directory."""
-    storage = Storage(directory=str(directory), lease_seconds=LEASE_SECONDS, upload_seconds=1.0)
-    return dataclasses.replace(config, storage=storage, checkpoint=Checkpoint(every_samples=24, keep=3))
+    storage = Storage(directory=str(directory))
+    return dataclasses.replace(config, storage=storage, checkpoint=Checkpoint(every_epochs=0.48, keep=3))
 
 
 def below(storage, url):
@@ -171,13 +172,21 @@ FLAGS = [
         "--batch.1.global-batch",
         "8",
     ),
-    *("--mesh.cpu-devices", "2", "--logging.no-tensorboard", "--checkpoint.every-samples", "32"),
-    *("--storage.lease-seconds", "3", "--storage.upload-seconds", "1"),
+    *("--mesh.cpu-devices", "2", "--logging.no-tensorboard", "--checkpoint.every-epochs", "0.5"),
 ]
 
 
 def start(url, directory, *flags):
-    command = [sys.executable, "-m", "jaxdp", "train", *FLAGS, "--workdir", url, "--storage.directory", str(directory), *flags]
+    command = [
+        *SHORT_LEASES,
+        "train",
+        *FLAGS,
+        "--workdir",
+        url,
+        "--storage.directory",
+        str(directory),
+        *flags,
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=os.environ | CACHE_EVERYTHING, stdout=pipe, stderr=pipe, text=True)
 
@@ -192,7 +201,7 @@ def wait_until(condition, process):
 
 def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
     """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
-    first = start(url, tmp_path / "first", "--epochs", "1000", "--guard.stuck-seconds", "600")
+    first = start(url, tmp_path / "first", "--epochs", "1000")
     try:
         wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
         arguments = ["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "second")]
@@ -306,7 +315,7 @@ def fill(block):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_the_url_keeps_the_checkpoints_that_the_disk_keeps(config, url, tmp_path, keep):
-    config = dataclasses.replace(config, checkpoint=Checkpoint(every_samples=24, keep=keep))
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.48, keep=keep))
     train(config, tmp_path / "disk")
     train(config, url)
     assert samples_at(url) == on_disk(tmp_path / "disk")

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from jaxdp.loggers import console
-from jaxdp.plan_summary import model_summary, summary_table
+from jaxdp.loggers.plan_table import summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.sizes import model_summary
 
 STEP = {"epoch": 1.5, "phase": 0, "global_batch": 64, "loss": 0.25, "learning_rate": 0.1, "images_per_second": 300.0}
 
@@ -27,9 +28,10 @@ class Clock:
 def test_screen_without_a_terminal_prints_step_lines_at_the_interval(monkeypatch, seconds, number):
     now = Clock()
     monkeypatch.setattr(console, "time", now)
+    monkeypatch.setattr(console, "PRINT_SECONDS", seconds)
     stream = io.StringIO()
     screen = console.Screen(stream)
-    screen.begin(200, print_seconds=seconds)
+    screen.begin(200)
     for step in range(1, 101):
         screen.step(STEP | {"step": step})
         now.seconds += 1.0
@@ -41,7 +43,7 @@ def test_screen_without_a_terminal_prints_few_plain_lines_with_the_time_left(mon
     monkeypatch.setattr(console, "time", now)
     stream = io.StringIO()
     screen = console.Screen(stream)
-    screen.begin(200, print_seconds=15.0)
+    screen.begin(200)
     screen.status("compiling")
     for step in range(1, 101):
         screen.step(STEP | {"step": step})

@@ -47,7 +47,7 @@ def test_first_bad_image_is_named_once():
     messages, advice = [], InputAdvice()
     for bad_images in ({}, {"a.png": "truncated"}, {"a.png": "truncated", "b.png": "empty"}):
         datasets = SimpleNamespace(bad_images=bad_images)
-        advice.after_step(SimpleNamespace(progress=None, datasets=datasets, info=messages.append), {"step": 1})
+        advice.after_step(SimpleNamespace(progress=None, datasets=datasets, info=messages.append, is_logged=True), {"step": 1})
     assert messages == ["skipped a.png: truncated; all skipped images are listed at the end of the run"]
 
 

@@ -113,16 +113,17 @@ def test_fused_bn_relu_synchronized_over_devices_equals_whole_batch(case):
 
 
 @pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_model_gradient_equals_the_one_that_jax_derives(depth):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
-    config = partial(Model, depth=depth, width=8, classes=5, convolution="direct")
-    model = models.create(config())
+    config = Model(depth=depth, width=8, classes=5)
+    model = models.create(config)
     params, stats = jax.jit(lambda: model.init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
 
-    def gradient(config):
-        model = models.create(config)
+    def gradient(**options):
+        model = models.create(config, **options)
 
         def loss(params):
             logits, moments = model.apply(params, stats, images, train=True)
@@ -130,7 +131,7 @@ def test_model_gradient_equals_the_one_that_jax_derives(depth):
 
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
-    own, derived = gradient(config()), gradient(config(gradients="autodiff"))
+    own, derived = gradient(), gradient(custom_vjp=False)
     for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(derived), strict=True):
         assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other) + 1e-6
 

@@ -20,14 +20,14 @@ from jaxdp.analysis.traffic import step_traffic
 from jaxdp.config import Data, Finetune, Mesh, Optimizer, Phase
 from jaxdp.data.augment import normalize
 from jaxdp.inference.load_run import load_run
+from jaxdp.loggers.plan_table import summary_table
 from jaxdp.losses import cross_entropy
-from jaxdp.models.finetune import read_weights
 from jaxdp.models.torch_weights import to_torch_layout, torch_name
 from jaxdp.models.weights import named_tensors
 from jaxdp.parallel.mesh import make_mesh
-from jaxdp.plan_summary import model_summary, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.setup.run_dir import run_config
+from jaxdp.sizes import model_summary
 from jaxdp.training import loop
 from jaxdp.training.state import make_optimizer
 from jaxdp.training.step_compiler import StepCompiler, trace_train_step
@@ -46,9 +46,9 @@ def short(config):
     return dataclasses.replace(config, mesh=Mesh(cpu_devices=2))
 
 
-@pytest.mark.parametrize(("classes", "new_head"), [(6, False), (9, False), (6, True)])
-def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, monkeypatch, classes, new_head):
-    """The classifier is initialized from the seed if it has other classes or with new_head."""
+@pytest.mark.parametrize("classes", [6, 9])
+def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, monkeypatch, classes):
+    """The classifier is initialized from the seed if it has other classes."""
     file, tensors = write_tiny_weights(tmp_path / "w.safetensors", classes)
     states = []
 
@@ -59,7 +59,7 @@ def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, m
     monkeypatch.setattr(loop, "_train_phase", cut)
     monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
     screen = Recorder()
-    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file, new_head=new_head), "finetuned")):
+    for config, name in ((tiny_resnet, "random"), (finetuned(tiny_resnet, weights=file), "finetuned")):
         with pytest.raises(Interrupted):
             train_shown(config, tmp_path / name, screen=screen)
     random, initial = (
@@ -68,11 +68,11 @@ def test_first_step_starts_from_the_weights_of_the_file(tiny_resnet, tmp_path, m
     )
     assert initial.keys() == tensors.keys()
     for name, value in initial.items():
-        new = (classes != 6 or new_head) and name.startswith("fc.")
+        new = (classes != 6) and name.startswith("fc.")
         np.testing.assert_array_equal(value, random[name] if new else tensors[name], err_msg=name)
     (line,) = [text for text in screen.lines if "starting from" in text]
     assert f"{classes} classes" in line
-    assert ("a new classifier for 6 classes" in line) == (classes != 6 or new_head)
+    assert ("a new classifier for 6 classes" in line) == (classes != 6)
 
 
 def on_a_folder(config, root):
@@ -196,10 +196,10 @@ def test_frozen_network_equals_the_evaluated_network():
 
 
 @pytest.mark.parametrize("frozen_stages", [1, 2, 5])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen_stages):
     config = finetuned(tiny_resnet, weights="any", frozen_stages=frozen_stages)
     config = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, strategy="psum"))
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, convolution="direct"))
     model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
     summary = model_summary(config)
     sent = sum(collective.operand_bytes * collective.count for collective in step_traffic(config, phase).collectives)
@@ -209,7 +209,7 @@ def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen
     trained = jax.tree.leaves(model.trainable(params, frozen_stages))
     assert summary["gradient_bytes"] == sum(summary["messages"][:-1]) == 4 * sum(leaf.size for leaf in trained)
     statistics = sum(leaf.size for leaf in jax.tree.leaves(model.trainable(stats, frozen_stages)))
-    assert summary["statistics_bytes"] == 4 * statistics + 8  # loss and accuracy
+    assert summary["statistics_bytes"] == 4 * statistics + 16  # loss, accuracy, requests to save and to stop
     assert summary["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(params))
 
     traced = trace_train_step(config, model, phase, mesh=make_mesh(phase.vertical, phase.horizontal))
@@ -244,7 +244,6 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
     [
         ({"frozen_stages": 1}, {}, "finetune.frozen_stages=1: requires finetune.weights"),
         ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages=6: must be"),
-        ({"new_head": True}, {}, "finetune.new_head=True: requires finetune.weights"),
         ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier=0.0: must be"),
         ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': requires finetune.weights"),
         ({"weights": "missing"}, {}, "finetune.weights=.*missing': file not found"),
@@ -277,8 +276,6 @@ def test_classifier_bias_with_the_classifier_of_the_file_is_refused_where_the_da
     message = rf"^model.classifier_bias='class_frequency': not used: the run starts with the classifier of {file}; omit it"
     with pytest.raises(ConfigError, match=message):
         train(config, tmp_path / "run", datasets=pair)
-    new_head = dataclasses.replace(finetuned(config, weights=file, new_head=True), model=dataclasses.replace(model, classes=6))
-    assert read_weights(new_head)[1] is not None
 
 
 def test_plan_without_the_weights_file_describes_finetuning(tiny_resnet):

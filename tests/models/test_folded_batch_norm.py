@@ -307,9 +307,10 @@ def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
     np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("direct_convolutions")
 def test_fewer_rows_than_channels_are_not_folded():
     """With one image of 1x1 the variance would be the rounding of the covariance."""
-    model = models.create(Model(depth=50, width=8, classes=5, convolution="direct", batch_norm="folded"))
+    model = models.create(Model(depth=50, width=8, classes=5, batch_norm="folded"))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
 
     def folded_convolutions(batch):
@@ -325,9 +326,10 @@ def test_fewer_rows_than_channels_are_not_folded():
 
 
 @pytest.mark.parametrize(("form", "expected"), [("folded", 3), ("separate", 0)])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_folded_form_has_a_barrier_at_the_entry_of_every_stage_but_the_first(monkeypatch, form, expected):
     """Without it, XLA's GPU compiler adds a padded gradient in a convolution."""
-    model = models.create(Model(depth=50, width=8, classes=5, convolution="direct", batch_norm=form))
+    model = models.create(Model(depth=50, width=8, classes=5, batch_norm=form))
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
     images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
 
@@ -382,9 +384,10 @@ def jaxpr_equations(jaxpr):
 
 
 @pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_model_gives_the_same_logits_moments_and_gradient_as_separate(depth):
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32, 3)), jnp.float32)
-    config = Model(depth=depth, width=8, classes=5, convolution="direct")
+    config = Model(depth=depth, width=8, classes=5)
     separate, folded = (models.create(dataclasses.replace(config, batch_norm=form)) for form in ("separate", "folded"))
     params, stats = jax.jit(lambda: separate.init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(1)

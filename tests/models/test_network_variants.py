@@ -85,23 +85,24 @@ def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
     ids=lambda variant: ", ".join(variant),
 )
 @pytest.mark.parametrize("depth", [TWO_BLOCKS, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
     """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
-    config = partial(Model, depth=depth, width=16, classes=5, convolution="direct")
+    config = partial(Model, depth=depth, width=16, classes=5)
     plain = {name: variant[name] for name in ("squeeze_excitation", "drop_path", "blur_pool") if name in variant}
     images = jnp.asarray(random_images(8, 32))
     params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(3)
     params = jax.tree.map(lambda leaf: leaf + np.float32(0.1) * rng.normal(size=leaf.shape).astype(np.float32), params)
 
-    def gradient(config):
+    def gradient(config, **options):
         def loss(params):
-            logits, moments = models.create(config).apply(params, stats, images, train=True, key=jax.random.key(2))
+            logits, moments = models.create(config, **options).apply(params, stats, images, train=True, key=jax.random.key(2))
             return jnp.sin(logits).sum(), moments
 
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
-    own, derived = gradient(config(**variant)), gradient(config(**plain, gradients="autodiff"))
+    own, derived = gradient(config(**variant)), gradient(config(**plain), custom_vjp=False)
     for one, other in zip(jax.tree.leaves(own), jax.tree.leaves(derived), strict=True):
         assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other) + 1e-6
 
@@ -173,7 +174,7 @@ def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_t
     image.parent.mkdir(parents=True)
     pixels = noise(48, 48)
     image.write_bytes(encode(pixels, "PNG"))
-    size = ["--data.image-size", "48", "--data.eval-resize", "48"]
+    size = ["--data.eval-size", "48", "--data.eval-resize", "48"]
     predict = ["predict", "--weights", str(theirs), *size, "--top", "6", "--json", str(image)]
     evaluate = ["evaluate", "--weights", str(theirs), *size, "--data.source", "folder", "--data.directory", str(tmp_path)]
     images = (pixels[None] / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]

@@ -39,9 +39,7 @@ A1 = {  # of timm/resnet50.a1_in1k on the Hugging Face hub
 }
 SMALL = {"input_size": [3, 32, 32], "test_input_size": [3, 40, 40], "crop_pct": 0.8, "interpolation": "bicubic"}
 SMALL |= {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.25, 0.5]}
-IN_FILE = Preprocessing(
-    image_size=32, eval_size=40, eval_crop=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5)
-)
+IN_FILE = Preprocessing(eval_size=40, eval_crop=0.8, eval_interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5))
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +92,6 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
         (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet50"} | A1))
     stated = preprocessing.of_file(path)
     assert stated == Preprocessing(
-        image_size=224,
         eval_size=288,
         eval_crop=1.0,
         eval_interpolation="bicubic",

@@ -21,7 +21,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
 from jaxdp.loggers.console import Quiet
 from jaxdp.models.summary import summary
-from jaxdp.plan_summary import model_summary
+from jaxdp.sizes import model_summary
 
 NETS = {
     "linen": lambda config: StagedLinenNet(config.classes, dropout=0.3),
@@ -47,7 +47,7 @@ def flax_logits(kind, path, images):
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_run_with_dropout_resumes_bit_for_bit_and_its_export_loads_in_flax(tiny, tmp_path, kind):
     jaxdp.register_model(kind, NETS[kind])
-    config = dataclasses.replace(tiny, model=Model(name=kind, classes=6), checkpoint=Checkpoint(every_samples=32), epochs=2.0)
+    config = dataclasses.replace(tiny, model=Model(name=kind, classes=6), checkpoint=Checkpoint(every_epochs=0.64), epochs=2.0)
     train_shown(config, tmp_path / "whole", screen=Quiet())
     train_until(config, tmp_path / "resumed", step=5)
     train_shown(config, tmp_path / "resumed", screen=Quiet())

@@ -63,15 +63,14 @@ def test_summary_of_resnet_50_equals_published_parameters_and_macs():
     }
 
 
-def test_summary_macs_do_not_depend_on_convolution_or_dtype():
-    expected = summary(Model(classes=9), (32, 32, 3))
-    assert summary(Model(classes=9, convolution="product", dtype="bfloat16"), (32, 32, 3)) == expected
+def test_summary_macs_do_not_depend_on_dtype():
+    assert summary(Model(classes=9, dtype="bfloat16"), (32, 32, 3)) == summary(Model(classes=9), (32, 32, 3))
 
 
 @pytest.mark.parametrize(
     ("depth", "stem", "size"), [(TWO_BLOCKS, "small", 8), pytest.param(50, "imagenet", 32, marks=pytest.mark.slow)]
 )
-def test_both_convolutions_agree_in_logits_moments_and_gradients(depth, stem, size):
+def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, depth, stem, size):
     """To float32 rounding of each tensor, or of the whole gradient for tensors whose gradient nearly cancels.
 
     8x8 images give the two blocks maps of 4x4, which are products of patches, and a 1x1 convolution.
@@ -79,7 +78,8 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(depth, stem, si
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
     results = []
     for convolution in ("direct", "product"):
-        config = Model(depth=depth, width=8, stem=stem, classes=5, convolution=convolution)
+        monkeypatch.setitem(models.CONVOLUTIONS, "cpu", convolution)
+        config = Model(depth=depth, width=8, stem=stem, classes=5)
         model, params, stats = initialize(config)
         params = jax.tree.map(lambda p: p + 0.1, params)  # with zero scales the blocks would have no effect
 
@@ -94,9 +94,10 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(depth, stem, si
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(a) + 1e-6 * whole
 
 
+@pytest.mark.usefixtures("direct_convolutions")
 def test_stride_is_on_the_3x3_convolution(monkeypatch):
     monkeypatch.setitem(resnet.BLOCKS, 50, (1, 1))
-    config = Model(depth=50, width=4, classes=3, convolution="direct")
+    config = Model(depth=50, width=4, classes=3)
     model, params, stats = abstract_params(config, 64)
     assert params["layer2_0"]["conv2"]["kernel"].shape == (3, 3, 8, 8)
     traced = jax.make_jaxpr(lambda p, s: model.apply(p, s, jnp.zeros((1, 64, 64, 3)), train=False)[0])(params, stats)
@@ -138,8 +139,9 @@ def test_params_moments_and_logits_are_float32_for_any_compute_dtype(dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves((params, stats, moments, logits))} == {jnp.dtype("float32")}
 
 
+@pytest.mark.usefixtures("direct_convolutions")
 def test_bfloat16_model_convolves_in_bfloat16():
-    config = Model(depth=18, width=4, stem="small", classes=3, dtype="bfloat16", convolution="direct")
+    config = Model(depth=18, width=4, stem="small", classes=3, dtype="bfloat16")
     model, params, stats = abstract_params(config, 8)
     jaxpr = jax.make_jaxpr(lambda *trees: model.apply(*trees, jnp.ones((2, 8, 8, 3)), train=True)[0])(params, stats)
     kinds = {str(e.invars[0].aval.dtype) for e in jaxpr.jaxpr.eqns if e.primitive.name == "conv_general_dilated"}

@@ -24,9 +24,9 @@ from jaxdp.analysis.traffic import masters_only, normalization_messages, step_tr
 from jaxdp.config import Config, Data, Finetune, Model, Phase, Reduce
 from jaxdp.parallel import allreduce, collectives
 from jaxdp.parallel.mesh import AXES, abstract_mesh
-from jaxdp.plan_summary import model_summary
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
+from jaxdp.sizes import model_summary
 from jaxdp.strategies import STRATEGIES
 from jaxdp.xla.hlo import replica_groups
 
@@ -210,7 +210,7 @@ def tiny_synchronized(strategy="psum", frozen_stages=0, bucket_bytes=None, **mod
     ids=lambda options: "-".join(map(str, options.values())) or "synchronized",
 )
 def test_model_summary_messages_equal_those_of_the_traced_step(options):
-    """Gradients, statistics with loss and accuracy, and synchronized batch normalization, forward and backward."""
+    """Gradients, statistics with loss, accuracy and requests, and synchronized batch normalization, forward and backward."""
     config = tiny_synchronized(**options)
     plan = make_plan(config, examples=4096, devices=8)
     between_layers = normalization_messages(plan)

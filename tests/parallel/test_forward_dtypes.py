@@ -23,8 +23,9 @@ def dtypes_of(config):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"batch_norm": "folded", "convolution": "direct"}, {"remat": True}, {"norm": "synchronized"}, {"drop_path": 0.1}],
+    [{}, {"batch_norm": "folded"}, {"remat": True}, {"norm": "synchronized"}, {"drop_path": 0.1}],
 )
+@pytest.mark.usefixtures("direct_convolutions")
 def test_resnet_in_bfloat16_uses_its_matrices_in_bfloat16_and_batch_normalization_in_float32(changes):
     config = step_config()
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16", **changes))

@@ -104,7 +104,7 @@ def messages_of(config, model, eqns):
     """Indices of the gradient all-reduces among the equations, and the expected elements of each."""
     params, _ = jax.eval_shape(lambda: model.init(jax.random.key(0), (8, 8, 3)))
     sizes = [sum(leaf.size for name in part for leaf in jax.tree.leaves(params[name])) for part in reversed(model.segments)]
-    sent = [place for place, one in enumerate(eqns) if one.primitive.name in ("psum", "psum_invariant")]
+    *sent, _ = [place for place, one in enumerate(eqns) if one.primitive.name in ("psum", "psum_invariant")]  # and statistics
     sent = [place for place in sent if eqns[place].invars[0].aval.size in sizes]
     return sent, sizes
 

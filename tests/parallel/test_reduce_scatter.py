@@ -164,7 +164,7 @@ def test_few_strategies_with_all_collectives_include_the_reduce_scatter():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["2x1", "2x2", "4x1", "2x4"])
+@pytest.mark.parametrize("layout", ["2x2", "4x1"])
 def test_strategies_several_processes_return_exact_sums(layout):
     """Large messages only for a few strategies, which together use all collectives except permutes."""
     strategies, largest = list(STRATEGIES), few_with_all_collectives()

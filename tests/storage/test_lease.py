@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from jaxdp.errors import StorageError
 from jaxdp.storage.lease import Lease, LeaseHeld, LeaseLost, newest_lease
-from jaxdp.storage.location import StorageError, open_location
+from jaxdp.storage.location import open_location
 
 
 @pytest.fixture

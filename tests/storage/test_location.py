@@ -6,9 +6,9 @@ import sys
 import pytest
 from helpers.object_storage import NO_AMAZON
 
-from jaxdp.errors import ConfigError
+from jaxdp.errors import ConfigError, StorageError
 from jaxdp.files import is_url
-from jaxdp.storage.location import ObjectNotFoundError, StorageError, join_url, open_location
+from jaxdp.storage.location import ObjectNotFoundError, join_url, open_location
 from jaxdp.storage.objects import ObjectInfo
 
 

@@ -12,7 +12,8 @@ import pytest
 from helpers.fault_proxy import ProxyProcess
 from helpers.object_storage import REASON, object_storage
 
-from jaxdp.storage.location import StorageError, open_location
+from jaxdp.errors import StorageError
+from jaxdp.storage.location import open_location
 from jaxdp.storage.patience import open_patiently
 from jaxdp.storage.remote_run import RemoteRun
 

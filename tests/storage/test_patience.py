@@ -9,9 +9,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from jaxdp.cli import main
 from jaxdp.data import remote
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, StorageError
 from jaxdp.storage import patience
-from jaxdp.storage.location import ObjectNotFoundError, StorageError, storage_errors
+from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.storage.patience import Patience, open_patiently
 
 

@@ -64,8 +64,8 @@ def test_gradient_on_a_mesh_equals_one_device_under_the_same_masks(mesh_shape, n
     """The reference masks the branch itself, with JAX's gradients; the step has segments, which overlap with the reduction."""
     config = drop_path_config(norm)
     gradient, report = distributed_gradients(config, mesh_shape, accumulation)
-    autodiff = dataclasses.replace(config.model, gradients="autodiff", norm="per_worker")
-    model, (params, stats) = models.create(autodiff), initial_params(config)
+    alone = dataclasses.replace(config.model, norm="per_worker")
+    model, (params, stats) = models.create(alone, custom_vjp=False), initial_params(config)
 
     def loss_of(params, part):
         images = normalize(augment(config, part["images"], part["positions"]), *PIXELS)

@@ -13,8 +13,9 @@ from jaxdp import ConfigError, register_model, train
 from jaxdp.analysis.memory import estimate
 from jaxdp.checkpoint.listing import latest_valid
 from jaxdp.config import Mesh, Model, Phase
-from jaxdp.plan_summary import input_bytes, model_summary, summary_table
+from jaxdp.loggers.plan_table import summary_table
 from jaxdp.planning import make_plan
+from jaxdp.sizes import input_bytes, model_summary
 from jaxdp.training.step_compiler import StepCompiler
 from jaxdp.validation import validate
 

@@ -27,8 +27,8 @@ from jaxdp.parallel import collectives
 from jaxdp.parallel.allreduce import stages_of
 from jaxdp.parallel.mesh import HORIZONTAL, VERTICAL, abstract_mesh, make_mesh
 from jaxdp.parallel.shards import shard_shape
-from jaxdp.plan_summary import model_summary, state_bytes
 from jaxdp.planning import make_plan
+from jaxdp.sizes import model_summary, state_bytes
 from jaxdp.training.state import abstract_state, create_state, make_placement
 from jaxdp.training.step import make_train_step
 from jaxdp.training.step_compiler import trace_train_step
@@ -76,14 +76,13 @@ UPDATES = {
     "sgd, Nesterov": {"optimizer": {"name": "sgd", "nesterov": True}},
     "adamw": {"optimizer": {"name": "adamw"}},
     "lamb, clipped": {"optimizer": {"name": "lamb", "clip_norm": 0.1}},
-    "velocity in bfloat16": {"optimizer": {"velocity_dtype": "bfloat16"}},
     "averaged": {"optimizer": {"average_decay": 0.9}},
     "small buckets": {"reduce": {"bucket_bytes": 400}},
     "without overlap": {"reduce": {"overlap": False}},
     "16 bits on the wire": {"reduce": {"wire_dtype": "bfloat16"}},
     "frozen stem, another rate of the head": {"finetune": {"weights": "any", "frozen_stages": 1, "head_multiplier": 3.0}},
     "synchronized": {"model": {"norm": "synchronized"}},
-    "folded, recomputed": {"model": {"batch_norm": "folded", "convolution": "direct", "remat": True}},
+    "folded, recomputed": {"model": {"batch_norm": "folded", "remat": True}},
 }
 # Of a ResNet on a 2x4 mesh. Adam divides by the root of the second moment: a flipped rounding of a tiny gradient in 16 bits
 # changes its whole update, so that its cases are in float32.
@@ -214,7 +213,7 @@ def test_placed_state_is_in_shards_and_gathers_to_the_same_bits(mesh_shape):
 def test_state_of_every_optimizer_is_sharded_as_its_parameters():
     """What an optimizer keeps for each parameter is sharded; its scalars are whole on every device."""
     mesh = abstract_mesh(2, 4)
-    for optimizer in ({}, {"name": "sgd"}, {"name": "adamw"}, {"name": "lamb", "velocity_dtype": "bfloat16"}):
+    for optimizer in ({}, {"name": "sgd"}, {"name": "adamw"}, {"name": "lamb"}):
         config = sharded(changed(step_config(), optimizer=optimizer))
         model = models.create(config.model)
         placement = make_placement(config, model, mesh)

@@ -9,13 +9,12 @@ from helpers.step import BATCH, PIXELS, compiled_step, linear_config, make_batch
 
 from jaxdp import models
 from jaxdp.data import prefetch
-from jaxdp.distributed.process_group import NONE, SAVE, STOP
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
 from jaxdp.training import requests
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.requests import REQUESTS
+from jaxdp.training.requests import NONE, REQUESTS, SAVE, STOP
 from jaxdp.training.state import create_state
 from jaxdp.xla.hlo import read_schedule
 
@@ -107,8 +106,8 @@ def test_requests_change_no_bit_of_an_evaluation_step(normalized_linear):
 
 def test_a_process_sets_its_request_on_its_own_devices_once():
     mesh = make_mesh(*SHAPE)
-    array = requests.on_devices(STOP, mesh)
+    array = requests.on_devices("stop", mesh)
     np.testing.assert_array_equal(array, np.full(8, STOP))
-    assert requests.on_devices(STOP, mesh) is array
+    assert requests.on_devices("stop", mesh) is array
     expected = requests.abstract(mesh)
     assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)

@@ -224,7 +224,7 @@ def test_resume_with_a_changed_config_raises_unless_accepted(tiny, tmp_path):
 def test_resume_accepts_changed_checkpoint_and_logging_settings(tiny, tmp_path):
     train_until(tiny, tmp_path, step=12)
     config = dataclasses.replace(
-        tiny, checkpoint=Checkpoint(every_samples=32, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
+        tiny, checkpoint=Checkpoint(every_epochs=0.64, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
     )
     train(config, tmp_path)
     assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:3] == [160, 128, 112]

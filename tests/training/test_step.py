@@ -106,9 +106,10 @@ QUICK = ("per_worker", "torus", (2, 4))
 @pytest.mark.parametrize(
     ("norm", "strategy", "mesh_shape"), [pytest.param(*c, marks=[] if c == QUICK else pytest.mark.slow) for c in FOLDED]
 )
+@pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(norm, strategy, mesh_shape):
     config = step_config(norm, strategy)
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded", convolution="direct"))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, batch_norm="folded"))
     workers = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
     gradient, report = distributed_gradients(config, mesh_shape, workers if norm == "per_worker" else 1)
     expected, loss, moments = reference(norm)
@@ -124,7 +125,7 @@ BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind anot
 def bottleneck_config(norm):
     """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
     config = step_config(norm)
-    changes = {"depth": 50, "width": 3, "batch_norm": "folded", "convolution": "direct"}
+    changes = {"depth": 50, "width": 3, "batch_norm": "folded"}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
 
 
@@ -145,6 +146,7 @@ def bottleneck_reference(config):
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["per_worker", "synchronized"])
 @pytest.mark.parametrize("mesh_shape", MESHES)
+@pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch, norm, mesh_shape):
     monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
     config = bottleneck_config(norm)
@@ -160,7 +162,7 @@ def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch
 def with_options(form, options):
     """The config of a test with a form of batch normalization, and fields of its parts changed."""
     config = step_config()
-    parts = options | {"model": {"convolution": "direct", "batch_norm": form} | options.get("model", {})}
+    parts = options | {"model": {"batch_norm": form} | options.get("model", {})}
     return dataclasses.replace(
         config, **{part: dataclasses.replace(getattr(config, part), **fields) for part, fields in parts.items()}
     )
@@ -181,6 +183,7 @@ FOLDED_OPTIONS = {
 @pytest.mark.parametrize(
     "options", [pytest.param(*one, marks=pytest.mark.slow) for one in zip(FOLDED_OPTIONS.values())], ids=FOLDED_OPTIONS
 )
+@pytest.mark.usefixtures("direct_convolutions")
 def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(options):
     expected, report = distributed_gradients(with_options("separate", options), (2, 2), 4)
     gradient, ours = distributed_gradients(with_options("folded", options), (2, 2), 4)
@@ -191,6 +194,7 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("statistics", ["moving_average", "last_batch"])
+@pytest.mark.usefixtures("direct_convolutions")
 def test_running_statistics_of_folded_equal_those_of_separate(statistics):
     options = {"model": {"statistics": statistics, "norm": "synchronized"}}
     separate, folded = (stepped(with_options(form, options), (2, 2), rates=(0.1, 0.1))[0] for form in ("separate", "folded"))

@@ -108,9 +108,7 @@ def mixed(config):
         model=dataclasses.replace(config.model, dtype="float16"),
         optimizer=Optimizer(name="lamb", label_smoothing=0.1, average_decay=0.9, loss="binary"),
         loss_scale=LossScale(name="dynamic"),
-        augment=dataclasses.replace(
-            config.augment, color_jitter=(0.0, 0.0, 0.0, 0.1), erase_probability=0.5, erase_mode="noise"
-        ),
+        augment=dataclasses.replace(config.augment, color_jitter=(0.0, 0.0, 0.0, 0.1), erase_probability=0.5),
     )
 
 
@@ -185,7 +183,6 @@ CONFIGS = {
     "jitter, erasing": {
         "augment.color_jitter": (0.4, 0.4, 0.4, 0.1),
         "augment.erase_probability": 0.5,
-        "augment.erase_mode": "noise",
     },
 }
 

@@ -4,29 +4,31 @@ import sys
 TIMEOUT = 300  # seconds: a slow machine is no failure
 HANGS = """
 import threading, time
-from jaxdp.distributed import hang_rules, status, watchdog
+from jaxdp.distributed import status
+from jaxdp.distributed.supervisor import watch
+from jaxdp.distributed.verdict import Limits
 def stands_still():
     time.sleep(600)
 threading.Thread(target=stands_still, daemon=True).start()
 time.sleep(0.1)
-process, limits = status.current(), hang_rules.HangLimits(0.4, 1.2)
-with watchdog.watch(limits):
+process, limits = status.current(), Limits(0.4, 1.2)
+with watch(limits):
     for step in range(8):
         process.begin_iteration("step")
         process.set_activity("step", step)
         time.sleep(0.02)
 print("outside", flush=True)
 time.sleep(2)
-with watchdog.watch(limits) as active:
-    active.attach(type("Group", (), {"resume_hint": "do this", "before_exit": staticmethod(lambda: None)}))
+with watch(limits) as supervisor:
+    supervisor.resume_hint = "do this"
     process.set_activity("load", 9, "reading")
     stands_still()
 """
 HOLDS_THE_GIL = """
 import ctypes
-from jaxdp.distributed.hang_rules import HangLimits
-from jaxdp.distributed.watchdog import watch
-with watch(HangLimits(0.5, None)): ctypes.PyDLL(None).usleep(2_500_000)
+from jaxdp.distributed.supervisor import watch
+from jaxdp.distributed.verdict import Limits
+with watch(Limits(0.5, None)): ctypes.PyDLL(None).usleep(2_500_000)
 """
 
 
@@ -40,9 +42,9 @@ def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_thre
     assert completed.stdout == "outside\n"
     first, *_, last = completed.stderr.splitlines()
     assert first.startswith("jaxdp: no progress for 0 s: while loading, step 9, reading. The run ends after 0.02 minutes")
-    assert completed.stderr.count("line 5 in stands_still") == 2  # by faulthandler: this thread and the other
-    reason = "stuck: no progress for 1 s; main thread at <string>:5 in stands"
-    assert last.startswith(f"jaxdp: failed while loading, step 9: {reason}")
+    assert completed.stderr.count("line 7 in stands_still") == 2  # by faulthandler: this thread and the other
+    reason = "stuck: no progress for 1 s; main thread at <string>:7 in stands"
+    assert last.startswith(f"jaxdp: failed while loading, step 9, reading: {reason}")
     assert last.endswith("; do this")
 
 

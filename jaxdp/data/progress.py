@@ -1,0 +1,15 @@
+"""Progress of reading data. A run that watches itself listens, to tell slow storage from a source that is stuck."""
+
+from collections.abc import Callable
+
+
+def _nobody_listens() -> None:
+    pass
+
+
+listener: Callable[[], None] = _nobody_listens
+
+
+def report() -> None:
+    """Say that a part of the data has been read, or that a request is repeated. Any thread may call this."""
+    listener()

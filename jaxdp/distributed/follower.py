@@ -1,0 +1,252 @@
+"""Follows the other processes of a run by their status files, and ends this one when the run has failed.
+
+A daemon thread, `status-files`, reads the files and writes that of this process. Rank 0 reads all and judges them by the rules
+of `jaxdp.distributed.verdict`; the others read its verdict.
+"""
+
+import contextlib
+import secrets
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from jaxdp.distributed import stack_traces, verdict
+from jaxdp.distributed.launchers import Cluster
+from jaxdp.distributed.status_files import Board, Directory, Failure, Record, Verdict, file_name, read_record
+from jaxdp.distributed.stragglers import StepTimes
+from jaxdp.distributed.supervisor import EXIT_SECONDS, Supervisor
+from jaxdp.distributed.verdict import Judge, Records
+
+LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
+REASON_SECONDS = 2.0  # in which rank 0 learns whose signal stops the run
+LOOKS = 2  # at a file of this rank that was there before, one a period
+
+
+class Follower:
+    """Follows the processes of `cluster` on a board, from its creation on.
+
+    answered: when the board was last read, by the clock of this process. dump_path: where faulthandler writes stacks, if
+    the board is a directory.
+    """
+
+    def __init__(self, supervisor: Supervisor, cluster: Cluster, board: Board) -> None:
+        self.supervisor, self.cluster, self.board = supervisor, cluster, board
+        self._records, self._judge = Records(), Judge(supervisor.limits, self._is_gone)
+        self._verdict: Verdict | None = None
+        self._decided, self._due = threading.Event(), threading.Event()
+        self._began = self.answered = supervisor.status.clock
+        self._written: Record | None = None
+        self._foreign: set[int] = set()  # counts that another process of the same rank has written
+        self._looks = 0
+        self.dump_path = _dump_path(board, cluster.rank)
+        supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
+        supervisor.follower = self
+        self._due.set()
+        arguments = (self._follow, lambda: self._due.wait(board.period_seconds))
+        threading.Thread(target=supervisor.repeat, args=arguments, name="status-files", daemon=True).start()
+        supervisor.start()
+
+    @property
+    def session(self) -> str:
+        """A random word of rank 0, the same for all processes, once all have started; "" before."""
+        rank0 = self.supervisor.record if self.cluster.rank == 0 else self._records.alive.get(0)
+        return rank0.session if rank0 else ""
+
+    @property
+    def step_times(self) -> dict[int, StepTimes]:
+        """The times of the steps of each process, on rank 0."""
+        return {rank: record.step_times for rank, record in self._records.alive.items()}
+
+    def set_stop_reason(self, reason: str) -> None:
+        """Write why this process asks all to stop."""
+        if self.supervisor.record.stop_reason != reason:
+            self.supervisor.update(stop_reason=reason)
+            self._due.set()
+
+    def stop_reason_of_others(self) -> str:
+        """Why the run stops, if another process has asked for it: on rank 0 with its name, as soon as that is read."""
+        deadline = time.monotonic() + REASON_SECONDS * (self.cluster.rank == 0)
+        while True:
+            asked = [record for record in self._records.alive.values() if record.stop_reason]
+            if asked:
+                return f"{asked[0].stop_reason} to rank {asked[0].rank} on {asked[0].host}"
+            if time.monotonic() >= deadline:
+                return "a signal to another process"
+            time.sleep(0.05)
+
+    def fail(self, failure: Failure, *, end: bool = False) -> None:
+        """Report that this process cannot continue. Returns once the others know, unless this process is to `end` as well.
+
+        If a collective has failed here because another process has, this one is ended here, with the reason of the other.
+        """
+        self.supervisor.is_exiting = True
+        self.supervisor.update(failure=failure)
+        self._due.set()
+        seconds = EXIT_SECONDS
+        if failure.collective:
+            seconds += self.supervisor.limits.silence_seconds + verdict.COLLECTIVE_SECONDS
+        self._decided.wait(seconds)
+        is_other = failure.collective and self._verdict is not None and self._verdict.rank != self.cluster.rank
+        if self._verdict is not None and (end or is_other):
+            self.supervisor.end(self._verdict)
+        self.leave()
+
+    def leave(self) -> None:
+        """Write that this process leaves; rank 0, whose end ends the others, waits for them."""
+        self.supervisor.is_exiting = True
+        self.supervisor.update(left=True)
+        self._due.set()
+        deadline = time.monotonic() + EXIT_SECONDS
+        while time.monotonic() < deadline and not (self._written and self._written.left and self._others_left()):
+            time.sleep(0.02)
+        self._let_others_exit()
+
+    def _follow(self) -> None:
+        self._due.clear()
+        with contextlib.suppress(OSError):
+            if self._written is not None:
+                self._read()
+            elif not self._may_write():
+                return
+            self.supervisor.observe()
+            self._write()
+        if self._verdict is not None and not self.supervisor.is_exiting:
+            self.supervisor.end(self._verdict)
+
+    def _write(self) -> None:
+        record, began = self.supervisor.record, time.monotonic()
+        self.board.write(file_name(self.cluster.rank), record.to_json())
+        self.supervisor.update(write_seconds=time.monotonic() - began)
+        self._written = record
+
+    def _may_write(self) -> bool:
+        """Whether no other process writes the file of this rank: what an earlier one has left does not change."""
+        own = read_record(self.board, self.cluster.rank, self.supervisor.record.run)
+        if own is None or own.left or self._is_gone(own):
+            return True
+        self._looks += 1
+        if self._is_foreign(own):
+            self.supervisor.end(verdict.duplicate(self.supervisor.record, own))
+        return self._looks > LOOKS
+
+    def _is_foreign(self, own: Record) -> bool:
+        """Whether another process, which goes on, has written the file of this rank."""
+        if own.process != self.supervisor.record.process and not own.left:
+            self._foreign.add(own.count)
+        return len(self._foreign) > 1
+
+    def _read(self) -> None:
+        """Read the files that concern this process, unless it cannot read its own: then the directory is at fault."""
+        now, rank, run = self.supervisor.status.clock, self.cluster.rank, self.supervisor.record.run
+        ranks = range(self.cluster.num_processes) if rank == 0 else (rank, 0)
+        read = {each: read_record(self.board, each, run) for each in ranks}
+        own, written = read[rank], self._written
+        if own is None or written is None or (own.process, own.count) != (written.process, written.count):
+            if own is not None and not self.session and not self.supervisor.is_exiting and self._is_foreign(own):
+                found = verdict.duplicate(self.supervisor.record, own)
+                self.supervisor.update(failure=Failure(found.reason, found.code))
+                self._decide(found)
+            return
+        self.answered = now
+        for each, record in read.items():
+            self._records.add(each, record, now)
+        self._decide(self._judge_all() if rank == 0 else self._listen())
+
+    def _decide(self, found: Verdict | None) -> None:
+        if found is not None and self._verdict is None:
+            self._verdict = found
+            self._decided.set()
+
+    def _judge_all(self) -> Verdict | None:
+        """Rank 0: the verdict over all processes, which is also written for the others."""
+        supervisor, alive, processes = self.supervisor, self._records.alive, self.cluster.num_processes
+        limits, now = supervisor.limits, supervisor.status.clock
+        if not self.session and len(alive) == processes:
+            supervisor.update(session=secrets.token_hex(8))
+        self._judge.limits = limits
+        found = self._verdict or self._judge.verdict(self._records, now)
+        if self.session:
+            supervisor.print_report(tuple(verdict.report(alive, limits)))
+        elif now - self._began >= limits.start_seconds:
+            found = found or verdict.missing(self._records, processes, limits.start_seconds)
+        elif now - self._began >= limits.late_seconds:
+            supervisor.print_report(tuple(verdict.waiting(alive, processes, limits)))
+        if found is not None and supervisor.record.verdict is None:
+            found = replace(found, place=_place_of_silent(self.board, found) or found.place)
+            supervisor.update(verdict=found)
+        return found
+
+    def _listen(self) -> Verdict | None:
+        """Other ranks: rank 0's verdict, or that rank 0 itself is lost."""
+        rank0, limits, now = self._records.alive.get(0), self.supervisor.limits, self.supervisor.status.clock
+        if rank0 is None:
+            if now - self._began >= limits.start_seconds:
+                return Verdict(f"rank 0 did not start at {self.supervisor.record.run} within {limits.start_seconds:g} s")
+            return None
+        number, lines = rank0.report
+        if lines or number > 0:
+            self.supervisor.print_report(lines, number)
+        if rank0.verdict is None and not rank0.left:
+            if self._is_gone(rank0):
+                return verdict.blame(rank0, verdict.KILLED)
+            limit = limits.silence_seconds + EXIT_SECONDS
+            if self._records.silent(limit, now):
+                found = verdict.blame(rank0, f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})")
+                return replace(found, place=_place_of_silent(self.board, found) or found.place)
+        return rank0.verdict
+
+    def _is_gone(self, record: Record) -> bool:
+        """Whether a process of this host has ended."""
+        return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
+
+    def write_last(self) -> None:
+        """Write that this process leaves. Rank 0, whose end makes JAX abort the others, waits for those that can print."""
+        if self._written is None:
+            return
+        self.supervisor.update(left=True)
+        deadline = time.monotonic() + EXIT_SECONDS
+        while True:
+            self.supervisor.update(count=self.supervisor.record.count + 1)
+            self._write()
+            if time.monotonic() > deadline or self._others_left():
+                break
+            for rank in range(1, self.cluster.num_processes):
+                record = read_record(self.board, rank, self.supervisor.record.run)
+                self._records.add(rank, record, self.supervisor.status.clock)
+            time.sleep(0.05)
+        self._let_others_exit()
+
+    def _let_others_exit(self) -> None:
+        """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
+        if self.cluster.rank == 0:
+            time.sleep(LEAVE_SECONDS)
+
+    def _others_left(self) -> bool:
+        """On rank 0, whether every other process has left, has ended or is silent; one that has not started may still come."""
+        if self.cluster.rank != 0:
+            return True
+        limit, now = self.supervisor.limits.silence_seconds, self.supervisor.status.clock
+        return len(self._records.alive) == self.cluster.num_processes and all(
+            record.left or self._is_gone(record) or self._records.silent_seconds(rank, now) > limit
+            for rank, record in self._records.alive.items()
+            if rank != self.cluster.rank
+        )
+
+
+def _dump_path(board: Board, rank: int | None) -> Path | None:
+    return board.path / f"{rank}.stacks" if isinstance(board, Directory) else None
+
+
+def _place_of_silent(board: Board, found: Verdict) -> str:
+    """The place that a silent process has written with faulthandler, if it has."""
+    path = _dump_path(board, found.rank)
+    return stack_traces.place_of_dump(path.read_text(errors="replace")) if path and path.exists() else ""
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process of this host runs: False too if it has ended and its parent has not noticed yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
