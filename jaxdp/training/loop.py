@@ -115,7 +115,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.processes.status.begin_iteration("step")
     run.next_record = {}
     with run.recording(run.next_record, reserved=STEP_FIELDS):
-        run.callbacks.before_step(run, batch)
+        run.callbacks.call("before_step", run, batch)
     if run.save_requested:
         save_now(run)
 
@@ -163,7 +163,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         with run.recording(record, is_logged=step.is_logged):
-            run.callbacks.after_step(run, MappingProxyType(record))
+            run.callbacks.call("after_step", run, MappingProxyType(record))
             if run.is_logged:
                 run.clock.restart_throughput()
         _report_save(run)
@@ -210,7 +210,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
         with run.recording(record, is_logged=True):
-            run.callbacks.after_evaluation(run, MappingProxyType(record))
+            run.callbacks.call("after_evaluation", run, MappingProxyType(record))
         progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation
 
@@ -254,7 +254,7 @@ def _report_save(run: Run) -> None:
         return
     path, run.saving = run.checkpoints.folder / str(run.saving), None
     if run.callbacks.of_hook["after_save"] and run.checkpoints.last_error is None and path.exists():
-        run.callbacks.after_save(run, read_manifest(path))
+        run.callbacks.call("after_save", run, read_manifest(path))
 
 
 def _wait_for_save(run: Run) -> None:

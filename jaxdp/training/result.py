@@ -120,5 +120,5 @@ def progress_now(run: "Run") -> Progress:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run's numbers depend on."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {"jaxdp": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
+    own = {"jaxdp": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")}

@@ -65,11 +65,10 @@ def _restore(run: Run, origin: Manifest | None) -> Manifest | None:
     except CheckpointMismatch as error:
         raise ConfigError("--workdir", str(run.workdir), reason=str(error), hint="use another directory") from None
     if restored is not None:
-        run.state, manifest = restored
-        run.checkpoints.retention.continue_from(manifest)
-        run.saved_samples = manifest.samples
-        return manifest
-    if origin is not None:
+        run.state, origin = restored
+        run.checkpoints.retention.continue_from(origin)
+        run.saved_samples = origin.samples
+    elif origin is not None:
         try:
             run.state = load_state(origin, abstract_state_of(origin.samples))
         except (CorruptCheckpoint, CheckpointMismatch) as error:
