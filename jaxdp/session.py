@@ -47,7 +47,6 @@ from jaxdp.setup.prepare import (
     prepare,
     small_worker_warning,
 )
-from jaxdp.setup.run_dir import read_result
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
 from jaxdp.storage.local import temporary_directory
@@ -258,7 +257,7 @@ class _Session:
         return self.signals.run_in_thread(download_checkpoint, url, "--resume", folder)
 
     def _run(self, origin: Manifest | None) -> TrainResult:
-        group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
+        group, signals, accept_changes = self.signals.group, self.signals, self.accept_changes
         check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
@@ -287,18 +286,7 @@ class _Session:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
 
-        def while_waiting() -> str | None:
-            group.status.record_progress()  # waiting for a tracker is no hang
-            return signals.stop_reason
-
-        trackers = Trackers(
-            config if group.is_rank0 else None,
-            path,
-            class_names=datasets.classes,
-            info=screen.info,
-            while_waiting=while_waiting,
-            url=None if self.mirror is None else self.mirror.remote.location.url,
-        )
+        trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
@@ -320,17 +308,23 @@ class _Session:
                 )
             if manifest is not None and origin is None:
                 check(manifest)
-            if self.mirror is not None:
-                retention = Retention(config.checkpoint.keep, config.stop.metric)
-                if manifest is not None:
-                    retention.continue_from(manifest)
-                self.mirror.begin(retention)
-            result = read_result(location_of(path, self.mirror), result_text)
-            for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
-                screen.info(remark)
-            result = _show_and_check(screen, result, path)
+            result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
             trackers.send_finished()
             return result
+
+    def _show_finished(
+        self, path: Path, config: Config, result_text: str, *, manifest: Manifest | None, remarks: list[str]
+    ) -> TrainResult:
+        """Show the result of the finished run in `path`. manifest: its newest checkpoint, on rank 0."""
+        if self.mirror is not None:
+            retention = Retention(config.checkpoint.keep, config.stop.metric)
+            if manifest is not None:
+                retention.continue_from(manifest)
+            self.mirror.begin(retention)
+        result = run_dir.read_result(location_of(path, self.mirror), result_text)
+        for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
+            self.screen.info(remark)
+        return _show_and_check(self.screen, result, path)
 
     def _train(
         self,
@@ -395,6 +389,22 @@ class _Session:
             group=self.signals.group,
             uploader=self.mirror,
             metric=config.stop.metric,
+        )
+
+    def _trackers(self, config: Config, path: Path, class_names: Sequence[str]) -> Trackers:
+        group, signals = self.signals.group, self.signals
+
+        def while_waiting() -> str | None:
+            group.status.record_progress()  # waiting for a tracker is no hang
+            return signals.stop_reason
+
+        return Trackers(
+            config if group.is_rank0 else None,
+            path,
+            class_names=class_names,
+            info=self.screen.info,
+            while_waiting=while_waiting,
+            url=None if self.mirror is None else self.mirror.remote.location.url,
         )
 
     def _callbacks(self, config: Config, screen: Quiet, trackers: Trackers) -> Callbacks:
