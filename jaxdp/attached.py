@@ -34,7 +34,7 @@ def callbacks_of(
         Stragglers() if processes > 1 else None,
         InputAdvice() if is_rank0 else None,
         Audit(guard.audit_every_steps) if guard.audit_every_steps else None,
-        EarlyStopping() if config.stop.patience is not None else None,
+        EarlyStopping(),
         CheckpointInterval(),
     ]
     if (steps := logging.profiled_steps) and is_rank0:

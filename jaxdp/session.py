@@ -13,6 +13,7 @@ import jax
 
 from jaxdp import models
 from jaxdp.attached import callbacks_of
+from jaxdp.callbacks.early_stopping import too_few_evaluations
 from jaxdp.checkpoint.listing import Retention, latest_valid, read_manifests
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, read_manifest
@@ -36,14 +37,15 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
 from jaxdp.planning import Plan
 from jaxdp.setup import consistency, run_dir
+from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
     changed_batches_warning,
+    check_fits,
     data_fingerprint,
     make_compiler,
     prepare,
     small_worker_warning,
-    too_few_evaluations,
 )
 from jaxdp.setup.tuning import reductions_of_run
 from jaxdp.sizes import model_summary
@@ -53,9 +55,9 @@ from jaxdp.storage.status_board import Folder
 from jaxdp.trackers.supervisor import Trackers, check_packages
 from jaxdp.training.callback import Callback, CallbackError, Callbacks
 from jaxdp.training.loop import fit
-from jaxdp.training.result import TrainResult, read_result
+from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
-from jaxdp.training.start import StartPoint, check_fits
+from jaxdp.training.start import StartPoint
 from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
 from jaxdp.xla import jax_options
 
@@ -255,7 +257,7 @@ class _Session:
         return self.signals.run_in_thread(download_checkpoint, url, "--resume", folder)
 
     def _run(self, origin: Manifest | None) -> TrainResult:
-        group, screen, signals, accept_changes = self.signals.group, self.screen, self.signals, self.accept_changes
+        group, signals, accept_changes = self.signals.group, self.signals, self.accept_changes
         check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
@@ -278,23 +280,13 @@ class _Session:
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
         consistency.check(group, lambda: fingerprint)
         config = plan.config
+        check = partial(check_fits, plan=plan, data_fingerprint=fingerprint, accept_changes=accept_changes)
         if origin is not None:
             if not accept_changes:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
 
-        def while_waiting() -> str | None:
-            group.status.record_progress()  # waiting for a tracker is no hang
-            return signals.stop_reason
-
-        trackers = Trackers(
-            config if group.is_rank0 else None,
-            path,
-            class_names=datasets.classes,
-            info=screen.info,
-            while_waiting=while_waiting,
-            url=None if self.mirror is None else self.mirror.remote.location.url,
-        )
+        trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
             prepared = run_dir.prepare_run_dir(path, config, accept_changes) if group.is_rank0 else None
             result_text, remarks = group.broadcast_object("prepared directory", prepared)
@@ -310,23 +302,29 @@ class _Session:
                     datasets=datasets,
                     data_fingerprint=fingerprint,
                     saved_batches=saved_batches,
-                    start=StartPoint(origin, accept_changes, partial(finetune.initial_values, config, weights)),
+                    start=StartPoint(origin, check, partial(finetune.initial_values, config, weights)),
                     trackers=trackers,
                     remarks=remarks,
                 )
             if manifest is not None and origin is None:
-                check_fits(manifest, plan, fingerprint, accept_changes=accept_changes)
-            if self.mirror is not None:
-                retention = Retention(config.checkpoint.keep, config.stop.metric)
-                if manifest is not None:
-                    retention.continue_from(manifest)
-                self.mirror.begin(retention)
-            result = read_result(location_of(path, self.mirror), result_text)
-            for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
-                screen.info(remark)
-            result = _show_and_check(screen, result, path)
+                check(manifest)
+            result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
             trackers.send_finished()
             return result
+
+    def _show_finished(
+        self, path: Path, config: Config, result_text: str, *, manifest: Manifest | None, remarks: list[str]
+    ) -> TrainResult:
+        """Show the result of the finished run in `path`. manifest: its newest checkpoint, on rank 0."""
+        if self.mirror is not None:
+            retention = Retention(config.checkpoint.keep, config.stop.metric)
+            if manifest is not None:
+                retention.continue_from(manifest)
+            self.mirror.begin(retention)
+        result = run_dir.read_result(location_of(path, self.mirror), result_text)
+        for remark in [f"{path} holds this run, finished; to start a new one, use --resume never", *remarks]:
+            self.screen.info(remark)
+        return _show_and_check(self.screen, result, path)
 
     def _train(
         self,
@@ -373,7 +371,8 @@ class _Session:
                 started=self.started,
             )
             events.position = run.position
-            result = fit(run, start)
+            with out_of_memory_as_config_error(run):
+                result = fit(run, start)
         group.set_activity("finish")
         group.all_gather_object(
             "the end of the run", None, while_waiting=lambda: None
@@ -390,6 +389,22 @@ class _Session:
             group=self.signals.group,
             uploader=self.mirror,
             metric=config.stop.metric,
+        )
+
+    def _trackers(self, config: Config, path: Path, class_names: Sequence[str]) -> Trackers:
+        group, signals = self.signals.group, self.signals
+
+        def while_waiting() -> str | None:
+            group.status.record_progress()  # waiting for a tracker is no hang
+            return signals.stop_reason
+
+        return Trackers(
+            config if group.is_rank0 else None,
+            path,
+            class_names=class_names,
+            info=self.screen.info,
+            while_waiting=while_waiting,
+            url=None if self.mirror is None else self.mirror.remote.location.url,
         )
 
     def _callbacks(self, config: Config, screen: Quiet, trackers: Trackers) -> Callbacks:

@@ -9,6 +9,7 @@ from jaxdp.config import Config, LossScale, chance_loss
 from jaxdp.errors import TrainingError
 from jaxdp.training.callback import Callback
 from jaxdp.training.ending import LOWER_THE_RATE
+from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 
 MOST_SKIPPED_STEPS = 10  # with `guard.non_finite=skip`: a few bad batches are survived, a diverging run is not prolonged
@@ -16,7 +17,8 @@ EXPLODED = 4.0  # times the chance-level loss: the mean of LossWatch.WINDOW step
 
 
 class StepChecks(Callback):
-    """Ends the run at a step that makes it fail, or at a save that rejected the state; warns once if the loss has exploded.
+    """Ends the run at a step that makes it fail, or at a save that rejected the state; warns once if the loss has exploded,
+    and at the end if it is not below chance level.
 
     The newest checkpoint from before the explosion is then never removed.
     """
@@ -35,6 +37,24 @@ class StepChecks(Callback):
         path = retained and retained.path
         kept = f"the last checkpoint before that, {path}, is kept" if path else "there is no checkpoint from before that"
         run.info(self.loss_watch.warning(metrics, kept))
+
+    def on_end(self, run: Run, result: TrainResult | None) -> None:
+        if result is None:
+            return
+        epoch = result.epochs if result.best_epoch is None else result.best_epoch
+        if warning := chance_level_warning(result.loss, epoch=epoch, chance=chance_loss(run.config)):
+            run.info(warning)
+
+
+def chance_level_warning(loss: float, *, epoch: float, chance: float) -> str | None:
+    """A warning if the final held-out loss is above the chance-level loss to three decimals; else None.
+
+    Before the second epoch a loss at chance level is no sign of an error.
+    """
+    loss = round(loss, 3)
+    if loss <= round(chance, 3) or epoch < 2:
+        return None
+    return f"held-out loss {loss:.3f} exceeds chance level, {chance:.3f}; check labels and learning rate"
 
 
 def check_step(record: Mapping[str, Any], config: Config) -> None:

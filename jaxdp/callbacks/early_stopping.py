@@ -5,31 +5,38 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
-from jaxdp.config import Stop
+from jaxdp.config import RESUME_SAFE_FIELDS, Stop
 from jaxdp.errors import plural
+from jaxdp.planning import Plan
 from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
+from jaxdp.validation import changes, from_dict
 
 MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
 
 class EarlyStopping(Callback):
-    """Follows `stop.metric` over the evaluations of a run; attached with `stop.patience`.
+    """Follows `stop.metric` over the evaluations of a run with `stop.patience`.
 
     Saves every evaluation that is the best so far. What it knows is in `Progress`, so every checkpoint has it, and a resumed
     run ends at the same evaluation.
     """
 
     def on_start(self, run: Run) -> None:
+        if run.restored is not None:
+            adapt(run, run.restored)
         evaluation = run.progress.last_evaluation
         if evaluation is not None and evaluation["samples"] == run.progress.samples:
             self._stop_if_due(run)
 
     def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
         """All processes call this with the same record; rank 0's value counts."""
+        if run.config.stop.patience is None:
+            return
         metric = run.config.stop.metric
         values = run.processes.all_gather_object("the metric of early stopping", evaluation[metric], while_waiting=lambda: None)
         record = {name: value for name, value in evaluation.items() if name not in TIMING}
@@ -73,3 +80,31 @@ def reason(progress: Progress, stop: Stop) -> str:
 def _exact(metric: str, value: float) -> Fraction:
     """The value without the rounding of binary numbers: a share of images, or a loss as the decimal number that is logged."""
     return Fraction(str(value)) if metric == "eval_loss" else Fraction(value).limit_denominator(MOST_IMAGES)
+
+
+def adapt(run: Run, manifest: Manifest) -> None:
+    """Adapt what a checkpoint knows of the evaluations to the configuration that continues from it.
+
+    A change of `stop.patience` and `stop.min_delta` only keeps it all. Another change starts the count of evaluations without
+    improvement anew, and another metric, data or directory, which lacks their checkpoints, also the search for the best one.
+    """
+    progress, saved = run.progress, from_dict(manifest.metadata["config"])
+    names = {line.partition(":")[0] for line in changes(saved, run.config)}
+    same_data = manifest.metadata.get("data") == run.data_fingerprint
+    same_images = same_data and manifest.path.parent == run.checkpoints.folder
+    has_stop = run.config.stop.patience is not None
+    if not has_stop or not same_images or any(name.startswith(("data.", "stop.metric")) for name in names):
+        progress.best, progress.improved, progress.not_improved = None, None, 0
+    elif changes(saved, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
+        progress.not_improved = 0
+
+
+def too_few_evaluations(plan: Plan) -> str | None:
+    """A warning if the run has too few evaluations before its end to stop early; else None."""
+    patience, evaluations = plan.config.stop.patience, plan.evaluations_before_end
+    if patience is None or evaluations > patience:
+        return None
+    return (
+        f"stop.patience={patience}: the run cannot stop early, because it has {plural(evaluations, 'evaluation')} before its "
+        f"end, and stopping takes at least {patience + 1}; lower --stop.patience or --evaluation.every-epochs"
+    )

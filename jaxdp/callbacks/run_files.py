@@ -1,12 +1,18 @@
-"""The files of the run that a session begins with."""
+"""What a session finds and leaves in the directory of the run, and from which checkpoint it continues."""
 
+from jaxdp import schedules
+from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.planning import Plan
+from jaxdp.records import RESUMING
 from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
+from jaxdp.validation import changes, from_dict
 
 
 class RunFiles(Callback):
-    """Marks the directory as that of a running run, and removes the records of the log after the restored position.
+    """Marks the directory as that of a running run, removes the records of the log after the restored position, and says where
+    the run continues.
 
     Not before the start: a session that cannot start leaves the files of a run as they were. Attached on rank 0.
     """
@@ -18,3 +24,26 @@ class RunFiles(Callback):
         run.logged, warning = run_dir.truncate_log(source, run.workdir, samples=run.progress.samples)
         if warning:
             run.info(warning)
+        if run.restored is not None:
+            run.info(f"{RESUMING}{run.restored.location}: epoch {run.epoch:.2f}, step {run.progress.steps}")
+            if changed := changed_plan(run.restored, run.plan):
+                run.info(changed)
+
+
+def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
+    """What a run that continues from a checkpoint with another plan changes, in one line; None if nothing or at its end."""
+    saved, config, samples = from_dict(manifest.metadata["config"]), plan.config, manifest.samples
+    names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
+    if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
+        return None
+    spans = schedules.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
+    index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
+    batch = saved.batch[index].global_batch
+    rate = schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch)
+    values = {
+        "learning rate": (f"{rate:.4g}", f"{plan.learning_rate(samples):.4g}"),
+        "batch": (f"{batch}", f"{plan.phases[plan.phase_at(samples)].global_batch}"),
+    }
+    changed = [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
+    what = f"it changes {', '.join(changed)}" if changed else "learning rate and batch stay the same here"
+    return f"the plan above holds from epoch {samples / plan.examples:.2f} on, not for the epochs before; {what}"

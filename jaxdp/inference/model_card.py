@@ -27,10 +27,10 @@ from jaxdp.inference.load_run import choose_checkpoint, load_run
 from jaxdp.inference.markdown import escape, table, yaml_string
 from jaxdp.loggers.console import format_duration
 from jaxdp.models import preprocessing, weights
-from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result_text, run_config
+from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_result_text, run_config
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
-from jaxdp.training.result import TrainResult, read_result
+from jaxdp.training.result import TrainResult
 from jaxdp.validation import flatten, from_dict
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.

@@ -12,8 +12,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import read_text
 from jaxdp.report.run_files import RunFiles, open_run_files
 from jaxdp.report.summary import read_files
-from jaxdp.setup.run_dir import RESULT, read_result_text
-from jaxdp.training.result import read_result
+from jaxdp.setup.run_dir import RESULT, read_result, read_result_text
 from jaxdp.validation import to_json
 
 NAN = float("nan")

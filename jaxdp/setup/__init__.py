@@ -1,1 +1,1 @@
-"""What happens before the training loop: the run directory, data and plan, equal processes, the choice of the all-reduce."""
+"""What happens around the training loop: the run directory, data and plan, equal processes, the choice of the all-reduce."""

@@ -3,10 +3,8 @@
 import dataclasses
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,12 @@ from jaxdp.config import Config
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import CONFIG, read_regular
+from jaxdp.training.result import versions
 from jaxdp.validation import flatten
 
 MAY_DIFFER = ("data.directory", "data.threads", "finetune.weights", "storage.directory")  # paths and cores of a host
 VISIBLE_SECONDS = 20.0  # within which every host must see a file that rank 0 wrote to a shared directory
 DIGEST_SAMPLES = 8
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 
 
 def check(group: ProcessGroup, fingerprint_of_process: Callable[[], dict[str, str]]) -> None:
@@ -51,9 +49,8 @@ def check(group: ProcessGroup, fingerprint_of_process: Callable[[], dict[str, st
 def fingerprint(config: Config, resume: object = "auto", accept_changes: bool = False) -> dict[str, str]:
     """Name -> value, as text, of everything but the data that must be equal on all processes of a run."""
     fields = {name: repr(value) for name, value in flatten(dataclasses.asdict(config)).items() if name not in MAY_DIFFER}
-    code = {"code of jaxdp": code_digest(), "version of python": platform.python_version()}
-    versions = {f"version of {name}": version(name) for name in PACKAGES}
-    return fields | code | versions | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
+    code = {"code of jaxdp": code_digest()} | {f"version of {name}": version for name, version in versions().items()}
+    return fields | code | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
 
 
 def code_digest() -> str:

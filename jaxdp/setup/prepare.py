@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxdp import models
+from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Reduce
 from jaxdp.data import progress
 from jaxdp.data.in_memory import ArraySource
@@ -100,6 +101,21 @@ def _check_profile(plan: Plan) -> None:
         raise ConfigError("logging.profile", profile, reason=reason, hint="use FIRST,COUNT within them")
 
 
+def check_fits(manifest: Manifest, *, plan: Plan, data_fingerprint: dict[str, str], accept_changes: bool) -> None:
+    """Raise ConfigError if a checkpoint is of other data, unless accepted, or of a position after the end of the run."""
+    saved, current = manifest.metadata.get("data"), data_fingerprint
+    if saved not in (None, current) and not accept_changes:
+        different = [f"{name}: {saved.get(name)} -> {current[name]}" for name in current if saved.get(name) != current[name]]
+        raise ConfigError(
+            "data",
+            reason=f"{manifest.path} is of a run on other data ({'; '.join(different)})",
+            hint="restore the data, start over with --resume never, or resume on the new data with --accept-changes",
+        )
+    if manifest.samples > plan.total_samples:
+        reason, hint = f"{manifest.path} is at epoch {manifest.epoch:g} already", "use more epochs, or another --workdir"
+        raise ConfigError("epochs", plan.config.epochs, reason=reason, hint=hint)
+
+
 def make_compiler(
     plan: Plan, devices: list[jax.Device], datasets: Datasets, *, reductions: Reductions | None = None
 ) -> StepCompiler:
@@ -124,17 +140,6 @@ def changed_batches_warning(plan: Plan, saved: SavedBatches) -> str | None:
     return (
         "these devices do not allow the per-worker batch with which the run began, so the groups of batch normalization "
         "change; the order of the data, the learning rate and the global batches stay the same"
-    )
-
-
-def too_few_evaluations(plan: Plan) -> str | None:
-    """A warning if the run has too few evaluations before its end to stop early; else None."""
-    patience, evaluations = plan.config.stop.patience, plan.evaluations_before_end
-    if patience is None or evaluations > patience:
-        return None
-    return (
-        f"stop.patience={patience}: the run cannot stop early, because it has {plural(evaluations, 'evaluation')} before its "
-        f"end, and stopping takes at least {patience + 1}; lower --stop.patience or --evaluation.every-epochs"
     )
 
 

@@ -1,5 +1,6 @@
 """The directory of a run: locked by one process, with one configuration, never mixed with files of another run."""
 
+import dataclasses
 import errno
 import fcntl
 import itertools
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
@@ -32,6 +35,7 @@ from jaxdp.records import LOG, scan_log
 from jaxdp.records import to_json as record_to_json
 from jaxdp.storage.local import run_copy
 from jaxdp.storage.remote_reader import read_run_file
+from jaxdp.training.result import TrainResult
 from jaxdp.validation import changes, from_json, to_json
 
 CLASSES, LOCK = "classes.json", ".lock"
@@ -166,6 +170,22 @@ def read_result_text(workdir: Path) -> str:
         return read_regular(workdir / RESULT).decode(errors="replace")
     except OSError as error:
         raise _error(workdir, f"its {RESULT} cannot be read ({error.strerror})", "repair or delete that file") from None
+
+
+def read_result(path: Path | str, text: str) -> TrainResult:
+    """The result of a finished run, from the text of its result.json. Raises ConfigError if it is damaged.
+
+    path: of the run, a directory or a URL.
+    """
+    try:
+        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
+    except ValidationError:
+        raise ConfigError(
+            "--workdir",
+            str(path),
+            reason=f"its {RESULT} is damaged",
+            hint="delete that file to resume from the last checkpoint, or use another directory",
+        ) from None
 
 
 def run_config(workdir: PathLike) -> Config:

@@ -62,7 +62,7 @@ class CallbackError(TrainingError):
         return [*traceback.format_exception(self.__cause__), *super()._render_traceback_()]
 
 
-class Callbacks(Callback):
+class Callbacks:
     """The callbacks of a run, called in order. own: of the run. users: whose errors are reported as theirs. loggers: last."""
 
     HOOKS = ("before_step", "after_step", "after_evaluation", "after_save")
@@ -85,18 +85,6 @@ class Callbacks(Callback):
             self.started.append(callback)
             self._call(callback, "on_start", run)
 
-    def before_step(self, run: "Run", batch: dict[str, "jax.Array"]) -> None:
-        self._call_all("before_step", run, batch)
-
-    def after_step(self, run: "Run", metrics: Mapping[str, Any]) -> None:
-        self._call_all("after_step", run, metrics)
-
-    def after_evaluation(self, run: "Run", evaluation: Mapping[str, Any]) -> None:
-        self._call_all("after_evaluation", run, evaluation)
-
-    def after_save(self, run: "Run", checkpoint: "Manifest") -> None:
-        self._call_all("after_save", run, checkpoint)
-
     def on_end(self, run: "Run", result: "TrainResult | None") -> None:
         """Call all, in reverse order, whatever some of them raise; then raise the first exception, or show all of them if the
         run has failed already."""
@@ -112,8 +100,8 @@ class Callbacks(Callback):
         for failure in errors:
             run.info(first_line(failure))
 
-    def _call_all(self, hook: str, run: "Run", *arguments: Any) -> None:
-        """Call the method of all callbacks. After an error of the user's the others are still called: they write the log."""
+    def call(self, hook: str, run: "Run", *arguments: Any) -> None:
+        """Call one of HOOKS of all callbacks. After an error of the user's the others are still called: they write the log."""
         failure: CallbackError | None = None
         for callback in self.of_hook[hook]:
             try:
@@ -135,7 +123,7 @@ class Callbacks(Callback):
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
         if isinstance(error, StopTraining):
             raise error
-        what = f"{name_of(callback)}.{hook} raised {type(error).__name__}: {first_line(error)}"
+        what = f"{getattr(callback, 'name', type(callback).__name__)}.{hook} raised {type(error).__name__}: {first_line(error)}"
         if callback.detach_on_error:
             self._detach(callback)
             run.info(f"{what}; the run continues without it")
@@ -151,8 +139,3 @@ class Callbacks(Callback):
             if callback in callbacks:
                 callbacks.remove(callback)
         self._find_callbacks()
-
-
-def name_of(callback: Callback) -> str:
-    """The name of a callback in messages."""
-    return getattr(callback, "name", type(callback).__name__)

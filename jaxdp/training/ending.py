@@ -1,17 +1,13 @@
 """The end of a run: its result, errors that end it, and the checkpoint from which it can be resumed."""
 
 import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.checkpoint.manifest import Manifest
-from jaxdp.config import LossScale
 from jaxdp.distributed.preemption import Stopped
-from jaxdp.errors import ConfigError, TrainingError, first_line
-from jaxdp.planning import PlannedPhase
+from jaxdp.errors import TrainingError
 
 if TYPE_CHECKING:
     from jaxdp.training.run import Run
@@ -19,9 +15,10 @@ if TYPE_CHECKING:
 LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epochs, in a new --workdir or with --resume never"
 
 
-def check_skipped(skipped: int, steps: int, scaling: LossScale) -> None:
+def check_skipped(run: "Run") -> None:
     """Raise TrainingError if a run skipped all of its steps."""
-    if skipped == steps:
+    steps, scaling = run.progress.steps, run.config.loss_scale
+    if run.progress.skipped_steps == steps:
         scales = f" at loss scales of {scaling.MINIMUM:g} to {scaling.initial:g}" if scaling.name != "none" else ""
         hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")
@@ -34,17 +31,6 @@ def check_evaluation(record: Mapping[str, Any]) -> None:
             f"the held-out loss is {record['eval_loss']} after the last step ({record['step']}, samples {record['samples']}): "
             f"the parameters are no longer finite; {LOWER_THE_RATE}"
         )
-
-
-def chance_level_warning(record: dict[str, Any], chance: float) -> str | None:
-    """A warning if the final held-out loss is above the chance-level loss to three decimals; else None.
-
-    Before the second epoch a loss at chance level is no sign of an error.
-    """
-    loss = round(record["eval_loss"], 3)
-    if loss <= round(chance, 3) or record["epoch"] < 2:
-        return None
-    return f"held-out loss {loss:.3f} exceeds chance level, {chance:.3f}; check labels and learning rate"
 
 
 def result_evaluation(run: "Run") -> dict[str, Any]:
@@ -94,48 +80,3 @@ def describe_latest(run: "Run", advice: str = "{again} continues from it") -> st
     advice = advice.format(path=newest.path, again=run.resume_action)
     verified = "valid " if run.is_rank0 else ""
     return f"the last {verified}checkpoint is {newest.path} (epoch {epoch:.2f}{accuracy}); {advice}"
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of JAX or NumPy reports that a device or the host has run out of memory."""
-    if isinstance(error, MemoryError):
-        return True
-    pattern = r"RESOURCE_EXHAUSTED|out of memory"
-    return isinstance(error, RuntimeError) and re.search(pattern, str(error), re.IGNORECASE) is not None
-
-
-@contextmanager
-def out_of_memory_as_config_error(phase: PlannedPhase) -> Iterator[None]:
-    """Turn an out-of-memory error in the block into a ConfigError that names the field to change."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise out_of_memory_error(phase, error) from None
-
-
-def out_of_memory_error(phase: PlannedPhase, error: Exception) -> ConfigError:
-    """The error for a phase that does not fit into memory.
-
-    Its hint is the largest per-worker batch that keeps the global batch and is at most half the present one.
-    """
-    reason = first_line(error, "no memory left")
-    if isinstance(error, MemoryError):
-        return ConfigError(
-            f"batch.{phase.index}.global_batch",
-            phase.global_batch,
-            reason=f"the images of a batch do not fit into the memory of this host ({reason})",
-            hint="use smaller images (data.image_size, data.stored_size), a smaller batch or more hosts",
-        )
-    per_device = phase.per_device_batch
-    smaller = [size for size in range(1, phase.per_worker_batch // 2 + 1) if per_device % size == 0]
-    hint = "it cannot be smaller, so use a smaller model, smaller images or more devices"
-    if smaller:
-        best = max(smaller)
-        hint = (
-            f"try --batch.{phase.index}.per-worker-batch {best}, which keeps the global batch {phase.global_batch} by "
-            f"accumulating {per_device // best} micro-batches"
-        )
-    field = f"batch.{phase.index}.per_worker_batch"
-    return ConfigError(field, phase.per_worker_batch, reason=f"out of memory ({reason})", hint=hint)

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from jaxdp.checkpoint.manifest import read_manifest
-from jaxdp.config import chance_loss
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
@@ -25,7 +24,6 @@ from jaxdp.records import RECORD_FIELDS, to_json
 from jaxdp.schedules import interval_elapsed
 from jaxdp.training import ending, requests
 from jaxdp.training.callback import CallbackError
-from jaxdp.training.ending import out_of_memory_as_config_error
 from jaxdp.training.evaluation import ExampleCollector, evaluate
 from jaxdp.training.result import TrainResult, progress_now, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
@@ -46,16 +44,13 @@ def fit(run: Run, start: StartPoint) -> TrainResult:
         restore_or_initialize(run, start)
         run.has_started = True
         run.callbacks.on_start(run)
-        with out_of_memory_as_config_error(run.phase):
-            if run.progress.evaluation_due:  # the previous session stopped before or during it
-                evaluate_now(run)
-                save_now(run)
+        if run.progress.evaluation_due:  # the previous session stopped before or during it
+            evaluate_now(run)
+            save_now(run)
         for phase in run.plan.phases:
-            with out_of_memory_as_config_error(phase):
-                if run.progress.samples < phase.end and run.stop_reason is None:
-                    _train_phase(run, phase)
-        with out_of_memory_as_config_error(run.phase):
-            evaluation = _finish(run)
+            if run.progress.samples < phase.end and run.stop_reason is None:
+                _train_phase(run, phase)
+        evaluation = _finish(run)
         result = TrainResult.collect(run, evaluation)
         run.callbacks.on_end(run, result)
     run.processes.set_activity("finish", detail="writing the result")
@@ -120,7 +115,7 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.processes.status.begin_iteration("step")
     run.next_record = {}
     with run.recording(run.next_record, reserved=STEP_FIELDS):
-        run.callbacks.before_step(run, batch)
+        run.callbacks.call("before_step", run, batch)
     if run.save_requested:
         save_now(run)
 
@@ -168,7 +163,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
         run.progress.skipped_steps = record.get("skipped_steps", 0)
         with run.recording(record, is_logged=step.is_logged):
-            run.callbacks.after_step(run, MappingProxyType(record))
+            run.callbacks.call("after_step", run, MappingProxyType(record))
             if run.is_logged:
                 run.clock.restart_throughput()
         _report_save(run)
@@ -215,7 +210,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
         with run.recording(record, is_logged=True):
-            run.callbacks.after_evaluation(run, MappingProxyType(record))
+            run.callbacks.call("after_evaluation", run, MappingProxyType(record))
         progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation
 
@@ -259,7 +254,7 @@ def _report_save(run: Run) -> None:
         return
     path, run.saving = run.checkpoints.folder / str(run.saving), None
     if run.callbacks.of_hook["after_save"] and run.checkpoints.last_error is None and path.exists():
-        run.callbacks.after_save(run, read_manifest(path))
+        run.callbacks.call("after_save", run, read_manifest(path))
 
 
 def _wait_for_save(run: Run) -> None:
@@ -275,13 +270,11 @@ def _finish(run: Run) -> dict[str, Any]:
     Raises TrainingError if the run has not succeeded.
     """
     progress = run.progress
-    ending.check_skipped(progress.skipped_steps, progress.steps, run.config.loss_scale)
+    ending.check_skipped(run)
     evaluation = progress.last_evaluation
     if is_new := evaluation is None or evaluation["samples"] != progress.samples:
         evaluation = evaluate_now(run)
     ending.check_evaluation(progress.best or evaluation)
-    if warning := ending.chance_level_warning(progress.best or evaluation, chance_loss(run.config)):
-        run.info(warning)
     if is_new or run.saved_samples != progress.samples or run.save_requested:
         save_now(run)
     run.processes.set_activity("finish", progress.steps, "waiting for the last save")

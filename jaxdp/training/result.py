@@ -4,15 +4,10 @@ import dataclasses
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter, ValidationError
 
 from jaxdp import __version__
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.errors import ConfigError
-from jaxdp.files import RESULT
 
 if TYPE_CHECKING:  # it imports JAX, which takes seconds; reports read results without it
     from jaxdp.training.run import Run
@@ -125,21 +120,5 @@ def progress_now(run: "Run") -> Progress:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run's numbers depend on."""
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    return {"jaxdp": __version__, "python": platform.python_version()} | {name: version(name) for name in packages}
-
-
-def read_result(path: Path | str, text: str) -> TrainResult:
-    """The result of a finished run, from the text of its result.json. Raises ConfigError if it is damaged.
-
-    path: of the run, a directory or a URL.
-    """
-    try:
-        return dataclasses.replace(TypeAdapter(TrainResult).validate_json(text), workdir=str(path))
-    except ValidationError:
-        raise ConfigError(
-            "--workdir",
-            str(path),
-            reason=f"its {RESULT} is damaged",
-            hint="delete that file to resume from the last checkpoint, or use another directory",
-        ) from None
+    own = {"jaxdp": __version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")}

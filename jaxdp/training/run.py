@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,7 +104,7 @@ class Run:
         self.save_requested = False
         self.next_record: dict[str, Any] = {}  # values of `log` for the step that is started next
         self.before_manifest: Callable[[], None] = lambda: None  # called on rank 0 before a checkpoint is complete
-        self._predictor: tuple[Mesh, Callable] | None = None
+        self._predictor = cache(self._make_predictor)
 
     @property
     def is_rank0(self) -> bool:
@@ -143,12 +144,10 @@ class Run:
 
         All processes must call this with the same images.
         """
-        mesh = self.mesh
-        if self._predictor is None or self._predictor[0] is not mesh:
-            self._predictor = mesh, self._make_predictor(mesh)
-        rows = -len(images) % mesh.size
+        rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
-        return np.asarray(self._predictor[1](*self.evaluated, from_host(padded, mesh)))[: len(images)]
+        logits = self._predictor(self.mesh)(*self.evaluated, from_host(padded, self.mesh))
+        return np.asarray(logits)[: len(images)]
 
     def _make_predictor(self, mesh: Mesh) -> Callable:
         def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:

@@ -155,11 +155,8 @@ def formats(config: Config, tree: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def with_layout(config: Config, abstract: Any, mesh: Mesh | AbstractMesh) -> Any:
     """The shapes and dtypes of a replicated tree, with the layout of convolution kernels."""
-    return jax.tree.map(
-        lambda leaf, wanted: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=wanted),
-        abstract,
-        formats(config, abstract, mesh),
-    )
+    wanted = formats(config, abstract, mesh)
+    return jax.tree.map(lambda leaf, form: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=form), abstract, wanted)
 
 
 def replicate(config: Config, tree: Any, mesh: Mesh) -> Any:
@@ -281,7 +278,6 @@ class Sharded(Replicated):
 
     @cached_property
     def abstract(self) -> TrainState:
-        """Shapes, dtypes and shardings of the state between two steps."""
         parts = dict(self.mesh.shape)[HORIZONTAL]
 
         def placed(leaf: jax.ShapeDtypeStruct, is_shard: bool) -> jax.ShapeDtypeStruct:
@@ -294,27 +290,20 @@ class Sharded(Replicated):
 
     @property
     def specs(self) -> Any:
-        """The state's `PartitionSpec`s for `shard_map`."""
         return jax.tree.map(lambda leaf: leaf.sharding.spec, self.abstract)
 
     def place(self, state: TrainState) -> TrainState:
-        """A whole state, which may be on another mesh, placed for the step."""
         return self._shard(super().place(state))
 
     def gather_state(self, state: TrainState) -> TrainState:
-        """The whole state of a placed one, on every device."""
         return self._gather(state)
 
     def evaluated(self, state: TrainState) -> tuple[dict, dict]:
-        """`TrainState.evaluated` of a placed state."""
         return self._gather_evaluated(state._replace(opt_state=())).evaluated
 
     def params_gatherer(self) -> Callable[[dict], dict]:
-        """A function from the parameters of a placed state to those that the network uses, to be called inside `shard_map`.
-
-        It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
-        which the network uses the parameters.
-        """
+        """It sends one message for all vectors, and one for each bucket of the other tensors of each segment, in the dtype in
+        which the network uses the parameters."""
         config, whole = self.config, self.whole
         reduce, devices = config.reduce, self.mesh.size
         dtypes = forward_dtypes(config, self.model, params=whole.params, batch_stats=whole.batch_stats, devices=devices)

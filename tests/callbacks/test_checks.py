@@ -9,13 +9,12 @@ from helpers.runs import read_records
 
 import jaxdp
 from jaxdp.callbacks import checks
-from jaxdp.callbacks.checks import LossWatch, check_step
+from jaxdp.callbacks.checks import LossWatch, chance_level_warning, check_step
 from jaxdp.config import Phase
 from jaxdp.errors import TrainingError
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.setup.prepare import small_worker_warning
-from jaxdp.training.ending import chance_level_warning
 
 
 def record(step, loss):
@@ -50,13 +49,13 @@ def test_train_skipping_more_steps_than_allowed_raises(tiny, tmp_path, monkeypat
 
 
 def test_chance_level_warning_compares_the_loss_with_chance_level():
-    assert chance_level_warning({"eval_loss": 1.09, "epoch": 2}, math.log(3)) is None
-    assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning({"eval_loss": 7.3, "epoch": 2}, math.log(3))
+    assert chance_level_warning(1.09, epoch=2, chance=math.log(3)) is None
+    assert "loss 7.300 exceeds chance level, 1.099" in chance_level_warning(7.3, epoch=2, chance=math.log(3))
 
 
 def test_chance_level_warning_is_not_given_for_an_equal_loss_or_before_the_second_epoch():
-    assert chance_level_warning({"eval_loss": 2.30262, "epoch": 9}, math.log(10)) is None
-    assert chance_level_warning({"eval_loss": 7.3, "epoch": 1.3}, math.log(3)) is None
+    assert chance_level_warning(2.30262, epoch=9, chance=math.log(10)) is None
+    assert chance_level_warning(7.3, epoch=1.3, chance=math.log(3)) is None
 
 
 def test_small_worker_warning_of_eight_images_names_the_flag():

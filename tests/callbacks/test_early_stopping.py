@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import ConfigError, TrainingError, train
-from jaxdp.callbacks.early_stopping import update
+from jaxdp.callbacks.early_stopping import too_few_evaluations, update
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
@@ -21,7 +21,6 @@ from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
 from jaxdp.records import RECORD_FIELDS
-from jaxdp.setup.prepare import too_few_evaluations
 from jaxdp.training import loop
 
 SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
