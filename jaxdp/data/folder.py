@@ -1,15 +1,33 @@
 """The data source `folder`: images in DIRECTORY/SPLIT/CLASS/, on a disk or at a URL."""
 
 from pathlib import Path
+from typing import Protocol
 
 from jaxdp.config import Config
-from jaxdp.data import image_folder, remote_folder
-from jaxdp.data.datasets import FileSource, stated_classes
-from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.remote import Remote, open_remote
-from jaxdp.data.remote_folder import RemoteFolder
+from jaxdp.data.datasets import EncodedItems, FileSource, stated_classes
+from jaxdp.data.image_folder import EVALUATION_NAMES, LocalSplits, missing_evaluation_split
+from jaxdp.files import is_url
 
-Images = ImageFolder | RemoteFolder
+
+class Splits(Protocol):
+    """The splits of a data set of folders."""
+
+    @property
+    def place(self) -> str:
+        """Its directory or URL."""
+        ...
+
+    def names(self) -> list[str]:
+        """The folders in it. Raises ConfigError."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a split of this name."""
+
+    def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
+        """The encoded images of a split, ordered by class and name. classes: of the training split, which this one must have.
+
+        Raises ConfigError for a folder that is missing or cannot be read, and for empty, missing or additional classes.
+        """
 
 
 class Folder(FileSource):
@@ -20,34 +38,41 @@ class Folder(FileSource):
         (_, train), _ = self.splits(config)
         return len(train), stated_classes(train)
 
-    def split(self, config: Config, name: str) -> Images:
+    def split(self, config: Config, name: str) -> EncodedItems:
         """See `FileSource.split`."""
-        return _open(config, open_remote(config), name)
+        return _splits(config).open(name)
 
-    def splits(self, config: Config) -> list[tuple[str, Images]]:
+    def splits(self, config: Config) -> list[tuple[str, EncodedItems]]:
         """See `FileSource.splits`."""
-        remote, train_name = open_remote(config), config.data.train_split
-        train, name = _open(config, remote, train_name), _evaluation_name(config, remote)
-        return [(train_name, train), (name, _open(config, remote, name, classes=train.classes))]
+        splits, train_name = _splits(config), config.data.train_split
+        train, name = splits.open(train_name), _evaluation_name(config, splits)
+        return [(train_name, train), (name, splits.open(name, _classes(train)))]
 
-    def evaluation_split(self, config: Config) -> Images:
+    def evaluation_split(self, config: Config) -> EncodedItems:
         """See `FileSource.evaluation_split`."""
-        remote, train_name = open_remote(config), config.data.train_split
-        has_train = train_name in remote_folder.split_names(remote) if remote else (_root(config) / train_name).is_dir()
-        classes = _open(config, remote, train_name).classes if has_train else None
-        return _open(config, remote, _evaluation_name(config, remote), classes=classes)
+        splits, train_name = _splits(config), config.data.train_split
+        classes = _classes(splits.open(train_name)) if splits.has(train_name) else None
+        return splits.open(_evaluation_name(config, splits), classes)
 
 
-def _root(config: Config) -> Path:
-    return Path(config.data.directory or "")
+def _splits(config: Config) -> Splits:
+    directory = config.data.directory or ""
+    if not is_url(directory):
+        return LocalSplits(Path(directory))
+    from jaxdp.data.remote import open_remote  # and the client of object storage, which a local disk does not need
+    from jaxdp.data.remote_folder import RemoteSplits
+
+    return RemoteSplits(open_remote(config))
 
 
-def _open(config: Config, remote: Remote | None, split: str, *, classes: list[str] | None = None) -> Images:
-    return RemoteFolder.open(remote, split, classes) if remote else ImageFolder.open(_root(config) / split, classes)
+def _classes(images: EncodedItems) -> list[str]:
+    assert isinstance(images.classes, list)
+    return images.classes
 
 
-def _evaluation_name(config: Config, remote: Remote | None) -> str:
-    requested = config.data.eval_split
-    if remote:
-        return remote_folder.evaluation_split(remote, requested)
-    return image_folder.evaluation_split(_root(config), requested)
+def _evaluation_name(config: Config, splits: Splits) -> str:
+    """The evaluation split: that of the config, or the first of EVALUATION_NAMES that exists."""
+    name = config.data.eval_split or next((name for name in EVALUATION_NAMES if splits.has(name)), None)
+    if name is None:
+        raise missing_evaluation_split(splits.place, splits.names())
+    return name

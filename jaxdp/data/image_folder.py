@@ -111,6 +111,26 @@ class ImageFolder:
         return os.path.basename(self.paths[index])
 
 
+@dataclass(frozen=True)
+class LocalSplits:
+    """The splits in a directory; see `jaxdp.data.folder.Splits`."""
+
+    root: Path
+
+    @property
+    def place(self) -> str:
+        return str(self.root)
+
+    def names(self) -> list[str]:
+        return _folders(self.root)
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).is_dir()
+
+    def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
+        return ImageFolder.open(self.root / name, classes)
+
+
 def is_image(name: str) -> bool:
     """Whether a file is taken for an image because of its extension."""
     return name.lower().endswith(EXTENSIONS)
@@ -266,16 +286,6 @@ def _is_listed_without_links(folder: str, root: str) -> bool:
 def _is_inside(folder: str, other: str) -> bool:
     """Whether a folder is another one or lies below it. Both: real paths."""
     return folder == other or folder.startswith(other.rstrip(os.sep) + os.sep)
-
-
-def evaluation_split(root: Path, requested: str | None) -> str:
-    """The evaluation split of a folder: the requested name, or the first of EVALUATION_NAMES that exists."""
-    if requested is not None:
-        return requested
-    existing = [name for name in EVALUATION_NAMES if (root / name).is_dir()]
-    if not existing:
-        raise missing_evaluation_split(str(root), _folders(root))
-    return existing[0]
 
 
 def missing_evaluation_split(root: str, folders: list[str]) -> ConfigError:

@@ -4,10 +4,9 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data.datasets import FileSource, stated_classes
 from jaxdp.data.image_folder import EVALUATION_NAMES
-from jaxdp.data.remote import open_remote
-from jaxdp.data.remote_prepared import RemotePrepared
-from jaxdp.data.tfds import TfdsSource, open_builder
+from jaxdp.data.tfds import Copies, TfdsSource, open_builder
 from jaxdp.errors import ConfigError
+from jaxdp.files import is_url
 
 
 class Prepared(FileSource):
@@ -39,13 +38,17 @@ class Prepared(FileSource):
         return _open(config, copies, _evaluation_name(config, tuple(builder.info.splits)))
 
 
-def _copies(config: Config) -> RemotePrepared | None:
+def _copies(config: Config) -> Copies | None:
     """The data set if it is at a URL."""
-    remote = open_remote(config)
-    return RemotePrepared(remote, config.data.source) if remote else None
+    if not is_url(config.data.directory or ""):
+        return None
+    from jaxdp.data.remote import open_remote  # and the client of object storage, which a local disk does not need
+    from jaxdp.data.remote_prepared import RemotePrepared
+
+    return RemotePrepared(open_remote(config), config.data.source)
 
 
-def _open(config: Config, copies: RemotePrepared | None, split: str) -> TfdsSource:
+def _open(config: Config, copies: Copies | None, split: str) -> TfdsSource:
     field = "data.train_split" if split == config.data.train_split else "data.eval_split"
     return TfdsSource.open(config.data.source, config.data.directory, split, field=field, prepared=copies)
 
