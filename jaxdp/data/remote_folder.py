@@ -12,6 +12,7 @@ from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import (
     EXTENSIONS,
     LAYOUT_HINT,
+    Folders,
     class_order,
     ignored_warnings,
     is_image,
@@ -25,8 +26,8 @@ from jaxdp.files import LARGEST
 from jaxdp.storage.objects import ObjectInfo
 
 
-class RemoteSplits:
-    """The splits at a URL; see `jaxdp.data.folder.Splits`."""
+class RemoteFolders(Folders):
+    """Splits at a URL."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote, self.place = remote, remote.url
@@ -39,13 +40,10 @@ class RemoteSplits:
     def names(self) -> list[str]:
         return self._names
 
-    def has(self, name: str) -> bool:
-        return name in self._names
-
     def open(self, name: str, classes: list[str] | None = None) -> "RemoteFolder":
         if not self.has(name):
-            reason = f"it has no folder {name!r}"
-            raise ConfigError("data.directory", self.remote.url, reason=reason, hint=similar_splits(self._names) or LAYOUT_HINT)
+            hint = similar_splits(self.names()) or LAYOUT_HINT
+            raise ConfigError("data.directory", self.remote.url, reason=f"it has no folder {name!r}", hint=hint)
         return RemoteFolder.open(self.remote, name, classes)
 
 

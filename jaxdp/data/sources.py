@@ -52,7 +52,7 @@ def open_splits(config: Config) -> Sequence[tuple[str, EncodedItems]]:
 
 def open_split(config: Config, split: str) -> EncodedItems:
     """The encoded images of a split. Raises ConfigError as `open_splits`."""
-    return _files_of(config).split(config, split)
+    return _files_of(config).data_set(config).open(split)
 
 
 def inspect(config: Config) -> tuple[Config, int]:

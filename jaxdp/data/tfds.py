@@ -46,8 +46,6 @@ class TfdsSource:
     records: Records
     classes: int
     class_names: list[str]
-    splits: tuple[str, ...]
-    """of the data set"""
     label: str
     """the data set and split, for the names of images"""
 
@@ -106,7 +104,7 @@ class TfdsSource:
             reason = f"a file of {name}, {split}, is damaged ({first_line(error)})"
             raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
         label = features["label"]
-        return cls(records, label.num_classes, label.names, tuple(splits), f"{name}, {split}")
+        return cls(records, label.num_classes, label.names, f"{name}, {split}")
 
     def start(self) -> None:
         """See `Records.start`."""
