@@ -4,6 +4,7 @@ Config types, validation, `--help`, plan output and tests follow from the table 
 says so where it is declared: `nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")]`.
 """
 
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,27 @@ Entry = TypeVar("Entry")
 Implementation = TypeVar("Implementation")
 
 
+@dataclass(frozen=True)
+class InModule:
+    """An implementation that is imported when it is chosen, so that a run loads no code of other choices.
+
+    module: its full name. name: of a class or function there that returns the implementation when called without arguments.
+    """
+
+    module: str
+    name: str
+
+    def load(self) -> Any:
+        """The implementation."""
+        return getattr(importlib.import_module(self.module), self.name)()
+
+
 class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
     """The choices of one config field, by name.
 
     An entry tells a config, its help and a plan about a choice, without JAX. Its implementation may need JAX: the module that
-    has it adds that of a built-in entry with `implement`, and a user adds both with `register`.
+    has it adds that of a built-in entry with `implement`, and a user adds both with `register`. Either may name its place, an
+    `InModule`, in place of the implementation.
 
     field: the config field, such as `optimizer.name`. function: the public function with which users register, such as
     `register_optimizer`; "" if there is none. reserved: other values of the field, which no entry can have as its name.
@@ -73,7 +90,7 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
     def implementation(self, name: str) -> Implementation:
         """The implementation of an entry. Raises ConfigError for an unknown name."""
         self.check(name)
-        return self.implementations[name]
+        return loaded(self.implementations[name])
 
     def check(self, name: str) -> None:
         """Raise ConfigError for a value of the field that is neither built in nor registered."""
@@ -85,6 +102,11 @@ class Registry(Mapping[str, Entry], Generic[Entry, Implementation]):
             call = f"jaxdp.{self.function}({name!r}, ...)"
             hint += f", or register it with {call} in Python, or give the recipe that registers it with --config"
         raise ConfigError(self.field, name, reason="unknown name", hint=hint)
+
+
+def loaded(implementation: Any) -> Any:
+    """The implementation, imported now if it is an `InModule`."""
+    return implementation.load() if isinstance(implementation, InModule) else implementation
 
 
 @dataclass(frozen=True)

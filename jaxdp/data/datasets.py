@@ -18,6 +18,7 @@ from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError
 from jaxdp.relations import check_classes
 
+EVALUATION_NAMES = ("val", "validation", "valid", "test")  # of the evaluation split, in this order, unless the config names one
 IN_MEMORY_BYTES, IN_MEMORY_SIDE = 2**29, 64  # limits up to which a data set of small images is decoded once
 
 
@@ -87,20 +88,65 @@ class EncodedItems(ItemSource, Protocol):
         ...
 
 
+class Splits(ABC):
+    """The splits of a data set of files. Every method raises ConfigError for files that cannot be read.
+
+    matches_classes: whether the classes of the training split give those of the others, and their order.
+    """
+
+    matches_classes = False
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the splits; some data sets have others besides, such as parts of these."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a split of this name."""
+        return name in self.names()
+
+    @abstractmethod
+    def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
+        """The images of a split. classes: those of the training split, if that has been opened and the data set matches them.
+
+        Raises ConfigError for a split that does not exist, is empty or has other classes.
+        """
+
+    @abstractmethod
+    def no_evaluation_split(self) -> ConfigError:
+        """The error for a data set that has no split of `EVALUATION_NAMES`."""
+
+    def evaluation_name(self, requested: str | None) -> str:
+        """The evaluation split: the requested one, or the first of `EVALUATION_NAMES` that exists."""
+        name = requested or next((name for name in EVALUATION_NAMES if self.has(name)), None)
+        if name is None:
+            raise self.no_evaluation_split()
+        return name
+
+
 class FileSource(Source):
     """A data source of files with encoded images."""
 
     @abstractmethod
-    def split(self, config: Config, name: str) -> EncodedItems:
-        """A split by its name. Raises ConfigError if it does not exist."""
+    def data_set(self, config: Config) -> Splits:
+        """The data set of a config."""
 
-    @abstractmethod
+    def size(self, config: Config) -> tuple[int, int | None]:
+        """See `Source.size`; opens the evaluation split too, to raise what a run would."""
+        (_, train), _ = self.splits(config)
+        return len(train), stated_classes(train)
+
     def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
         """(name, images) of the training and the evaluation split. Raises ConfigError if one of them does not exist."""
+        data_set, train_name = self.data_set(config), config.data.train_split
+        train, name = data_set.open(train_name), data_set.evaluation_name(config.data.eval_split)
+        return [(train_name, train), (name, data_set.open(name, _class_list(train)))]
 
-    @abstractmethod
     def evaluation_split(self, config: Config) -> EncodedItems:
         """The evaluation split, without the training split, which need not exist. Raises ConfigError if it does not exist."""
+        data_set, train_name, classes = self.data_set(config), config.data.train_split, None
+        if data_set.matches_classes and data_set.has(train_name):
+            classes = _class_list(data_set.open(train_name))
+        return data_set.open(data_set.evaluation_name(config.data.eval_split), classes)
 
     def open(self, config: Config, *, may_lack_classes: bool) -> Datasets:
         """See `Source.open`."""
@@ -112,6 +158,10 @@ class FileSource(Source):
             if start := getattr(items, "start", None):  # checks files at a URL, which a run reads soon
                 start()
         return decode_items(config, train, evaluation, source=config.data.source, may_lack_classes=may_lack_classes)
+
+
+def _class_list(items: EncodedItems) -> list[str] | None:
+    return items.classes if isinstance(items.classes, list) else None
 
 
 def decode_items(

@@ -8,19 +8,19 @@ import re
 import shlex
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxdp.data import progress
+from jaxdp.data.datasets import EVALUATION_NAMES, Splits
 from jaxdp.data.decode import ImageError
 from jaxdp.errors import ConfigError, plural, printable
 from jaxdp.files import check_local, expand_user, read_regular
 
 EXTENSIONS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm")
 LAYOUT_HINT = "arrange images as train/CLASS/IMAGE and val/CLASS/IMAGE (docs/data.md divides a folder of classes)"
-EVALUATION_NAMES = ("val", "validation", "valid", "test")
 SIMILAR_NAMES = {  # flag -> (names of the split, names that only look like one)
     "--data.train-split": (("train",), r"(train|training)([ _-].*)?"),
     "--data.eval-split": (EVALUATION_NAMES, r"(val|valid|validation|test|testing|eval|dev)([ _-].*)?"),
@@ -60,7 +60,7 @@ class ImageFolder:
             raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
         if not split.is_dir():
             above = f"use --data.directory {root.parent}" if (root.parent / split.name).is_dir() else ""
-            raise error(f"it has no folder {split.name!r}", above or similar_splits(_folders(root)) or LAYOUT_HINT)
+            raise error(f"it has no folder {split.name!r}", above or similar_splits(LocalFolders(root).names()) or LAYOUT_HINT)
         entries = [entry for entry in os.scandir(split) if not entry.name.startswith(".")]
         for entry in entries:
             if entry.is_symlink() and not os.path.exists(entry.path):
@@ -109,6 +109,33 @@ class ImageFolder:
     def file_name(self, index: int) -> str:
         """The name of the image's file."""
         return os.path.basename(self.paths[index])
+
+
+class Folders(Splits):
+    """Splits that are folders. place: the directory or URL in which they are."""
+
+    matches_classes, place = True, ""
+
+    def no_evaluation_split(self) -> ConfigError:
+        reason = f"{self.place!r} has none of the folders {', '.join(EVALUATION_NAMES)}"
+        hint = similar_splits(self.names()) or f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}"
+        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+class LocalFolders(Folders):
+    """Splits on a disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.place = root, str(root)
+
+    def names(self) -> list[str]:
+        return [entry.name for entry in os.scandir(self.root) if entry.is_dir()] if self.root.is_dir() else []
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).is_dir()
+
+    def open(self, name: str, classes: list[str] | None = None) -> ImageFolder:
+        return ImageFolder.open(self.root / name, classes)
 
 
 def is_image(name: str) -> bool:
@@ -268,27 +295,7 @@ def _is_inside(folder: str, other: str) -> bool:
     return folder == other or folder.startswith(other.rstrip(os.sep) + os.sep)
 
 
-def evaluation_split(root: Path, requested: str | None) -> str:
-    """The evaluation split of a folder: the requested name, or the first of EVALUATION_NAMES that exists."""
-    if requested is not None:
-        return requested
-    existing = [name for name in EVALUATION_NAMES if (root / name).is_dir()]
-    if not existing:
-        raise missing_evaluation_split(str(root), _folders(root))
-    return existing[0]
-
-
-def missing_evaluation_split(root: str, folders: list[str]) -> ConfigError:
-    """The error for a folder without a split to evaluate on. folders: that it has."""
-    return ConfigError(
-        "data.eval_split",
-        None,
-        reason=f"{root!r} has none of the folders {', '.join(EVALUATION_NAMES)}",
-        hint=similar_splits(folders) or f"name one with --data.eval-split FOLDER, or {LAYOUT_HINT}",
-    )
-
-
-def similar_splits(folders: list[str]) -> str:
+def similar_splits(folders: Sequence[str]) -> str:
     """A hint with the flags for folders that look like splits of other names, such as Train and Val; "" without any."""
     flags = []
     for flag, (names, similar) in SIMILAR_NAMES.items():
@@ -296,7 +303,3 @@ def similar_splits(folders: list[str]) -> str:
         if found and not set(names) & set(found):
             flags.append(f"{flag} {shlex.quote(found[0])}")
     return f"use {' '.join(flags)}" if flags else ""
-
-
-def _folders(root: Path) -> list[str]:
-    return [entry.name for entry in os.scandir(root) if entry.is_dir()] if root.is_dir() else []

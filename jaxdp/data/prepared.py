@@ -1,13 +1,13 @@
 """Data sources of tensorflow-datasets: data sets that it has prepared, on a disk or at a URL."""
 
+from dataclasses import dataclass
+
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
-from jaxdp.data.datasets import FileSource, stated_classes
-from jaxdp.data.image_folder import EVALUATION_NAMES
-from jaxdp.data.remote import open_remote
-from jaxdp.data.remote_prepared import RemotePrepared
-from jaxdp.data.tfds import TfdsSource, open_builder
+from jaxdp.data.datasets import FileSource, Splits, stated_classes
+from jaxdp.data.tfds import Copies, TfdsSource, open_builder
 from jaxdp.errors import ConfigError
+from jaxdp.files import is_url
 
 
 class Prepared(FileSource):
@@ -18,42 +18,36 @@ class Prepared(FileSource):
         data, published = config.data, SOURCES[config.data.source]
         if published.train_images is not None and data.train_split == "train" and data.directory is None:
             return published.train_images, published.classes
-        train = self.split(config, data.train_split)
+        train = self.data_set(config).open(data.train_split)
         return len(train), stated_classes(train)
 
-    def split(self, config: Config, name: str) -> TfdsSource:
-        """See `FileSource.split`."""
-        return _open(config, _copies(config), name)
+    def data_set(self, config: Config) -> Splits:
+        """See `FileSource.data_set`."""
+        copies: Copies | None = None
+        if is_url(config.data.directory or ""):
+            from jaxdp.data.remote import open_remote  # and the client of object storage, which a local disk does not need
+            from jaxdp.data.remote_prepared import RemotePrepared
 
-    def splits(self, config: Config) -> list[tuple[str, TfdsSource]]:
-        """See `FileSource.splits`."""
-        copies, train_name = _copies(config), config.data.train_split
-        train = _open(config, copies, train_name)
-        name = _evaluation_name(config, train.splits)
-        return [(train_name, train), (name, _open(config, copies, name))]
-
-    def evaluation_split(self, config: Config) -> TfdsSource:
-        """See `FileSource.evaluation_split`."""
-        data, copies = config.data, _copies(config)
-        builder = open_builder(data.source, str(copies.directory) if copies else data.directory)
-        return _open(config, copies, _evaluation_name(config, tuple(builder.info.splits)))
+            copies = RemotePrepared(open_remote(config), config.data.source)
+        return PreparedSplits(config, copies)
 
 
-def _copies(config: Config) -> RemotePrepared | None:
-    """The data set if it is at a URL."""
-    remote = open_remote(config)
-    return RemotePrepared(remote, config.data.source) if remote else None
+@dataclass(frozen=True)
+class PreparedSplits(Splits):
+    """The splits of a prepared data set, and slices of them such as train[:10%]. copies: of a data set at a URL."""
 
+    config: Config
+    copies: Copies | None
 
-def _open(config: Config, copies: RemotePrepared | None, split: str) -> TfdsSource:
-    field = "data.train_split" if split == config.data.train_split else "data.eval_split"
-    return TfdsSource.open(config.data.source, config.data.directory, split, field=field, prepared=copies)
+    def names(self) -> list[str]:
+        directory = str(self.copies.directory) if self.copies else self.config.data.directory
+        return list(open_builder(self.config.data.source, directory).info.splits)
 
+    def open(self, name: str, classes: list[str] | None = None) -> TfdsSource:
+        data = self.config.data
+        field = "data.train_split" if name == data.train_split else "data.eval_split"
+        return TfdsSource.open(data.source, data.directory, name, field=field, prepared=self.copies)
 
-def _evaluation_name(config: Config, splits: tuple[str, ...]) -> str:
-    """The evaluation split: that of the config, or the first of EVALUATION_NAMES that exists."""
-    name = config.data.eval_split or next((name for name in EVALUATION_NAMES if name in splits), None)
-    if name is None:
-        reason = f"{config.data.source} has only the splits {', '.join(splits)}"
-        raise ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")
-    return name
+    def no_evaluation_split(self) -> ConfigError:
+        reason = f"{self.config.data.source} has only the splits {', '.join(self.names())}"
+        return ConfigError("data.eval_split", None, reason=reason, hint="give one, for example train[90%:]")

@@ -4,9 +4,9 @@ import os
 import resource
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -19,15 +19,32 @@ HEADER, FOOTER = 12, 4  # bytes around a TFRecord's data: its length with a chec
 CHECK_THREADS = 8
 
 
-class Records(Protocol):
-    """Decoded features of each example of a split, except that images stay encoded."""
+class Records:
+    """Decoded features of each example of a split, except that images stay encoded.
 
-    def __len__(self) -> int: ...
+    warnings: what users should know. wait_seconds: for how long threads have waited for records that are not on this machine.
+    """
 
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    warnings: Sequence[str] = ()
+    wait_seconds = 0.0
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Check files that `open` has not checked. Raises ConfigError for damaged ones."""
+
+    def read_ahead(self, order: Iterable[np.ndarray]) -> None:
+        """Fetch records in this order from now on. order: arrays of indices."""
+
+    def stop_reading(self) -> None:
+        """Let threads that wait for a record raise InterruptedError."""
 
 
-class ArrayRecords:
+class ArrayRecords(Records):
     """tensorflow-datasets' own reader of array_record files.
 
     Constructed by `open`; builder, split: of tensorflow-datasets; instructions: its `FileInstruction`s.
@@ -52,7 +69,7 @@ class ArrayRecords:
         return self.source[int(index)]
 
 
-class TFRecords:
+class TFRecords(Records):
     """Random access to TFRecord files through the offsets of their records, which `open` collects from the headers.
 
     offsets: for each file, (offset, length of the data) of the split's records, int64 [N, 2].

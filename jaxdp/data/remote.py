@@ -15,7 +15,6 @@ from jaxdp.data import progress
 from jaxdp.data.read_ahead import BYTES, ITEMS, Daemons
 from jaxdp.data.records import allow_open_files
 from jaxdp.errors import ConfigError, StorageError
-from jaxdp.files import is_url
 from jaxdp.storage.cache import Cache
 from jaxdp.storage.local import local_directory
 from jaxdp.storage.location import CONNECTIONS, READS, Location, ObjectNotFoundError, join_url, open_location
@@ -191,6 +190,6 @@ class Remote:
         return int.from_bytes(crc.digest(), "big"), checksum.tag if checksum else None
 
 
-def open_remote(config: Config) -> Remote | None:
-    """The data set at the URL of `data.directory`; None for a local directory."""
-    return Remote(config.data.directory, config.storage) if config.data.directory and is_url(config.data.directory) else None
+def open_remote(config: Config) -> Remote:
+    """The data set at the URL of `data.directory`."""
+    return Remote(config.data.directory or "", config.storage)

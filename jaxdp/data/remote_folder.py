@@ -4,19 +4,19 @@ import errno
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import (
-    EVALUATION_NAMES,
     EXTENSIONS,
     LAYOUT_HINT,
+    Folders,
     class_order,
     ignored_warnings,
     is_image,
     match_classes,
-    missing_evaluation_split,
     similar_splits,
 )
 from jaxdp.data.read_ahead import ReadAhead
@@ -24,6 +24,27 @@ from jaxdp.data.remote import Remote
 from jaxdp.errors import ConfigError, printable
 from jaxdp.files import LARGEST
 from jaxdp.storage.objects import ObjectInfo
+
+
+class RemoteFolders(Folders):
+    """Splits at a URL."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.remote, self.place = remote, remote.url
+
+    @cached_property
+    def _names(self) -> list[str]:
+        with self.remote.opening():
+            return self.remote.ask(lambda location: location.list_folder())[0]
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def open(self, name: str, classes: list[str] | None = None) -> "RemoteFolder":
+        if not self.has(name):
+            hint = similar_splits(self.names()) or LAYOUT_HINT
+            raise ConfigError("data.directory", self.remote.url, reason=f"it has no folder {name!r}", hint=hint)
+        return RemoteFolder.open(self.remote, name, classes)
 
 
 @dataclass(frozen=True)
@@ -52,8 +73,6 @@ class RemoteFolder:
             return ConfigError("data.directory", remote.url, reason=reason, hint=hint)
 
         with remote.opening():
-            if split not in (splits := split_names(remote)):
-                raise error(f"it has no folder {split!r}", similar_splits(splits) or LAYOUT_HINT)
             folders, beside = remote.ask(lambda location: location.list_folder(split))
             names = class_order([name for name in folders if not name.startswith(".")])
             if not names:
@@ -113,20 +132,3 @@ class RemoteFolder:
     def file_name(self, index: int) -> str:
         """The name of the image's file."""
         return self.paths[index].rpartition("/")[2]
-
-
-def split_names(remote: Remote) -> list[str]:
-    """The names of the folders at the URL of a data set. Raises ConfigError."""
-    with remote.opening():
-        return remote.ask(lambda location: location.list_folder())[0]
-
-
-def evaluation_split(remote: Remote, requested: str | None) -> str:
-    """The evaluation split: the requested name, or the first of EVALUATION_NAMES that exists."""
-    if requested is not None:
-        return requested
-    folders = split_names(remote)
-    existing = [name for name in EVALUATION_NAMES if name in folders]
-    if not existing:
-        raise missing_evaluation_split(remote.url, folders)
-    return existing[0]

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxdp.data.records import READERS, Records
 from jaxdp.data.remote import Remote
+from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError
 from jaxdp.files import write_atomically
 from jaxdp.storage.objects import ObjectInfo
@@ -19,13 +21,13 @@ SHARD = re.compile(r"-\d{5,}-of-\d{5,}$")
 class RemotePrepared:
     """A prepared data set at a URL, all configs and versions.
 
-    directory: local directory with its metadata, which tensorflow-datasets opens like one with the whole data set. objects: of
-    all files, by name relative to the URL.
+    url: of the data set. directory: local directory with its metadata, which tensorflow-datasets opens like one with the whole
+    data set. objects: of all files, by name relative to the URL.
     """
 
     def __init__(self, remote: Remote, name: str) -> None:
         """name: as for tensorflow-datasets. Raises ConfigError if it is not at the URL."""
-        self.remote, base = remote, re.split("[/:]", name)[0]
+        self.remote, self.url, base = remote, remote.location.url, re.split("[/:]", name)[0]
         with remote.opening():
             folders, _ = remote.ask(lambda location: location.list_folder())
             if base not in folders:
@@ -43,6 +45,17 @@ class RemotePrepared:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, self.remote.ask(lambda location: self.remote.read_checked(location, name, info)))
+
+    def open(self, builder: Any, split: str, instructions: Sequence[Any]) -> Records:
+        """The records of a split: single ones of array_record files, or those of copies. Raises ConfigError.
+
+        builder, instructions: of tensorflow-datasets.
+        """
+        file_format = builder.info.file_format.value
+        if file_format == "array_record":
+            objects = [self.object_of(file.filename) for file in instructions]
+            return RemoteArrayRecords.open(self.remote, builder.info.features, instructions, objects=objects)
+        return READERS[file_format].open(builder, split, self.copied(instructions))
 
     def object_of(self, path: str | Path) -> tuple[str, ObjectInfo]:
         """(name, information) of a file of the data set. path: below `directory`. Raises ConfigError if there is none."""

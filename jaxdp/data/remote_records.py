@@ -14,9 +14,8 @@ import numpy as np
 from jaxdp.data.array_record_index import BLOCK, POSTSCRIPT_BYTES, UnknownFormatError, footer_start, record_ranges
 from jaxdp.data.decode import ImageError
 from jaxdp.data.read_ahead import Daemons, ReadAhead
-from jaxdp.data.records import allow_open_files, check_array_record, count_examples, damaged, skip_image_decoding
+from jaxdp.data.records import Records, allow_open_files, check_array_record, count_examples, damaged, skip_image_decoding
 from jaxdp.data.remote import BUSY_SECONDS, DOWNLOADS, FILES, Remote
-from jaxdp.data.remote_prepared import RemotePrepared
 from jaxdp.errors import ConfigError, StorageError, first_line
 from jaxdp.storage.objects import ObjectInfo
 
@@ -140,7 +139,7 @@ class Shard:
             self.open_local()
 
 
-class RemoteArrayRecords:
+class RemoteArrayRecords(Records):
     """The examples of a split in array_record files at a URL."""
 
     def __init__(self, remote: Remote, features: Any, shards: list[tuple[Shard, range]]) -> None:
@@ -153,24 +152,29 @@ class RemoteArrayRecords:
         self.downloads, self.copying = Daemons(DOWNLOADS), False
 
     @classmethod
-    def open(cls, builder: Any, instructions: Sequence[Any], *, prepared: RemotePrepared) -> "RemoteArrayRecords":
-        """The files of tensorflow-datasets' `instructions`, of which none is read. prepared: the data set that has them."""
-        _check_zstandard(prepared.remote.url)
-        shards = [
-            Shard(prepared.remote, *prepared.object_of(file.filename), records=file.examples_in_shard) for file in instructions
-        ]
+    def open(
+        cls, remote: Remote, features: Any, instructions: Sequence[Any], *, objects: Sequence[tuple[str, ObjectInfo]]
+    ) -> "RemoteArrayRecords":
+        """The files of tensorflow-datasets' `instructions`, of which none is read. objects: (name, information) of each."""
+        _check_zstandard(remote.url)
+        files = list(zip(instructions, objects, strict=True))
+        shards = [Shard(remote, *item, records=file.examples_in_shard) for file, item in files]
         records = [range(file.skip, file.skip + count_examples(file)) for file in instructions]
-        return cls(prepared.remote, builder.info.features, list(zip(shards, records, strict=True)))
+        return cls(remote, features, list(zip(shards, records, strict=True)))
 
     def start(self) -> None:
-        """Check all files. Raises ConfigError for damaged ones."""
+        """See `Records.start`."""
         allow_open_files(2 * len(self.shards) + FILES)
         by_name = {shard.name: shard for shard in self.shards}
         with self.remote.opening():
             self.remote.each(lambda name: by_name[name].open(), list(by_name))
 
     @property
-    def warnings(self) -> list[str]:
+    def wait_seconds(self) -> float:  # type: ignore[override]
+        return self.ahead.wait_seconds
+
+    @property
+    def warnings(self) -> list[str]:  # type: ignore[override]
         return self.remote.size_warnings(sum(shard.info.size for shard in self.shards), len(self))
 
     def __len__(self) -> int:
@@ -191,7 +195,7 @@ class RemoteArrayRecords:
                 self.downloads.submit(self._copy, shard)
 
     def stop_reading(self) -> None:
-        """Let threads that wait for a record raise InterruptedError."""
+        """See `Records.stop_reading`."""
         self.ahead.stop()
 
     def _copy(self, shard: Shard) -> None:

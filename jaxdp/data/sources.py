@@ -1,4 +1,8 @@
-"""The data sources that a config can name, and what is asked of the one that it names."""
+"""The data sources that a config can name, and what is asked of the one that it names.
+
+The module of a source is imported when a config names it: a run on a folder of images loads no tensorflow-datasets, and one on
+a local disk no client of object storage.
+"""
 
 from collections.abc import Sequence
 
@@ -6,21 +10,18 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import given
 from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, EncodedItems, FileSource, Source, model_classes, with_classes
-from jaxdp.data.digits import Digits
-from jaxdp.data.folder import Folder
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import ItemSource
-from jaxdp.data.prepared import Prepared
-from jaxdp.data.synthetic import Synthetic
 from jaxdp.errors import ConfigError
+from jaxdp.registry import InModule, loaded
 
-PREPARED = Prepared()  # also every name that is not in the table
+PREPARED = InModule("jaxdp.data.prepared", "Prepared")  # also every name that is not in the table
 SOURCES.implement(
     {
-        "digits": Digits(),
-        "synthetic": Synthetic(),
-        "folder": Folder(),
-        "given": given.Given(),
+        "digits": InModule("jaxdp.data.digits", "Digits"),
+        "synthetic": InModule("jaxdp.data.synthetic", "Synthetic"),
+        "folder": InModule("jaxdp.data.folder", "Folder"),
+        "given": InModule("jaxdp.data.given", "Given"),
         "imagenet2012": PREPARED,
         "cifar10": PREPARED,
     }
@@ -29,7 +30,7 @@ SOURCES.implement(
 
 def source_of(config: Config) -> Source:
     """The data source that a config names."""
-    return SOURCES.implementations.get(config.data.source, PREPARED)
+    return loaded(SOURCES.implementations.get(config.data.source, PREPARED))
 
 
 def _files_of(config: Config) -> FileSource:
@@ -51,7 +52,7 @@ def open_splits(config: Config) -> Sequence[tuple[str, EncodedItems]]:
 
 def open_split(config: Config, split: str) -> EncodedItems:
     """The encoded images of a split. Raises ConfigError as `open_splits`."""
-    return _files_of(config).split(config, split)
+    return _files_of(config).data_set(config).open(split)
 
 
 def inspect(config: Config) -> tuple[Config, int]:

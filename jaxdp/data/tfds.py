@@ -5,15 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxdp.choices import SOURCES
 from jaxdp.data.decode import ImageError
 from jaxdp.data.records import READERS, Records
-from jaxdp.data.remote_prepared import RemotePrepared
-from jaxdp.data.remote_records import RemoteArrayRecords
 from jaxdp.errors import ConfigError, StorageError, first_line, nearest
 from jaxdp.files import check_local, expand_user
 
@@ -27,6 +25,16 @@ MANUAL_DOWNLOADS = {
 }
 
 
+class Copies(Protocol):
+    """A prepared data set that is not on a local disk, with its metadata in `directory`. url: where it is."""
+
+    directory: Path
+    url: str
+
+    def open(self, builder: Any, split: str, instructions: Sequence[Any]) -> Records:
+        """The records of a split. builder, instructions: of tensorflow-datasets. Raises ConfigError."""
+
+
 class NotPreparedError(ConfigError):
     """A data set that tensorflow-datasets knows and that has not been prepared."""
 
@@ -38,8 +46,6 @@ class TfdsSource:
     records: Records
     classes: int
     class_names: list[str]
-    splits: tuple[str, ...]
-    """of the data set"""
     label: str
     """the data set and split, for the names of images"""
 
@@ -51,12 +57,12 @@ class TfdsSource:
         split: str,
         *,
         field: str = "data.train_split",
-        prepared: RemotePrepared | None = None,
+        prepared: Copies | None = None,
     ) -> "TfdsSource":
         """Open a split.
 
         directory: where tensorflow-datasets keeps its data, None for its default; field: config field of `split`, for errors;
-        prepared: the data set, if it is at a URL.
+        prepared: the data set, if it is not on a local disk.
 
         Raises ConfigError for an unknown data set or split, missing or damaged files, and a data set without images and labels.
         """
@@ -65,7 +71,7 @@ class TfdsSource:
         except ConfigError as error:
             if prepared is None:
                 raise
-            reason = error.reason.replace(str(prepared.directory), prepared.remote.location.url)
+            reason = error.reason.replace(str(prepared.directory), prepared.url)
             raise ConfigError(error.field, error.value, reason=reason, hint=error.hint) from None
         features, splits = builder.info.features, builder.info.splits
         for feature in ("image", "label"):
@@ -85,11 +91,9 @@ class TfdsSource:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
             raise ConfigError("data.source", name, reason=reason)
         try:
-            if prepared and file_format == "array_record":
-                records: Records = RemoteArrayRecords.open(builder, instructions, prepared=prepared)
+            if prepared:
+                records = prepared.open(builder, split, instructions)
             else:
-                if prepared:
-                    instructions = prepared.copied(instructions)
                 _check_exist(instructions, name)
                 records = READERS[file_format].open(builder, split, instructions)
             len(records)
@@ -100,34 +104,32 @@ class TfdsSource:
             reason = f"a file of {name}, {split}, is damaged ({first_line(error)})"
             raise ConfigError("data.directory", folder, reason=reason, hint="prepare it again") from None
         label = features["label"]
-        return cls(records, label.num_classes, label.names, tuple(splits), f"{name}, {split}")
+        return cls(records, label.num_classes, label.names, f"{name}, {split}")
 
     def start(self) -> None:
-        """Check files at a URL, as `open` has checked local ones. Raises ConfigError for damaged ones."""
-        if isinstance(self.records, RemoteArrayRecords):
-            self.records.start()
+        """See `Records.start`."""
+        self.records.start()
 
     @property
-    def warnings(self) -> list[str]:
-        return getattr(self.records, "warnings", [])
+    def warnings(self) -> Sequence[str]:
+        """See `Records`."""
+        return self.records.warnings
 
     @property
     def wait_seconds(self) -> float:
-        """For how long threads have waited for records at a URL."""
-        return self.records.ahead.wait_seconds if isinstance(self.records, RemoteArrayRecords) else 0.0
+        """See `Records`."""
+        return self.records.wait_seconds
 
     def __len__(self) -> int:
         return len(self.records)
 
     def read_ahead(self, order: Iterable[np.ndarray]) -> None:
-        """Fetch records at a URL in this order from now on. order: arrays of indices."""
-        if isinstance(self.records, RemoteArrayRecords):
-            self.records.read_ahead(order)
+        """See `Records.read_ahead`."""
+        self.records.read_ahead(order)
 
     def stop_reading(self) -> None:
-        """Let threads that wait for a record raise InterruptedError."""
-        if isinstance(self.records, RemoteArrayRecords):
-            self.records.stop_reading()
+        """See `Records.stop_reading`."""
+        self.records.stop_reading()
 
     def __getitem__(self, index: int) -> tuple[bytes, int]:
         """(encoded image, label). Raises ImageError for a record that cannot be read, and StorageError for a failed request."""

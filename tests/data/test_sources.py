@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,14 +14,16 @@ from helpers.images import GraySquares, folder_config, smooth_image
 from helpers.runs import read_records, train_shown
 
 import jaxdp
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
-from jaxdp.data.datasets import with_classes
+from jaxdp.data.datasets import Source, with_classes
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import Loader
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
+from jaxdp.registry import loaded
 from jaxdp.setup import prepare
 
 
@@ -286,3 +290,18 @@ def test_train_with_resident_images_is_bitwise_identical(tiny, tmp_path, monkeyp
         lines = read_records(tmp_path / platform)
         logs.append([[line.get(name) for name in ("step", "loss", "gradient_norm", "eval_loss")] for line in lines])
     assert logs[0] == logs[1]
+
+
+def test_every_built_in_source_is_loaded_from_its_module():
+    assert all(isinstance(loaded(place), Source) for place in SOURCES.implementations.values())
+
+
+def test_a_run_loads_no_code_of_other_sources():
+    code = (
+        "import sys; from jaxdp.config import Config, Data; from jaxdp.data.sources import source_of;"
+        "source_of(Config(data=Data(source='folder')));"
+        "others = ('jaxdp.data.tfds', 'jaxdp.data.digits', 'jaxdp.data.synthetic', 'jaxdp.data.remote', 'jaxdp.storage');"
+        "print([name for name in others if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
