@@ -285,6 +285,7 @@ class _Session:
             if not accept_changes:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
+        summary = model_summary(config)  # refuses a model that cannot be trained, before the run has a directory
 
         trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
@@ -298,6 +299,7 @@ class _Session:
                 return self._train(
                     plan,
                     path,
+                    summary=summary,
                     devices=devices,
                     datasets=datasets,
                     data_fingerprint=fingerprint,
@@ -331,6 +333,7 @@ class _Session:
         plan: Plan,
         path: Path,
         *,
+        summary: dict[str, Any],
         devices: list[jax.Device],
         datasets: Datasets,
         data_fingerprint: dict[str, str],
@@ -339,9 +342,8 @@ class _Session:
         trackers: Trackers,
         remarks: list[str],
     ) -> TrainResult:
-        """Train in the locked directory `path`. remarks: to show after the table at the start."""
+        """Train in the locked directory `path`. summary: see `model_summary`. remarks: to show after the table at the start."""
         group, config, screen, signals = self.signals.group, plan.config, self.screen, self.signals
-        summary = model_summary(config)
         screen.table(start_table(plan, runtime.describe(devices, group), summary))
         events = EventLog(path if group.is_rank0 else None)
         with events.session(Stopped), _stops_before_training(signals, screen.resume_action):

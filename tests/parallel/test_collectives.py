@@ -203,8 +203,6 @@ def tiny_synchronized(strategy="psum", frozen_stages=0, bucket_bytes=None, **mod
         {"norm": "per_worker"},
         {"bucket_bytes": 4096},
         {"remat": True},
-        {"gradients": "autodiff"},
-        {"gradients": "autodiff", "remat": True},
         {"frozen_stages": 2},
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "synchronized",

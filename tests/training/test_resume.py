@@ -227,7 +227,7 @@ def test_resume_accepts_changed_checkpoint_and_logging_settings(tiny, tmp_path):
         tiny, checkpoint=Checkpoint(every_epochs=0.64, keep=9), logging=dataclasses.replace(tiny.logging, every_steps=5)
     )
     train(config, tmp_path)
-    assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:3] == [160, 128, 96]
+    assert [int(path.name) for path in checkpoint_paths(tmp_path / "checkpoints")][:2] == [160, 128]
 
 
 def test_resume_with_another_model_raises(tiny_resnet, tmp_path):
