@@ -203,8 +203,7 @@ def test_frozen_parts_have_no_backward_pass_and_send_nothing(tiny_resnet, frozen
     model, phase = models.create(config.model), make_plan(config, examples=50, devices=4).phases[0]
     summary = model_summary(config)
     sent = sum(collective.operand_bytes * collective.count for collective in step_traffic(config, phase).collectives)
-    requests = 2 * 4  # to save and to stop, see `jaxdp.training.requests`
-    assert sent == summary["gradient_bytes"] + summary["statistics_bytes"] + requests
+    assert sent == summary["gradient_bytes"] + summary["statistics_bytes"]
     params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (16, 16, 3)))
     trained = jax.tree.leaves(model.trainable(params, frozen_stages))
     assert summary["gradient_bytes"] == sum(summary["messages"][:-1]) == 4 * sum(leaf.size for leaf in trained)
