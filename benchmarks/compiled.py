@@ -19,7 +19,8 @@ TODAY += ["--optimizer.momentum-rule", "constant"]
 EIGHT = ["--hosts", "1", "--gpus-per-host", "8", "--batch.0.global-batch", "2048", "--batch.0.per-worker-batch", "256"]
 MANY = ["--hosts", "64", "--gpus-per-host", "8", "--batch.0.global-batch", "131072", "--batch.0.per-worker-batch", "256"]
 BUCKETS = ["--reduce.bucket-bytes", "65536"]
-AT_THE_END = ["--reduce.no-overlap"]
+AT_THE_END = ["--reduce.no-overlap"]  # with XLA's options as they are by default: it then combines all-reduces
+XLA_DEFAULTS = "from jaxdp.cli.main import main; from jaxdp.xla import options; options.TUNED.clear(); main()"
 WAYS = {"": [], ", 64 KiB": BUCKETS, ", at the end": AT_THE_END, ", 64 KiB, at the end": [*BUCKETS, *AT_THE_END]}
 CASES = [(f"{name}{way}", [*EIGHT, "--reduce.strategy", name, *WAYS[way]]) for name in ("psum", "torus") for way in WAYS]
 CASES += [(name, [*EIGHT, "--reduce.strategy", name]) for name in ("hierarchical", "ring")]
@@ -31,7 +32,8 @@ CASES += [
 
 
 def compiled(flags) -> dict:
-    command = [sys.executable, "-m", "jaxdp", "plan", "--config", "imagenet_sony_exp1", "--json", "--compile-for", "h200"]
+    program = ["-c", XLA_DEFAULTS] if AT_THE_END[0] in flags else ["-m", "jaxdp"]
+    command = [sys.executable, *program, "plan", "--config", "imagenet_sony_exp1", "--json", "--compile-for", "h200"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, *TODAY, *flags], capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     if done.returncode:
