@@ -179,6 +179,8 @@ class SignalHandler:
 class StopTraining(Exception):
     """Unwinds to the point that saves or reports; raised at a sync point or while waiting."""
 
+    exit_code = EXIT_STOPPED
+
 
 class Stopped(OneLine, Exception):
     """The run was asked to stop and can be resumed. The message is one line with the last step and how to resume."""

@@ -57,7 +57,8 @@ class Failure:
     def of(cls, error: BaseException) -> "Failure":
         """The failure that an exception is, in one line."""
         reason, code = _text(first_line(error) or type(error).__name__, REASON_CHARS), getattr(error, "exit_code", EXIT_FAILURE)
-        return cls(reason, code, type(error).__name__ == "JaxRuntimeError", stack_traces.place_of(error))
+        place = "" if code == EXIT_STOPPED else stack_traces.place_of(error)
+        return cls(reason, code, type(error).__name__ == "JaxRuntimeError", place)
 
 
 @dataclass(frozen=True)

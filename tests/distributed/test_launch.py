@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,7 +75,8 @@ def test_sigterm_to_a_rank_that_has_not_connected_stops_the_others_with_75(tmp_p
     completed = subprocess.run([*command, "--workdir", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
     assert completed.returncode == 75, completed.stderr
     resume = "the same command continues from the last checkpoint, if there is one"
-    assert f"[0] jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n" in completed.stderr
+    assert f"[1] jaxdp: stopped by SIGTERM before the first step of this session; {resume}\n" in completed.stderr
+    assert re.search(r"\[0\] jaxdp: rank 1 on \S+ was stopped during start-up, [^:]*: SIGTERM\n", completed.stderr)
     assert "jaxdp launch: " not in completed.stderr
 
 
