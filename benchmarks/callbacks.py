@@ -26,7 +26,7 @@ from jaxdp.config import Checkpoint, Config, Data, Evaluation, Guard, Mesh, Mode
 from jaxdp.loggers.console import Quiet
 from jaxdp.session import Command, run_session
 from jaxdp.setup.prepare import make_compiler, prepare
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state
@@ -89,7 +89,7 @@ def time_steps(config):
     phase, compiler = plan.phases[0], make_compiler(plan, devices, datasets)
     step, mesh = compiler.prepare_train(phase).result(), compiler.mesh(phase)
     state, rates = create_state(plan.config, compiler.model, mesh), compiler.hyperparameters(phase, 0.01)
-    no_request = requests.none(mesh)
+    no_request = request_flags.none(mesh)
     with closing(open_batches(compiler, datasets, phase)) as batches:
         count = 0
         while (batch := batches.next()) is not None:

@@ -26,7 +26,7 @@ from jaxdp.bench.environment import provenance
 from jaxdp.data import prefetch
 from jaxdp.data.sources import open_datasets
 from jaxdp.planning import make_plan
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.evaluation import evaluate
 from jaxdp.training.state import create_state
 from jaxdp.training.step_compiler import StepCompiler
@@ -83,7 +83,7 @@ def run(flags: list[str], seed: int) -> dict:
             )
             state, metrics = step(
                 state,
-                batch | requests.none(programs.mesh(phase)),
+                batch | request_flags.none(programs.mesh(phase)),
                 programs.hyperparameters(phase, programs.plan.learning_rate(first)),
             )
             losses.append(round(float(metrics["loss"]), 4))

@@ -20,7 +20,7 @@ from jaxdp import load_config
 from jaxdp.bench.environment import provenance
 from jaxdp.data import prefetch
 from jaxdp.setup.prepare import make_compiler, prepare
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.state import create_state
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +48,7 @@ def trained(vertical: int, horizontal: int, steps: int, last_bits: bool = False)
             prefetch.train_batch(data.train, seed=config.seed, first_sample=samples, global_batch=phase.global_batch), mesh
         )
         state, metrics = step(
-            state, batch | requests.none(mesh), programs.hyperparameters(phase, programs.plan.learning_rate(samples))
+            state, batch | request_flags.none(mesh), programs.hyperparameters(phase, programs.plan.learning_rate(samples))
         )
         if number + 1 in SHOWN:
             leaves = [np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(state.params)]

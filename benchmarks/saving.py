@@ -22,7 +22,7 @@ from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint
 from jaxdp.data import prefetch
 from jaxdp.setup.prepare import make_compiler, prepare
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.state import create_state
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +40,7 @@ def main():
     batch = prefetch.to_global(
         prefetch.train_batch(datasets.train, seed=0, first_sample=0, global_batch=phase.global_batch), mesh
     )
-    batch |= requests.none(mesh)
+    batch |= request_flags.none(mesh)
     rates = programs.hyperparameters(phase, plan.learning_rate(0))
 
     def window(checkpoints, number):

@@ -24,7 +24,7 @@ from jaxdp.loggers.smoothing import moving_average
 from jaxdp.models import finetune
 from jaxdp.setup.prepare import make_compiler, prepare
 from jaxdp.strategies import AUTO
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.run import open_batches
 from jaxdp.training.state import create_state, with_values
 
@@ -114,7 +114,7 @@ def run(
             hyperparameters["learning_rate"] = np.float32(rate)
             batch = batches.next()
             assert batch is not None  # the phase has as many steps as there are rates
-            state, metrics = step(state, batch | requests.none(mesh), hyperparameters)
+            state, metrics = step(state, batch | request_flags.none(mesh), hyperparameters)
             losses.append(float(jax.device_get(metrics["loss"])))
             if number % max(1, steps // 10) == 0:
                 progress(f"step {number} of {steps}: learning rate {rate:.3g}, loss {losses[-1]:.4g}")

@@ -29,7 +29,7 @@ def run(arguments: list[str], program: str) -> None:
         except (Stopped, StopTraining) as stopped:
             from jaxdp.distributed import runtime
 
-            signals.set_on_second_signal(lambda: os._exit(EXIT_STOPPED))  # mpirun signals the rest once one exits
+            signals.set_on_forced_signal(lambda: os._exit(EXIT_STOPPED))  # mpirun signals the rest once one exits
             group = runtime.current_group()
             if group.is_rank0:
                 message = stopped if isinstance(stopped, Stopped) else stopped_before_training(signals.stop_reason)

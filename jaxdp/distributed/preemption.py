@@ -78,14 +78,14 @@ class _ArrivalTime:
 class SignalHandler:
     """Context manager for the main thread: records the first of `STOP_SIGNALS`; a forced one ends the process at once.
 
-    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_second_signal: what a forced
+    stop_reason: the signal's name, or the reason on which the processes agreed; None before. on_forced_signal: what a forced
     signal (see `StopSignals`) does; by default it ends the process with exit code 1.
     """
 
-    def __init__(self, on_second_signal: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_forced_signal: Callable[[], None] | None = None) -> None:
         self.stop_reason: str | None = None
         self.group: ProcessGroup = ProcessGroup()
-        self._on_second_signal = on_second_signal or self._exit_at_once
+        self._on_forced_signal = on_forced_signal or self._exit_at_once
         self._signals, self._arrival_time = StopSignals(), _ArrivalTime()
         self._previous_handlers: dict[int, Any] = {}
         self._agreed_save = False
@@ -105,12 +105,12 @@ class SignalHandler:
         """Set the processes that must stop at the same point."""
         self.group = group
 
-    def set_on_second_signal(self, action: Callable[[], None]) -> None:
-        self._on_second_signal = action
+    def set_on_forced_signal(self, action: Callable[[], None]) -> None:
+        self._on_forced_signal = action
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signals.is_forced(self._arrival_time()):
-            self._on_second_signal()
+            self._on_forced_signal()
         self.request_stop(signal.Signals(number).name)
 
     def _exit_at_once(self) -> None:

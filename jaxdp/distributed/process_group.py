@@ -83,11 +83,11 @@ class ProcessGroup:
         """Ask all processes to save at the same sync point. Returns True if this process can do it at once."""
         return True
 
-    def next_request(self, stop_reason: str | None) -> Request:
+    def take_request(self, stop_reason: str | None) -> Request:
         """The request of this process that the next step carries. stop_reason: as for `sync_point`."""
         return ""
 
-    def agree(self, request: Request) -> None:
+    def record_request(self, request: Request) -> None:
         """Record the largest request that a completed step has carried; all processes call this with the same steps."""
 
     def sync_point(self, stop_reason: str | None) -> Agreement | None:
@@ -140,7 +140,7 @@ class Member:
     gpus: list[str]
 
 
-class Processes(ProcessGroup):
+class JoinedProcesses(ProcessGroup):
     """The process group of a process that has joined its run with `join`."""
 
     def __init__(self, follower: Follower) -> None:
@@ -154,7 +154,7 @@ class Processes(ProcessGroup):
     @classmethod
     def join(
         cls, cluster: Cluster, board: Board, limits: Limits, *, while_waiting: Callable[[], None] = lambda: None
-    ) -> "Processes":
+    ) -> "JoinedProcesses":
         """Start this process's status file, and wait for those of all others. while_waiting: called meanwhile; may raise.
 
         board: where the files are; all processes reach it. After `limits.start_seconds`, every process prints which processes
@@ -217,9 +217,9 @@ class Processes(ProcessGroup):
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         return self._exchange.all_gather(name, value, while_waiting)
 
-    # Agreement: see `jaxdp.training.requests`.
+    # Agreement: see `jaxdp.training.request_flags`.
 
-    def next_request(self, stop_reason: str | None) -> Request:
+    def take_request(self, stop_reason: str | None) -> Request:
         self._steps_have_begun = True
         request: Request = "stop" if stop_reason else self._request
         self._request = ""
@@ -227,7 +227,7 @@ class Processes(ProcessGroup):
             self.follower.set_stop_reason(stop_reason)
         return request
 
-    def agree(self, request: Request) -> None:
+    def record_request(self, request: Request) -> None:
         self._agreed = max(self._agreed, request, key=REQUESTS.index)
 
     def request_save(self) -> bool:
@@ -276,7 +276,7 @@ class Processes(ProcessGroup):
 class Exchange:
     """Exchange of objects on a board. Each process has one file of values: a network file system shows a new file late."""
 
-    def __init__(self, group: Processes) -> None:
+    def __init__(self, group: JoinedProcesses) -> None:
         self.group, self.board = group, group.follower.board
         self.while_waiting: Callable[[], None] = lambda: None
         self.is_closing = False

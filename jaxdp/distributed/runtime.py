@@ -14,7 +14,7 @@ from jaxdp.config import Compile, Guard
 from jaxdp.config import Mesh as MeshConfig
 from jaxdp.distributed import coordination, launchers, memory, supervisor
 from jaxdp.distributed.preemption import Stopped
-from jaxdp.distributed.process_group import Processes, ProcessGroup
+from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status_files import FOLDER, Board, Directory
 from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Virtual devices share the cores, so one may reach a collective long after another; XLA's default timeout is 40 s.
 CPU_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
-_group: Processes | None = None
+_group: JoinedProcesses | None = None
 
 
 def join(
@@ -57,7 +57,7 @@ def join(
             raise ConfigError("--workdir", reason="is missing: several processes need a directory that they share")
         guard = guard or Guard()
         board = open_board() if open_board else Directory(directory / FOLDER)
-        _group = Processes.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
+        _group = JoinedProcesses.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
         atexit.register(_leave_at_exit, _group)
     return _group
 
@@ -80,7 +80,7 @@ def _uncaught_error() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
-def _leave_at_exit(group: Processes) -> None:
+def _leave_at_exit(group: JoinedProcesses) -> None:
     """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
     error = _uncaught_error()
     stopped = isinstance(error, Stopped)  # raised on every process; the next hook exits
@@ -150,7 +150,7 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
     if keep:
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
-    if isinstance(group, Processes) and group.num_processes > 1:
+    if isinstance(group, JoinedProcesses) and group.num_processes > 1:
         _start_jax_distributed(group)
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
@@ -217,7 +217,7 @@ def _check_cpu(available: int, required: int) -> None:
         )
 
 
-def _start_jax_distributed(group: Processes) -> None:
+def _start_jax_distributed(group: JoinedProcesses) -> None:
     """Connect JAX's processes; each uses its share of the GPUs of its host."""
     import jax
 

@@ -19,7 +19,7 @@ from jaxdp.errors import TrainingError
 from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
 from jaxdp.network import Network
 from jaxdp.parallel.mesh import AXES
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.step import Batch, PixelStats
 
 # Called with this process's rows of a batch before they are evaluated; returns a function of the classes predicted for them.
@@ -54,13 +54,13 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
             "positions": jnp.sum(jnp.where(batch["seen"] > 0, batch["positions"], 0), dtype=jnp.uint32),
             "loss": jnp.sum(losses),
         }
-        if requests.REQUESTS in batch:  # joins the loss in one message
-            sums["loss"] = jnp.append(sums["loss"], requests.reached(batch[requests.REQUESTS]))
+        if request_flags.BATCH_KEY in batch:  # joins the loss in one message
+            sums["loss"] = jnp.append(sums["loss"], request_flags.as_flags(batch[request_flags.BATCH_KEY]))
         if logits.shape[-1] >= TOP5_CLASSES:
             sums["top5"] = jnp.sum(weights * (rank < 5), dtype=jnp.int32)
         sums = lax.psum(sums, AXES)
-        if requests.REQUESTS in batch:
-            sums |= {"loss": sums["loss"][0], "request": requests.largest(sums["loss"][1:])}
+        if request_flags.BATCH_KEY in batch:
+            sums |= {"loss": sums["loss"][0], "request": request_flags.from_total(sums["loss"][1:])}
         return sums, predicted
 
     replicated, sharded = PartitionSpec(), PartitionSpec(AXES)

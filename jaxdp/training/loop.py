@@ -22,7 +22,7 @@ from jaxdp.files import RESULT, write_atomically
 from jaxdp.planning import PlannedPhase
 from jaxdp.records import RECORD_FIELDS, to_json
 from jaxdp.schedules import interval_elapsed
-from jaxdp.training import ending, requests
+from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
 from jaxdp.training.result import TrainResult, progress_now, versions
@@ -144,7 +144,7 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
 
 def _requests(run: Run) -> dict[str, jax.Array]:
     """What this process asks of all others, as a part of a batch."""
-    return {requests.REQUESTS: requests.on_devices(run.processes.next_request(run.signals.stop_reason), run.mesh)}
+    return {request_flags.BATCH_KEY: request_flags.on_devices(run.processes.take_request(run.signals.stop_reason), run.mesh)}
 
 
 def complete_steps(run: Run, keep: int = 0) -> None:
@@ -156,7 +156,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         step = run.pending.popleft()
         asked = time.monotonic()
         record = step.record | read(step.metrics)
-        run.processes.agree(requests.NAMES[record.pop("request")])
+        run.processes.record_request(request_flags.NAMES[record.pop("request")])
         run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
@@ -202,7 +202,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
-            on_request=lambda request: processes.agree(requests.NAMES[request]),
+            on_request=lambda request: processes.record_request(request_flags.NAMES[request]),
             wait_for=signals.wait_for,
             observer=examples,
         )
@@ -286,7 +286,7 @@ def _finish(run: Run) -> dict[str, Any]:
 def _ending(run: Run) -> Iterator[None]:
     """Before a stop signal, unusable data or a callback end the run, save its last step; add how to resume to errors."""
     try:
-        with _adding_advice(run):
+        with _saving_on_stop(run):
             yield
     except BaseException as error:
         run.error = error
@@ -301,7 +301,7 @@ def _ending(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _adding_advice(run: Run) -> Iterator[None]:
+def _saving_on_stop(run: Run) -> Iterator[None]:
     try:
         with _naming_checkpoint(run):
             yield

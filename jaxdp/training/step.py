@@ -25,7 +25,7 @@ from jaxdp.optim.squares import Squares, norm
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.state import TrainState, formats, has_default_layout, make_optimizer, make_placement, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
@@ -141,10 +141,10 @@ def compute_gradients(
     The loss is multiplied by `scale` before differentiation, and the gradient divided by it after the reduction. images: all
     training images, uint8 [N, H, W, 3], if the batch holds "indices" in place of "images". reductions: a list to which
     (tree, buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux: see
-    `requests.reached`.
+    `request_flags.as_flags`.
     """
     varying, batch = _varying(params), dict(batch)
-    own_requests = batch.pop(requests.REQUESTS, None)
+    own_requests = batch.pop(request_flags.BATCH_KEY, None)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
     # after the backward pass, so that the scaled backward pass uses the full range of float16.
     scaled = config.loss_scale.name != "none"
@@ -185,7 +185,7 @@ def compute_gradients(
     if scaled:
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     if own_requests is not None:
-        aux |= {requests.REQUESTS: requests.reached(own_requests)}
+        aux |= {request_flags.BATCH_KEY: request_flags.as_flags(own_requests)}
     return gradient, allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
 
 
@@ -230,7 +230,7 @@ def make_train_step(
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
     augmentation; all can change without a new compilation. accumulation: micro-batches of one device.
-    The batch may also hold "requests" (see `jaxdp.training.requests`), whose maximum is then among the metrics as "request".
+    The batch may also hold "requests" (see `jaxdp.training.request_flags`); their maximum is then the metric "request".
 
     metrics: float32 scalars {"loss", "accuracy", "gradient_norm"} of this batch before the update; with loss scaling
     {"loss_scale"}; with loss scaling or `guard.non_finite=skip` also {"skipped_steps", "skipped_in_a_row"}. A step whose
@@ -274,8 +274,8 @@ def make_train_step(
             squares = placement.squares(gradient, trainable(state.params))
             gradient_norm = norm(squares.gradient)
         metrics = {"loss": aux["loss"], "accuracy": aux["accuracy"], "gradient_norm": gradient_norm}
-        if requests.REQUESTS in aux:
-            metrics["request"] = requests.largest(aux[requests.REQUESTS])
+        if request_flags.BATCH_KEY in aux:
+            metrics["request"] = request_flags.from_total(aux[request_flags.BATCH_KEY])
         with jax.named_scope("optimizer"):
             new_state = update(state, gradient, squares=squares, moments=aux["moments"], hyperparameters=hyperparameters)
         if skips:

@@ -22,7 +22,7 @@ from jaxdp.parallel import collectives
 from jaxdp.parallel.mesh import devices_of_every_process, make_mesh
 from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
 from jaxdp.training.state import Replicated, abstract_state, from_host, make_placement, replicated, with_layout
 from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step
@@ -56,7 +56,7 @@ def trace_train_step(
     resident, config = images is not None, at_image_size(config, phase.image_size)
     step = make_train_step(config, model, mesh, pixel_stats=pixel_stats, accumulation=phase.accumulation, resident=resident)
     state, batch, *more = abstract_arguments(config, model, phase, mesh=mesh, images=images)
-    return step.trace(state, batch | {requests.REQUESTS: requests.abstract(mesh)}, *more)
+    return step.trace(state, batch | {request_flags.BATCH_KEY: request_flags.abstract(mesh)}, *more)
 
 
 def abstract_arguments(
@@ -196,7 +196,7 @@ class StepCompiler:
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
         state = with_layout(config, abstract_state(config, self.model, mesh), mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
-        batch[requests.REQUESTS] = requests.abstract(mesh)
+        batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)
         return step.lower(state.params, state.batch_stats, batch).compile(compiler_options)
 

@@ -135,11 +135,11 @@ import sys, time
 from pathlib import Path
 from jaxdp.distributed.launchers import detect
 from jaxdp.distributed.preemption import SignalHandler
-from jaxdp.distributed.process_group import Processes
+from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
 with SignalHandler() as signals:
-    group = Processes.join(detect("auto"), Directory(Path(sys.argv[1])), Limits())
+    group = JoinedProcesses.join(detect("auto"), Directory(Path(sys.argv[1])), Limits())
     signals.attach(group)
     print("joined", flush=True)
     while not signals.stop_reason:

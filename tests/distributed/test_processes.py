@@ -15,13 +15,13 @@ PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from jaxdp.distributed import launchers
-from jaxdp.distributed.process_group import Processes
+from jaxdp.distributed.process_group import JoinedProcesses
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status_files import Directory
 from jaxdp.distributed.verdict import Limits
 start, stuck = float(os.environ.get("START", 60)), float(os.environ.get("STUCK", 3))
 limits = Limits(late_seconds=1, stuck_seconds=stuck, silence_seconds=4, start_seconds=start)
-group = Processes.join(launchers.detect(), Directory(Path(sys.argv[1])), limits)
+group = JoinedProcesses.join(launchers.detect(), Directory(Path(sys.argv[1])), limits)
 rank, hosts = group.rank, group.hosts
 group.set_activity("step", 7)
 """
@@ -259,8 +259,8 @@ for step in range(6):
     if rank == 1 and step == 2:
         assert not group.request_save()
     reason = "SIGTERM" if rank == 1 and step == 4 else None
-    request = group.next_request(reason)
-    group.agree(max(group.all_gather_object("the metrics of a step", request), key=["", "save", "stop"].index))
+    request = group.take_request(reason)
+    group.record_request(max(group.all_gather_object("the metrics of a step", request), key=["", "save", "stop"].index))
     agreed = group.sync_point(reason)
     print(step, agreed and agreed.action, flush=True)
     if agreed and agreed.action == "stop":

@@ -12,9 +12,9 @@ from jaxdp.data import prefetch
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
-from jaxdp.training import requests
+from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.requests import NONE, REQUESTS, SAVE, STOP
+from jaxdp.training.request_flags import BATCH_KEY, NONE, SAVE, STOP
 from jaxdp.training.state import create_state
 from jaxdp.xla.hlo import read_schedule
 
@@ -31,7 +31,7 @@ def requested(by_device: dict[int, int]) -> np.ndarray:
 def training(config, by_device=None):
     """(step, arguments) on eight devices; without requests for None."""
     mesh = make_mesh(*SHAPE)
-    batch = make_batch() | ({} if by_device is None else {REQUESTS: requested(by_device)})
+    batch = make_batch() | ({} if by_device is None else {BATCH_KEY: requested(by_device)})
     state = create_state(config, models.create(config.model), mesh)
     return compiled_step(config, SHAPE), (state, prefetch.to_global(batch, mesh), HYPERPARAMETERS)
 
@@ -39,7 +39,7 @@ def training(config, by_device=None):
 def evaluation(config, by_device=None):
     mesh, model = make_mesh(*SHAPE), models.create(config.model)
     batch = make_batch() | {name: np.ones(BATCH, np.int32) for name in ("seen", "weights")}
-    batch |= {} if by_device is None else {REQUESTS: requested(by_device)}
+    batch |= {} if by_device is None else {BATCH_KEY: requested(by_device)}
     state = create_state(config, model, mesh)
     step = make_evaluation_step(config, model, mesh, pixel_stats=PIXELS)
     return step, (state.params, state.batch_stats, prefetch.to_global(batch, mesh))
@@ -106,8 +106,8 @@ def test_requests_change_no_bit_of_an_evaluation_step(normalized_linear):
 
 def test_a_process_sets_its_request_on_its_own_devices_once():
     mesh = make_mesh(*SHAPE)
-    array = requests.on_devices("stop", mesh)
+    array = request_flags.on_devices("stop", mesh)
     np.testing.assert_array_equal(array, np.full(8, STOP))
-    assert requests.on_devices("stop", mesh) is array
-    expected = requests.abstract(mesh)
+    assert request_flags.on_devices("stop", mesh) is array
+    expected = request_flags.abstract(mesh)
     assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)

@@ -12,10 +12,10 @@ from jaxdp.parallel.mesh import AXES
 
 NAMES: tuple[Literal["", "save", "stop"], ...] = ("", "save", "stop")  # of the requests, as a `ProcessGroup` has them
 NONE, SAVE, STOP = range(len(NAMES))
-REQUESTS = "requests"  # the key of a batch: int32 [devices], sharded over all devices
+BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all devices
 
 
-def reached(requests: jax.Array) -> jax.Array:
+def as_flags(requests: jax.Array) -> jax.Array:
     """The requests up to a device's own, [SAVE, STOP], as 1.0 or 0.0. requests: int32 [1], the device's part of a batch's.
 
     A sum or mean of these over all devices is positive where any device has reached that request, so they fit into an
@@ -24,8 +24,8 @@ def reached(requests: jax.Array) -> jax.Array:
     return (requests >= jnp.arange(1, STOP + 1, dtype=jnp.int32)).astype(jnp.float32)
 
 
-def largest(total: jax.Array) -> jax.Array:
-    """The largest request of any device, an int32 scalar. total: sum or mean of `reached` over all devices."""
+def from_total(total: jax.Array) -> jax.Array:
+    """The largest request of any device, an int32 scalar. total: sum or mean of `as_flags` over all devices."""
     return jnp.sum(total > 0, dtype=jnp.int32)
 
 
@@ -44,4 +44,4 @@ def on_devices(name: str, mesh: Mesh) -> jax.Array:
 
 def none(mesh: Mesh) -> dict[str, jax.Array]:
     """The part of a batch with which no process asks for anything."""
-    return {REQUESTS: on_devices("", mesh)}
+    return {BATCH_KEY: on_devices("", mesh)}
