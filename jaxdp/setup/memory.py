@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import ConfigError, TrainingError, first_line
 from jaxdp.planning import PlannedPhase
 from jaxdp.training.run import Run
 
@@ -22,7 +22,7 @@ def out_of_memory_as_config_error(run: Run) -> Iterator[None]:
             hint="use smaller images (data.image_size, data.stored_size), a smaller batch or more hosts",
         ) from None
     except RuntimeError as error:
-        if not re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE):
+        if isinstance(error, TrainingError) or not re.search(r"RESOURCE_EXHAUSTED|out of memory", str(error), re.IGNORECASE):
             raise
         raise _device_memory_error(run.phase, first_line(error)) from None
 
