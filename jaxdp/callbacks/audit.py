@@ -18,7 +18,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxdp.checkpoint.manager import Rollback
 from jaxdp.config import Config
-from jaxdp.distributed.process_group import barrier
 from jaxdp.errors import TrainingError
 from jaxdp.network import Network
 from jaxdp.parallel import allreduce
@@ -274,7 +273,7 @@ class Audit(Callback):
         with run.clock.waiting_for_compiler():
             program = self._program(run).result()  # no check for a stop: the others would wait here
         processes.set_activity("audit", step)
-        barrier(processes, f"the audit of step {step}")
+        processes.all_gather_object("all processes to be ready for an audit", None, while_waiting=lambda: None)
         with run.clock.paused("audit"):
             findings = program(
                 run.state, batch, run.compiler.hyperparameters(run.phase, run.plan.learning_rate(progress.samples))

@@ -39,6 +39,7 @@ class Follower:
         self._written: Record | None = None
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
+        self._can_write = True
         self.dump_path = _dump_path(board, cluster.rank)
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
         supervisor.follower = self
@@ -116,13 +117,15 @@ class Follower:
 
     def _write(self) -> None:
         record, began = self.supervisor.record, time.monotonic()
+        self._can_write = False
         self.board.write(file_name(self.cluster.rank), record.to_json())
+        self._can_write = True
         self.supervisor.update(write_seconds=time.monotonic() - began)
         self._written = record
 
     def _may_write(self) -> bool:
         """Whether no other process writes the file of this rank: what an earlier one has left does not change."""
-        own = read_record(self.board, self.cluster.rank, self.supervisor.record.run)
+        own = read_record(self.board, self.cluster.rank, None)  # another run of several processes may go on here
         if own is None or own.left or self._is_gone(own):
             return True
         self._looks += 1
@@ -137,7 +140,7 @@ class Follower:
         return len(self._foreign) > 1
 
     def _read(self) -> None:
-        """Read the files that concern this process, unless it cannot read its own: then the directory is at fault."""
+        """Read the files that concern this process, unless it cannot write or read its own: then the directory is at fault."""
         now, rank, run = self.supervisor.status.clock, self.cluster.rank, self.supervisor.record.run
         ranks = range(self.cluster.num_processes) if rank == 0 else (rank, 0)
         read = {each: read_record(self.board, each, run) for each in ranks}
@@ -147,6 +150,8 @@ class Follower:
                 found = verdict.duplicate(self.supervisor.record, own)
                 self.supervisor.update(failure=Failure(found.reason, found.code))
                 self._decide(found)
+            return
+        if not self._can_write:
             return
         self.answered = now
         for each, record in read.items():
@@ -191,7 +196,7 @@ class Follower:
             if self._is_gone(rank0):
                 return verdict.blame(rank0, verdict.KILLED)
             limit = limits.silence_seconds + EXIT_SECONDS
-            if self._records.silent(limit, now):
+            if self._records.silent_seconds(0, now) > limit:
                 found = verdict.blame(rank0, f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})")
                 return replace(found, place=_place_of_silent(self.board, found) or found.place)
         return rank0.verdict
@@ -241,7 +246,9 @@ def _dump_path(board: Board, rank: int | None) -> Path | None:
 def _place_of_silent(board: Board, found: Verdict) -> str:
     """The place that a silent process has written with faulthandler, if it has."""
     path = _dump_path(board, found.rank)
-    return stack_traces.place_of_dump(path.read_text(errors="replace")) if path and path.exists() else ""
+    with contextlib.suppress(OSError):
+        return stack_traces.place_of_dump(path.read_text(errors="replace")) if path and path.exists() else ""
+    return ""
 
 
 def _is_running(pid: int) -> bool:

@@ -25,7 +25,7 @@ LAST_LINES = 20
 MAX_PROCESSES = 1024
 # JAX's CPU collectives report every connection they make, from several threads: the parts of such lines, in any order.
 CONNECTION_LINE = re.compile(
-    r"(?=.*(Gloo|peer ranks))(\[Gloo\]|Rank|\d+|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\s)+"
+    r"(?=.*(Gloo|peer ranks))(\[Gloo\]|Rank|\d|is connected to|peer ranks\.|Expected number of connected peer ranks is :|\s)+"
 )
 FAILURE_LINE = re.compile(r"jaxdp: rank (\d+) (?:on \S+ )?(?:failed|was stopped)")
 Write = Callable[[TextIO, str], None]

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,6 +65,9 @@ class ProcessGroup:
         """
         supervisor.current().before_exit = before_exit
 
+    def raise_while_waiting(self) -> None:
+        """Call what was set with `attach` as while_waiting, if this process may have to wait for others."""
+
     def set_resume_hint(self, hint: str) -> None:
         """Set how the run can be resumed, for the last line of an error."""
         supervisor.current().resume_hint = hint
@@ -71,7 +75,8 @@ class ProcessGroup:
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
         """The values of all processes, by rank. Blocks until all have called it; while_waiting: called meanwhile; may raise.
 
-        Values must be representable in JSON.
+        Before the first step, the main thread calls that of `attach` by default. From then on nothing: if one process stopped
+        in here and another passed, the next collective would wait forever. Values must be representable in JSON.
         """
         return [value]
 
@@ -148,6 +153,7 @@ class JoinedProcesses(ProcessGroup):
         self.follower, self.cluster = follower, follower.cluster
         self.rank, self.num_processes = self.cluster.rank, self.cluster.num_processes
         self.members: list[Member] = []
+        self._while_waiting: Callable[[], None] = lambda: None
         self._exchange = Exchange(self)
         self._begin_run()
 
@@ -211,10 +217,17 @@ class JoinedProcesses(ProcessGroup):
 
     def attach(self, *, before_exit: Callable[[], None], while_waiting: Callable[[], None]) -> None:
         super().attach(before_exit=before_exit, while_waiting=while_waiting)
-        self._exchange.while_waiting = while_waiting
+        self._while_waiting = while_waiting
+        self._exchange.begin_run()
         self._begin_run()
 
+    def raise_while_waiting(self) -> None:
+        self._while_waiting()
+
     def all_gather_object(self, name: str, value: Any, while_waiting: Callable[[], None] | None = None) -> list[Any]:
+        if while_waiting is None:
+            may_stop = threading.current_thread() is threading.main_thread() and not self._steps_have_begun
+            while_waiting = self._while_waiting if may_stop else lambda: None
         return self._exchange.all_gather(name, value, while_waiting)
 
     # Agreement: see `jaxdp.training.request_flags`.
@@ -278,20 +291,29 @@ class Exchange:
 
     def __init__(self, group: JoinedProcesses) -> None:
         self.group, self.board = group, group.follower.board
-        self.while_waiting: Callable[[], None] = lambda: None
         self.is_closing = False
         self._writing = threading.Lock()
+        self._run = 0  # counts the runs that these processes have begun
         self._operations: Counter[str] = Counter()
         self._outgoing: dict[str, dict[int, Any]] = {}
         self._collected: dict[str, dict[int, list[Any]]] = {}  # on rank 0
 
-    def all_gather(self, name: str, value: Any, while_waiting: Callable[[], None] | None) -> list[Any]:
+    def begin_run(self) -> None:
+        """Count the operations from one again: a process that was stopped while it waited may have begun fewer of them."""
+        self._run += 1
+        self._operations.clear()
+        with self._writing:
+            for values in (self._outgoing, self._collected):
+                for key in [key for key in values if int(key.partition(" ")[0]) < self._run - 1]:
+                    del values[key]
+
+    def all_gather(self, name: str, value: Any, while_waiting: Callable[[], None]) -> list[Any]:
         """See `ProcessGroup.all_gather_object`."""
-        group = self.group
+        group, shown, name = self.group, name, f"{self._run} {name}"
         self._operations[name] += 1
         number = self._operations[name]
         self._publish(f"{group.rank}.values", self._outgoing, name, number=number, value=value)
-        with group.status.at_barrier(name):
+        with group.status.at_barrier(shown):
             if not group.is_rank0:
                 return self._wait_for(ALL, name, number, while_waiting=while_waiting)
             files = [f"{rank}.values" for rank in range(group.num_processes)]
@@ -304,16 +326,14 @@ class Exchange:
         with self._writing:
             values[name] = {n: v for n, v in values.get(name, {}).items() if n >= number - 1} | {number: value}
             text = json.dumps({"session": self.group.follower.session, "values": values})
-            self._retry(partial(self.board.write, file, text))
+            self._retry(partial(self.board.write, file, f"{_checksum(text)}\n{text}"))
 
-    def _wait_for(self, file: str, name: str, number: int, *, while_waiting: Callable[[], None] | None) -> Any:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        while_waiting = while_waiting or (self.while_waiting if in_main_thread else lambda: None)
+    def _wait_for(self, file: str, name: str, number: int, *, while_waiting: Callable[[], None]) -> Any:
         while True:
-            text = self._retry(partial(self.board.read, file))
+            checksum, _, text = (self._retry(partial(self.board.read, file)) or "").partition("\n")
             try:
-                found = json.loads(text or "{}")
-                if found["session"] == self.group.follower.session:
+                found = json.loads(text)
+                if checksum == _checksum(text) and found["session"] == self.group.follower.session:
                     return found["values"][name][str(number)]
             except (ValueError, TypeError, KeyError):  # not there yet, or being written
                 pass
@@ -331,10 +351,15 @@ class Exchange:
                 time.sleep(RETRY_SECONDS)
 
 
+def _checksum(text: str) -> str:
+    """A checksum: a file that is read while it is written may hold a part of each text."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
 def barrier(group: ProcessGroup, name: str) -> None:
-    """Wait until all processes are ready for what `name` says.
+    """Wait until all processes are ready for what `name` says. A sync point must follow: a stop may end the wait of some only.
 
     Needed before a program's first collective, which fails if another process is still compiling.
     """
     if group.num_processes > 1:
-        group.all_gather_object(f"all processes to be ready for {name}", None)
+        group.all_gather_object(f"all processes to be ready for {name}", None, while_waiting=group.raise_while_waiting)

@@ -4,6 +4,7 @@ Rank 0 reads all files and decides who has failed (see `jaxdp.distributed.verdic
 A count that changes shows that a process is alive. No time stamp of another host is compared.
 """
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass, replace
@@ -167,7 +168,8 @@ class Directory:
         descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
             content = text.encode()
-            os.pwrite(descriptor, content, 0)
+            if os.pwrite(descriptor, content, 0) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / name))
             os.ftruncate(descriptor, len(content))
         finally:
             os.close(descriptor)
@@ -188,11 +190,11 @@ def file_name(rank: int) -> str:
     return f"{rank}.json"
 
 
-def read_record(board: Board, rank: int, run: str) -> Record | None:
-    """The record of a process; None if there is none of this run, or while it is being written."""
+def read_record(board: Board, rank: int, run: str | None) -> Record | None:
+    """The record of a process; None if there is none of this run, or while it is being written. run: None for any."""
     text = board.read(file_name(rank))
     try:
         record = None if text is None else Record.from_json(text)
     except (ValueError, TypeError, KeyError):
         return None
-    return record if record and (record.run, record.rank) == (run, rank) else None
+    return record if record and (record.run, record.rank) == (record.run if run is None else run, rank) else None

@@ -248,7 +248,10 @@ def cut_off(own: Record, seconds: float, limits: Limits) -> Verdict | None:
 
 
 def duplicate(own: Record, other: Record) -> Verdict:
-    """The verdict of a process on itself if another one has its rank."""
+    """The verdict of a process on itself if another one has its rank, in this run or in another one in the same directory."""
+    if other.run != own.run:
+        reason = f"a run that {other.run} coordinates uses this directory, with process {other.pid} on {other.host}"
+        return replace(blame(own, f"{reason}; use another --workdir, or end that run"), place="", code=EXIT_CONFIG)
     places = f"process {own.pid} on {own.host} and process {other.pid} on {other.host}"
     reason = f"rank={own.rank}: {places} both have it; give each process its own rank"
     return replace(blame(own, reason), place="", code=EXIT_CONFIG)

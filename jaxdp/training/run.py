@@ -178,7 +178,7 @@ class Run:
         self.save_requested = True
 
     def evaluate(self) -> None:
-        """Ask for an evaluation, which follows the step that is running. Every process must ask."""
+        """Ask for an evaluation, which follows the step that is running; not in after_evaluation. Every process must ask."""
         self.progress.evaluation_due = True
 
     def stop(self, reason: str) -> None:

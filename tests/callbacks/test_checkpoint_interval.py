@@ -56,6 +56,16 @@ def test_overdue_save_is_requested_from_all_processes(run, interval):
     assert (run.requests, run.saves) == (1, 0)
 
 
+def test_overdue_save_is_requested_once_until_it_is_saved(run, interval):
+    """The answer comes two steps later; a second request made a second save."""
+    interval.before_step(run, {})
+    interval.before_step(run, {})
+    assert run.requests == 1
+    run.saved_at = 0.5
+    interval.before_step(run, {})
+    assert run.requests == 2
+
+
 def test_agreed_save_is_not_requested_again(run, interval):
     """A second request made a second save, two steps after the first."""
     run.agreed = True

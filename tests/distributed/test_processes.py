@@ -190,6 +190,41 @@ def test_a_process_that_comes_late_and_has_the_rank_of_another_ends_without_dist
     assert [code for code, _ in run.wait()] == [0, 0]
 
 
+def test_a_second_run_in_the_same_directory_is_refused_and_disturbs_nothing(start, free_port):
+    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
+    time.sleep(5)
+    other = start({0: WAIT, 1: WAIT}, environment={"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}"})
+    for code, line in other.wait():
+        assert (code, f"a run that 127.0.0.1:{free_port} coordinates uses this directory" in line) == (2, True), line
+    assert [code for code, _ in run.wait()] == [0, 0]
+
+
+def test_a_stop_ends_waiting_for_others_before_the_first_step_and_at_barriers_only(start):
+    """If it ended another exchange on one process, the other would begin a collective alone."""
+    steps = """
+from jaxdp.distributed.process_group import barrier
+def stop():
+    raise SystemExit("stopped")
+group.attach(before_exit=lambda: None, while_waiting=stop)
+group.take_request(None)
+time.sleep(2 * rank)
+assert group.all_gather_object("findings", rank) == [0, 1]
+time.sleep(2 * (1 - rank))
+stopped = False
+try:
+    barrier(group, "the evaluation")
+except SystemExit:
+    stopped = True
+group.attach(before_exit=lambda: None, while_waiting=lambda: None)  # a run in which the other has begun more operations
+barrier(group, "the evaluation")
+assert group.all_gather_object("in the second run", rank) == [0, 1]
+group.close()
+os._exit(0 if stopped == (rank == 1) else 3)
+"""
+    results = start({0: steps, 1: steps}).wait()
+    assert [code for code, _ in results] == [0, 0], results
+
+
 CUT_OFF = """
 group.follower.board.read = lambda name: time.sleep(600)
 def trains():

@@ -32,6 +32,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert RECORD.beat.location == "while loading, step 11, waiting for images"
 
 
+def test_a_short_write_is_an_error_as_on_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, offset: len(content) // 2)
+    with pytest.raises(OSError, match="No space left"):
+        Directory(tmp_path).write("2.json", RECORD.to_json())
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run": "host:1"}', "null", RECORD.to_json()[:-9], "\0" * 500, "9" * 10])
 def test_a_file_that_is_being_written_or_damaged_counts_as_none(tmp_path, text):
     board = Directory(tmp_path)

@@ -171,6 +171,12 @@ def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, cap
     assert "data.eval_size=2: must be greater than or equal to 8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("stated", "size"), [({"image_size": 32}, 32), ({"image_size": 32, "eval_size": 40}, 40)])
+def test_file_of_an_earlier_version_with_an_image_size_is_read(tensors, tmp_path, stated, size):
+    save_file(tensors, tmp_path / "w.safetensors", metadata={"preprocessing": json.dumps(stated)})
+    assert preprocessing.of_file(tmp_path / "w.safetensors") == Preprocessing(eval_size=size)
+
+
 def test_import_of_a_file_that_states_nothing_stores_nothing(tensors, tmp_path, capsys):
     save_file(tensors, tmp_path / "plain.safetensors")
     main.main(["import", str(tmp_path / "plain.safetensors"), "--output", str(tmp_path / "ours.safetensors")])
