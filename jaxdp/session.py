@@ -58,7 +58,7 @@ from jaxdp.training.loop import fit
 from jaxdp.training.result import TrainResult
 from jaxdp.training.run import Run
 from jaxdp.training.start import StartPoint
-from jaxdp.validation import changes, check_type, from_dict, validate, with_choices
+from jaxdp.validation import changes, check_type, validate, with_choices
 from jaxdp.xla import jax_options
 
 
@@ -426,7 +426,7 @@ class _Session:
         if self.config.finetune.weights is None or self.resume == "never":
             return None
         try:
-            saved = from_dict(origin.metadata["config"]) if origin else run_dir.run_config(self.workdir)
+            saved = origin.config if origin else run_dir.run_config(self.workdir)
         except ConfigError:  # there is no run, or `prepare_run_dir` reports the error
             return None
         return finetune.saved_digest(self.config, saved)
@@ -492,7 +492,7 @@ def _read_origin(path: Path, workdir: Path) -> Manifest:
 
 def _check_same_config(origin: Manifest, config: Config) -> None:
     """Raise ConfigError if a checkpoint is of a run with another configuration."""
-    if differences := changes(from_dict(origin.metadata["config"]), config):
+    if differences := changes(origin.config, config):
         raise ConfigError(
             "--resume",
             str(origin.path),

@@ -14,7 +14,7 @@ from jaxdp.planning import Plan
 from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
-from jaxdp.validation import changes, from_dict
+from jaxdp.validation import changes
 
 MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 
@@ -88,7 +88,7 @@ def adapt(run: Run, manifest: Manifest) -> None:
     A change of `stop.patience` and `stop.min_delta` only keeps it all. Another change starts the count of evaluations without
     improvement anew, and another metric, data or directory, which lacks their checkpoints, also the search for the best one.
     """
-    progress, saved = run.progress, from_dict(manifest.metadata["config"])
+    progress, saved = run.progress, manifest.config
     names = {line.partition(":")[0] for line in changes(saved, run.config)}
     same_data = manifest.metadata.get("data") == run.data_fingerprint
     same_images = same_data and manifest.path.parent == run.checkpoints.folder

@@ -7,7 +7,7 @@ from jaxdp.records import RESUMING
 from jaxdp.setup import run_dir
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
-from jaxdp.validation import changes, from_dict
+from jaxdp.validation import changes
 
 
 class RunFiles(Callback):
@@ -32,7 +32,7 @@ class RunFiles(Callback):
 
 def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     """What a run that continues from a checkpoint with another plan changes, in one line; None if nothing or at its end."""
-    saved, config, samples = from_dict(manifest.metadata["config"]), plan.config, manifest.samples
+    saved, config, samples = manifest.config, plan.config, manifest.samples
     names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
     if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
         return None

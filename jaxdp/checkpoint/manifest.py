@@ -18,8 +18,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.errors import TrainingError
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError, TrainingError
 from jaxdp.files import NotRegularError, open_regular, read_regular, write_atomically
+from jaxdp.validation import from_dict
 
 MANIFEST, STATE = "manifest.json", "state"
 
@@ -84,6 +86,15 @@ class Manifest:
     def location(self) -> str:
         """Where the checkpoint is, for messages: its URL or its directory."""
         return self.url or str(self.path)
+
+    @property
+    def config(self) -> Config:
+        """The config of the run. Raises ConfigError if it is that of a version with other fields."""
+        try:
+            return from_dict(self.metadata["config"])
+        except ConfigError as error:
+            hint = "use the version of jaxdp that saved it, or start a new run"
+            raise ConfigError("checkpoint", self.location, reason=f"its config cannot be read ({error})", hint=hint) from None
 
     @property
     def accuracy(self) -> float | None:

@@ -187,7 +187,8 @@ class Follower:
         rank0, limits, now = self._records.alive.get(0), self.supervisor.limits, self.supervisor.status.clock
         if rank0 is None:
             if now - self._began >= limits.start_seconds:
-                return Verdict(f"rank 0 did not start at {self.supervisor.record.run} within {limits.start_seconds:g} s")
+                run, seconds = self.supervisor.record.run, limits.start_seconds
+                return Verdict(f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir")
             return None
         number, lines = rank0.report
         if lines or number > 0:

@@ -57,6 +57,8 @@ def late_after(beat: Heartbeat, limits: Limits, *, is_single: bool = False) -> f
         return FIRST_STEP_FACTOR * limits.late_seconds
     if beat.activity in ("start", "load") and beat.step is None:
         return limits.late_seconds
+    if beat.activity == "save":  # waits for the one before
+        return max(UNKNOWN_FACTOR * limits.late_seconds, SLOW_FACTOR * beat.longest_save_seconds)
     if beat.typical_seconds is None:
         return max(UNKNOWN_FACTOR * limits.late_seconds, FIRST_STEPS_FACTOR * beat.longest_seconds)
     return max(limits.late_seconds, SLOW_FACTOR * beat.typical_seconds)
@@ -271,5 +273,5 @@ def missing(records: Records, processes: int, seconds: float) -> Verdict | None:
     started = names(alive.values()) or "none"
     return Verdict(
         f"{absent} of {plural(processes, 'process')} did not start within {seconds:g} s: {_absent(alive, processes)} "
-        f"(started: {started})"
+        f"(started: {started}); they may not share --workdir"
     )

@@ -31,7 +31,7 @@ from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
 from jaxdp.training.state import TrainState, abstract_state, from_host
-from jaxdp.validation import changes, from_dict, validate
+from jaxdp.validation import changes, validate
 from jaxdp.xla.jax_options import own_options
 
 WEIGHTS = "--weights"
@@ -207,9 +207,7 @@ def _load(manifest: Manifest, config: Config) -> LoadedRun:
     except CorruptCheckpoint as error:
         raise ConfigError("--checkpoint", name, reason=str(error), hint="use another checkpoint") from None
     except CheckpointMismatch as error:
-        differences = [
-            change for change in changes(from_dict(manifest.metadata["config"]), config) if change.startswith("model.")
-        ]
+        differences = [change for change in changes(manifest.config, config) if change.startswith("model.")]
         if not differences:
             raise ConfigError("--checkpoint", name, reason=str(error)) from None
         reason = f"the checkpoint is of another model ({'; '.join(differences)})"

@@ -31,7 +31,7 @@ from jaxdp.setup.run_dir import CLASSES, RESULT, class_names, read_result, read_
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.remote_reader import download_checkpoint, download_run_files
 from jaxdp.training.result import TrainResult
-from jaxdp.validation import flatten, from_dict
+from jaxdp.validation import flatten
 
 # The name is above the table; paths and addresses of a machine are not for a card, but finetune.digest is.
 OMITTED = ("name", "data.directory", "compile.cache", "finetune.weights", "storage.directory", "logging.mlflow")
@@ -84,7 +84,7 @@ def write_card(
 
 def _write(path: Path, workdir: Path, manifest: Manifest, *, exported: Path | None, is_best: bool) -> Path:
     """Write the card of a checkpoint in a directory. is_best: whether it was asked for as the best one."""
-    config = from_dict(manifest.metadata["config"])
+    config = manifest.config
     best = manifest.metadata["progress"].get("best")
     facts = _Facts(
         manifest,

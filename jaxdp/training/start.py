@@ -13,7 +13,7 @@ from jaxdp.records import EVENTS, read_events
 from jaxdp.training.clock import Clock
 from jaxdp.training.run import Run
 from jaxdp.training.state import TrainState, abstract_state, create_state, with_values
-from jaxdp.validation import changes, from_dict
+from jaxdp.validation import changes
 
 
 class StartPoint(NamedTuple):
@@ -41,7 +41,7 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
         start.check(restored)
         run.progress = Progress(**restored.metadata["progress"])
         run.progress.sessions += 1
-        if changes(from_dict(restored.metadata["config"]), run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
+        if changes(restored.config, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):
             run.progress.last_evaluation = None  # it was of another configuration
         run.datasets.add_bad_images(run.progress.bad_images)
         resume = f"continues from {restored.path}"

@@ -1,5 +1,6 @@
 """Tests of jaxdp.checkpoint.manifest."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -8,7 +9,9 @@ import zlib
 import numpy as np
 import pytest
 
-from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, file_checksum, read_manifest
+from jaxdp.checkpoint.manifest import MANIFEST, CorruptCheckpoint, Manifest, file_checksum, read_manifest
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
 
 
 def rewrite_manifest(path, change):
@@ -23,6 +26,16 @@ def test_file_checksum_is_the_crc_of_the_whole_file(tmp_path):
     for size in (0, 9, len(content)):
         (tmp_path / "file").write_bytes(content[:size])
         assert file_checksum(tmp_path / "file") == [size, f"{zlib.crc32(content[:size]):08x}"]
+
+
+def test_config_of_a_version_with_other_fields_names_the_checkpoint(tmp_path):
+    stored = dataclasses.asdict(Config())
+    manifest = Manifest(tmp_path / "96", 96, {"config": stored}, arrays={}, files={})
+    assert manifest.config == Config()
+    stored["guard"]["stuck_minutes"] = 3
+    reason = rf"checkpoint='{tmp_path}/96': its config cannot be read \(guard.stuck_minutes.*unknown field.*\); use the version"
+    with pytest.raises(ConfigError, match=reason):
+        assert manifest.config
 
 
 def with_progress(**changes):

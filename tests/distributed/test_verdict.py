@@ -154,6 +154,8 @@ def test_a_report_names_the_process_at_fault_its_stack_and_when_the_run_ends():
         (Heartbeat("step", 1, longest_seconds=20), 80),
         (Heartbeat("step", 50, typical_seconds=0.1), 30),
         (Heartbeat("step", 50, typical_seconds=10), 150),
+        (Heartbeat("save", 50), 52.5),
+        (Heartbeat("save", 50, longest_save_seconds=10), 150),
     ],
 )
 def test_a_process_is_late_after(beat, seconds):
@@ -179,7 +181,7 @@ def test_processes_that_have_not_started_are_named():
         records.add(0, record(0, count), 0.0)
     records.add(2, record(2, 5), 0.0)  # the file of an earlier run: it does not change
     assert str(verdict.missing(records, 3, 60)) == (
-        "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0)"
+        "2 of 3 processes did not start within 60 s: ranks 1, 2 (started: rank 0 on node0); they may not share --workdir"
     )
 
 
