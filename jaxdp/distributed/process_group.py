@@ -35,7 +35,7 @@ class Agreement(NamedTuple):
 
 
 class ProcessGroup:
-    """The processes of a run; this class is a run of one, whose requests take effect at once. See also `Processes`.
+    """The processes of a run; this class is a run of one, whose requests take effect at once. See also `JoinedProcesses`.
 
     rank: of this process, from 0. hosts: host name by rank. host_numbers: index of the host by rank, numbered in the order of
     the ranks. status: what this process does. All methods may be called from any thread.
