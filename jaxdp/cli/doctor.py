@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -184,7 +183,7 @@ def _verify(config: Config, workdir: str | None, *, join: Callable[..., ProcessG
                 raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGTERM, handler)
-    runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0)
+    runtime.exit_together(group, EXIT_FAILURE if record["failed"] else 0, directory=shared_dir)
 
 
 def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path, *, thorough: bool) -> dict:
@@ -197,7 +196,4 @@ def _run_proofs(config: Config, group: ProcessGroup, shared_dir: Path, *, thorou
         return verify.run(config, info, thorough=thorough)
     if group.is_rank0:
         shared_dir.mkdir(parents=True, exist_ok=True)
-    record = verify.run(config, info, group=group, shared_dir=shared_dir, thorough=thorough)
-    if group.is_rank0:
-        shutil.rmtree(shared_dir, ignore_errors=True)
-    return record
+    return verify.run(config, info, group=group, shared_dir=shared_dir, thorough=thorough)

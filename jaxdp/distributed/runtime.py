@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -104,11 +105,16 @@ def fail_together(group: ProcessGroup) -> Iterator[None]:
         raise
 
 
-def exit_together(group: ProcessGroup, code: int = 0) -> None:
-    """End a command of several processes with an exit code. Returns if there is one process and the code is 0."""
+def exit_together(group: ProcessGroup, code: int = 0, *, directory: Path | None = None) -> None:
+    """End a command of several processes with an exit code. Returns if there is one process and the code is 0.
+
+    directory: of their status files, which is removed once all have left; None: it stays.
+    """
     if group.num_processes > 1:
         sys.stdout.flush()
         group.close(exiting=True)
+        if directory is not None and group.is_rank0:
+            shutil.rmtree(directory, ignore_errors=True)
         os._exit(code)  # JAX's shutdown blocks for minutes if a process is late
     if code:
         sys.exit(code)

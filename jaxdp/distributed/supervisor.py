@@ -85,6 +85,8 @@ class Supervisor:
         errors = 0
         while not self.stopped.is_set():
             wait()
+            if self.stopped.is_set():
+                return
             try:
                 action()
                 errors = 0
