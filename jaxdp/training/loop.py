@@ -16,7 +16,7 @@ from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.data.loader import DataError
 from jaxdp.data.prefetch import DeviceIterator
 from jaxdp.distributed.preemption import ForcedStop, StopTraining
-from jaxdp.distributed.process_group import barrier
+from jaxdp.distributed.process_group import REQUESTS, barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
 from jaxdp.planning import PlannedPhase
@@ -144,7 +144,8 @@ def _start_step(run: Run, step: Callable, batch: dict[str, jax.Array]) -> None:
 
 def _requests(run: Run) -> dict[str, jax.Array]:
     """What this process asks of all others, as a part of a batch."""
-    return {request_flags.BATCH_KEY: request_flags.on_devices(run.processes.take_request(run.signals.stop_reason), run.mesh)}
+    request = REQUESTS.index(run.processes.take_request(run.signals.stop_reason))
+    return {request_flags.BATCH_KEY: request_flags.on_devices(request, run.mesh)}
 
 
 def complete_steps(run: Run, keep: int = 0) -> None:
@@ -156,7 +157,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         step = run.pending.popleft()
         asked = time.monotonic()
         record = step.record | read(step.metrics)
-        run.processes.record_request(request_flags.NAMES[record.pop("request")])
+        run.processes.record_request(REQUESTS[record.pop("request")])
         run.step_times = step.start_seconds + time.monotonic() - asked, time.monotonic()
         run.processes.status.record_progress()
         run.clock.end_step(record["global_batch"])
@@ -202,7 +203,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
             batch=run.compiler.evaluation_rows(run.phase),
             mesh=run.mesh,
             before_batch=before_batch,
-            on_request=lambda request: processes.record_request(request_flags.NAMES[request]),
+            on_request=lambda request: processes.record_request(REQUESTS[request]),
             wait_for=signals.wait_for,
             observer=examples,
         )

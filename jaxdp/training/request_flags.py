@@ -1,7 +1,6 @@
 """Requests to save or to stop, carried by the metrics that a step reduces: every process reads the largest of any device."""
 
 import functools
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +9,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.parallel.mesh import AXES
 
-NAMES: tuple[Literal["", "save", "stop"], ...] = ("", "save", "stop")  # of the requests, as a `ProcessGroup` has them
-NONE, SAVE, STOP = range(len(NAMES))
+NONE, SAVE, STOP = range(3)  # the places of their names in `jaxdp.distributed.process_group.REQUESTS`
 BATCH_KEY = "requests"  # the key of a batch: int32 [devices], sharded over all devices
 
 
@@ -35,13 +33,13 @@ def abstract(mesh: Mesh | AbstractMesh) -> jax.ShapeDtypeStruct:
 
 
 @functools.cache
-def on_devices(name: str, mesh: Mesh) -> jax.Array:
+def on_devices(request: int, mesh: Mesh) -> jax.Array:
     """This process's request, on its devices of a mesh. Kept there, because most steps have the same."""
     sharding = NamedSharding(mesh, PartitionSpec(AXES))
-    local = np.full(len(sharding.addressable_devices), NAMES.index(name), np.int32)
+    local = np.full(len(sharding.addressable_devices), request, np.int32)
     return jax.make_array_from_process_local_data(sharding, local)
 
 
 def none(mesh: Mesh) -> dict[str, jax.Array]:
     """The part of a batch with which no process asks for anything."""
-    return {BATCH_KEY: on_devices("", mesh)}
+    return {BATCH_KEY: on_devices(NONE, mesh)}

@@ -9,6 +9,7 @@ from helpers.step import BATCH, PIXELS, compiled_step, linear_config, make_batch
 
 from jaxdp import models
 from jaxdp.data import prefetch
+from jaxdp.distributed.process_group import REQUESTS
 from jaxdp.parallel.collectives import find_collectives
 from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
@@ -106,8 +107,12 @@ def test_requests_change_no_bit_of_an_evaluation_step(normalized_linear):
 
 def test_a_process_sets_its_request_on_its_own_devices_once():
     mesh = make_mesh(*SHAPE)
-    array = request_flags.on_devices("stop", mesh)
+    array = request_flags.on_devices(STOP, mesh)
     np.testing.assert_array_equal(array, np.full(8, STOP))
-    assert request_flags.on_devices("stop", mesh) is array
+    assert request_flags.on_devices(STOP, mesh) is array
     expected = request_flags.abstract(mesh)
     assert (array.shape, array.dtype, array.sharding) == (expected.shape, expected.dtype, expected.sharding)
+
+
+def test_numbers_of_requests_are_the_places_of_their_names():
+    assert [REQUESTS[number] for number in (NONE, SAVE, STOP)] == ["", "save", "stop"]
