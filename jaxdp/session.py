@@ -168,8 +168,8 @@ def run_session(
         try:
             result = session.run() if url is None else session.run_at_url(url)
             if signals.stop_reason and not is_command and group.num_processes == 1:
-                message = f"stopped by {signals.stop_reason}, after the end of the run in {result.workdir}"
-                raise Stopped(f"{message}; {screen.resume_action} continues after this run")
+                message = f"stopped by {signals.stop_reason} after the run in {result.workdir} had finished"
+                raise Stopped(f"{message}; {screen.resume_action} loads its result and continues the program")
             return result
         except (Stopped, StopTraining):
             raise

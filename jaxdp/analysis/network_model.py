@@ -191,8 +191,8 @@ def notes(prediction: dict) -> list[str]:
         f"Assumptions: a device computes {prediction['device_images_per_second']:.0f} images/s (--images-per-second); no "
         "communication is hidden; each device has one full-duplex link; messages are sent one after another, as the step sends "
         "them (--reduce.bucket-bytes). XLA may "
-        "combine the messages of gradients and batch statistics, at most into one (third column). The last two columns count "
-        "devices, in powers of two, that share the batch of the phase.",
+        "combine the messages of gradients and batch statistics, at most into one (third column). The last two columns are "
+        "numbers of devices, powers of two, that share the batch of the phase.",
         *([normalization] if prediction["normalization_messages"] else []),
     ]
 

@@ -158,7 +158,7 @@ def render(record: dict[str, Any]) -> Iterator[Table | str]:
     yield table
     yield (
         f"suggestion: --schedule.learning-rate {record['suggested_field']:.2g} (the recipe has {record['recipe']:g}), "
-        f"the rate of the smallest loss divided by {MARGIN:g}; compare it with four times of it in a short run"
+        f"1/{MARGIN:g} of the rate at which the loss was smallest. Compare both rates in a short run."
     )
     if not record["diverged"]:
         yield "the loss did not diverge, so larger rates may be possible: raise --highest"

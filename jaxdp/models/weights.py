@@ -130,7 +130,7 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
     if any(tensor.dtype == "F64" for tensor in stored.values()):
         notes += ("rounded from float64 to float32",)
     if stated is None:
-        notes += (f"BlurPool not stated, taken as {blur_pool.replace('_', ' ')}",)
+        notes += (f"the file does not name its BlurPool; assumed: {blur_pool.replace('_', ' ')}",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
     return Weights(path, model, params, batch_stats, naming, digest_of(tensors), notes)
 

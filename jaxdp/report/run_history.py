@@ -26,7 +26,7 @@ PARTS = {
     "compilation": "waiting for compilation",
     "rest": "startup and everything else",
 }
-STEPS_WITH_EXPOSED = "steps: computation, exposed communication and waiting for other processes"
+STEPS_WITH_EXPOSED = "steps: computation, communication and waiting for other processes"
 COMMUNICATION = "communication.json"  # written by jaxdp report --communication
 
 

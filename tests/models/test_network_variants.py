@@ -169,7 +169,7 @@ def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_t
     theirs, image = tmp_path / "w.safetensors", tmp_path / "val/0/image.png"
     save_file(tensors, theirs)
     main.main(["import", str(theirs), "--output", str(tmp_path / "ours.safetensors")])
-    assert "bytes, BlurPool not stated, taken as none\n" in capsys.readouterr().out
+    assert "bytes, the file does not name its BlurPool; assumed: none\n" in capsys.readouterr().out
     assert weights.read(tmp_path / "ours.safetensors").notes == ()
     image.parent.mkdir(parents=True)
     pixels = noise(48, 48)
@@ -183,7 +183,7 @@ def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_t
         probabilities = np.exp(logits) / np.exp(logits).sum()
         main.main([*predict, *flags])
         out, err = capsys.readouterr()
-        assert f"BlurPool not stated, taken as {form}" in err
+        assert f"the file does not name its BlurPool; assumed: {form}" in err
         for entry in json.loads(out)["predictions"][0]["top"]:
             assert entry["probability"] == pytest.approx(probabilities[entry["class"]], rel=1e-4)
         main.main([*evaluate, *flags, "--json"])

@@ -27,7 +27,7 @@ from jaxdp.models.torch_weights import to_torch, to_torch_layout, torch_name
 
 SIZES = {"width": 4, "classes": 6}
 BASIC, BOTTLENECK = ((1, 1), False), ((1, 1), True)
-UNSTATED = "BlurPool not stated, taken as none"
+UNSTATED = "the file does not name its BlurPool; assumed: none"
 
 
 @pytest.fixture(autouse=True)

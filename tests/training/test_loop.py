@@ -373,7 +373,7 @@ def test_train_stopped_after_its_last_evaluation_raises_in_a_program_and_returns
             if text.startswith("accuracy"):
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Stopped, match=f"stopped by SIGTERM, after the end of the run in {tmp_path}; the same command"):
+    with pytest.raises(Stopped, match=f"stopped by SIGTERM after the run in {tmp_path} had finished; the same command"):
         train_shown(tiny, tmp_path, screen=StopAtTheEnd())
     assert train_shown(tiny, tmp_path, screen=Quiet()).steps == 15
 
