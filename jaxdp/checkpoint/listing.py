@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxdp.checkpoint.manifest import CheckpointError, Manifest, is_checkpoint_name, read_manifest, verify_files
 from jaxdp.choices import STOP_METRICS
 
+UNFINISHED = "saving-"  # prefix of directories that are being written or removed
 CHECKPOINT_NAMES = ("result", "newest", "best")  # by which a command takes a checkpoint, besides its number of samples
 
 
@@ -79,10 +80,32 @@ class Retention:
         return [manifest for manifest in manifests if manifest.samples not in kept]
 
 
+def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
+    """Name in CHECKPOINT_NAMES -> samples of the checkpoint that it means among `manifests`, valid ones, newest first.
+
+    metric: the run's `stop.metric`. Names that mean none are missing.
+    """
+    if not manifests:
+        return {}
+    newest = manifests[0]
+    known = newest.metadata["progress"].get("best")  # by early stopping
+    result = known["samples"] if known and known["samples"] in {manifest.samples for manifest in manifests} else newest.samples
+    best = [manifest.samples for manifest in by_metric(manifests, metric)[:1]]
+    return {"result": result, "newest": newest.samples} | dict(zip(["best"], best, strict=False))
+
+
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:
     """Rename a checkpoint to NAME.SUFFIX (NAME.SUFFIX-2, ...), so that it is no longer used. Returns the new path."""
     names = (path.with_name(f"{path.name}.{suffix}{'' if n == 1 else f'-{n}'}") for n in range(1, 10_000))
     target = next(name for name in names if not os.path.lexists(name))
+    path.rename(target)
+    return target
+
+
+def rename_for_removal(path: Path) -> Path:
+    """Rename a checkpoint, so that the run's next session removes it if this process is interrupted before it does."""
+    target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
+    remove(target)
     path.rename(target)
     return target
 

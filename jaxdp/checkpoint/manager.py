@@ -15,7 +15,16 @@ import numpy as np
 
 from jaxdp.checkpoint import checksums, orbax_io
 from jaxdp.checkpoint.checksums import StateReport
-from jaxdp.checkpoint.listing import Retention, checkpoint_paths, latest_valid, quarantine, read_manifests, remove
+from jaxdp.checkpoint.listing import (
+    UNFINISHED,
+    Retention,
+    checkpoint_paths,
+    latest_valid,
+    quarantine,
+    read_manifests,
+    remove,
+    rename_for_removal,
+)
 from jaxdp.checkpoint.manifest import (
     CheckpointError,
     CorruptCheckpoint,
@@ -31,7 +40,6 @@ from jaxdp.config import Stop
 from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import TrainingError
 
-UNFINISHED = "saving-"  # prefix of directories that are being written or removed
 SAVING_THREAD = "checkpoint"  # prefix of the names of threads that write
 
 
@@ -261,7 +269,7 @@ class CheckpointManager:
         try:
             before_manifest()
             write_manifest(manifest)
-            replaced = _rename_for_removal(final) if os.path.lexists(final) else None  # saved before its evaluation
+            replaced = rename_for_removal(final) if os.path.lexists(final) else None  # saved before its evaluation
             path.rename(final)
         except Exception as error:  # for example a full disk
             return orbax_io.save_error(error)
@@ -269,7 +277,7 @@ class CheckpointManager:
             remove(replaced)
         with contextlib.suppress(OSError):  # retried after the next save
             for expired in self.retention.expired(list(read_manifests(self.folder))):
-                remove(_rename_for_removal(expired.path))
+                remove(rename_for_removal(expired.path))
         return None
 
     def _abandon(self, path: Path, error: str) -> None:
@@ -291,11 +299,3 @@ class CheckpointManager:
                 if not os.path.lexists(final) and str(read_manifest(path).samples) == final.name:
                     path.rename(final)
             remove(path)
-
-
-def _rename_for_removal(path: Path) -> Path:
-    """Rename a checkpoint, so that `_clean_up` removes it if this process is interrupted before it does."""
-    target = path.with_name(f"{UNFINISHED}{path.name}-replaced")
-    remove(target)
-    path.rename(target)
-    return target

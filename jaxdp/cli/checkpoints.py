@@ -1,4 +1,4 @@
-"""`jaxdp checkpoints`: list and verify the checkpoints of a run."""
+"""`jaxdp checkpoints`: list, verify and delete the checkpoints of a run."""
 
 import dataclasses
 import json
@@ -12,24 +12,31 @@ from jaxdp.flags import parse
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """List the checkpoints of a run, oldest first, and verify the checksums of their files.
+    """List the checkpoints of a run, oldest first, and verify the checksums of their files; or delete what is not needed.
 
     The exit code is 1 if a checkpoint is corrupt or cannot be read.
 
     Examples:
       jaxdp checkpoints --workdir runs/digits
+      jaxdp checkpoints --workdir runs/digits --keep best,newest
     """
 
     workdir: str
     """Working directory of the run"""
+    keep: str | None = None
+    """Names or samples of the checkpoints to keep, separated by commas: result, newest, best, 4096; all others are deleted
+    before the list is shown"""
     json: Switch = False
     """Output as one JSON document: a list with an object per checkpoint"""
 
 
 def run(arguments: list[str], program: str) -> None:
     options = parse(Checkpoints, arguments, program)
-    from jaxdp.inference.load_run import list_checkpoints
+    from jaxdp.inference.load_run import keep_checkpoints, list_checkpoints
 
+    if options.keep is not None:
+        deleted = keep_checkpoints(options.workdir, options.keep.split(","))
+        print(f"deleted: {', '.join(map(str, reversed(deleted))) or 'none'}", file=sys.stderr)
     rows = list_checkpoints(options.workdir)
     if options.json:
         print(json.dumps(rows, indent=2))
@@ -51,12 +58,13 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("samples", "epoch", "steps", "accuracy", "size"):
         table.add_column(name, justify="right")
-    table.add_column("state")
+    for name in ("name", "state"):
+        table.add_column(name)
     for row in rows:
         known = row["epoch"] is not None
         numbers = (f"{row['epoch']:.2f}", f"{row['steps']:,}") if known else ("", "")
         accuracy = "" if row["accuracy"] is None else f"{100 * row['accuracy']:.2f} %"
         size = f"{row['bytes'] / 1e6:,.1f} MB" if known else ""
         state = (row["error"] or "valid").replace(f"{row['path']}/", "")
-        table.add_row(str(row["samples"]), *numbers, accuracy, size, state)
+        table.add_row(str(row["samples"]), *numbers, accuracy, size, ", ".join(row["names"]), state)
     return table

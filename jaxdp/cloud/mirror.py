@@ -14,8 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.checkpoint.listing import Retention, checkpoint_paths, remove
-from jaxdp.checkpoint.manager import UNFINISHED
+from jaxdp.checkpoint.listing import UNFINISHED, Retention, checkpoint_paths, remove
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,

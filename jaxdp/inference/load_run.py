@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,15 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp import models
-from jaxdp.checkpoint.listing import CHECKPOINT_NAMES, by_metric, checkpoint_paths, read_manifests
+from jaxdp.checkpoint.listing import (
+    CHECKPOINT_NAMES,
+    by_metric,
+    checkpoint_paths,
+    named_checkpoints,
+    read_manifests,
+    remove,
+    rename_for_removal,
+)
 from jaxdp.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
@@ -26,7 +35,7 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, is_url
 from jaxdp.models import preprocessing, weights
 from jaxdp.parallel.mesh import choose_shape, make_mesh
-from jaxdp.setup.run_dir import CHECKPOINTS, run_config
+from jaxdp.setup.run_dir import CHECKPOINTS, lock_run_dir, run_config
 from jaxdp.storage.local import temporary_directory
 from jaxdp.storage.location import ObjectNotFoundError, storage_errors
 from jaxdp.storage.remote_reader import download_checkpoint, list_manifests
@@ -46,16 +55,45 @@ class LoadedRun(NamedTuple):
 
 
 def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
-    """All checkpoints of a run, oldest first: path, samples, epoch, steps, accuracy, bytes, and error (None if valid).
+    """All checkpoints of a run, oldest first: path, samples, epoch, steps, accuracy, bytes, error (None if valid), and names.
 
-    Reads and verifies every byte of every checkpoint. Raises ConfigError if `workdir` holds no run.
+    names: those of `choose_checkpoint` that mean it, such as "best". Reads and verifies every byte of every checkpoint. Raises
+    ConfigError if `workdir` holds no run.
     """
     workdir = expand_user(workdir, "--workdir")
-    run_config(workdir)
+    metric = run_config(workdir).stop.metric
+    pairs = list(reversed(_list_remote(workdir) if is_url(workdir) else _list_local(Path(workdir))))
+    valid = [manifest for row, manifest in pairs if manifest and row["error"] is None]
+    samples_of = named_checkpoints(valid, metric)
+    return [row | {"names": [name for name in samples_of if samples_of[name] == row["samples"]]} for row, _ in reversed(pairs)]
+
+
+def keep_checkpoints(workdir: str | Path, names: Sequence[str]) -> list[int]:
+    """Delete all checkpoints of a run, corrupt ones too, but those that `names` mean; returns the samples of the deleted ones.
+
+    names: as of `choose_checkpoint`; each must be valid. Raises ConfigError if one is not, while a process trains in the
+    directory, for a URL, and if a checkpoint cannot be deleted.
+    """
+    path = Path(expand_user(workdir, "--workdir"))
     if is_url(workdir):
-        return _list_remote(workdir)
+        raise ConfigError("--keep", ",".join(names), reason="checkpoints at a URL are not deleted", hint="delete them there")
+    run_config(path)
+    with lock_run_dir(path):
+        kept = {choose_checkpoint(path, name, "--keep").samples for name in names}
+        expired = [found for found in checkpoint_paths(path / CHECKPOINTS) if int(found.name) not in kept]
+        try:
+            for found in expired:
+                remove(rename_for_removal(found))
+        except OSError as error:
+            raise ConfigError("--workdir", str(workdir), reason=f"{found.name} cannot be deleted: {error.strerror}") from None
+    return [int(found.name) for found in expired]
+
+
+def _list_local(workdir: Path) -> list[tuple[dict[str, Any], Manifest | None]]:
+    """Rows of `list_checkpoints`, without names, and valid manifests."""
     rows = []
-    for path in reversed(checkpoint_paths(Path(workdir) / CHECKPOINTS)):
+    for path in reversed(checkpoint_paths(workdir / CHECKPOINTS)):
+        manifest = None
         row: dict[str, Any] = {"path": str(path), "samples": int(path.name)}
         row |= dict.fromkeys(("epoch", "steps", "accuracy", "bytes", "error"))
         try:
@@ -66,12 +104,12 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
             row["error"] = str(error)
             if not os.path.lexists(path):  # removed meanwhile by a running training process
                 continue
-        rows.append(row)
+        rows.append((row, manifest))
     return rows
 
 
-def _list_remote(url: str) -> list[dict[str, Any]]:
-    """The rows of `list_checkpoints` of a run at a URL; downloads every checkpoint, one at a time."""
+def _list_remote(url: str) -> list[tuple[dict[str, Any], Manifest | None]]:
+    """`_list_local` for a run at a URL; downloads every checkpoint, one at a time."""
     rows = []
     remote, names, manifests = list_manifests(url)
     for name in reversed(names):
@@ -91,7 +129,7 @@ def _list_remote(url: str) -> list[dict[str, Any]]:
                     row["error"] = f"{error.filename} is missing"
         else:
             row["error"] = manifest
-        rows.append(row)
+        rows.append((row, manifest if isinstance(manifest, Manifest) else None))
     return rows
 
 
@@ -100,24 +138,22 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     return {"epoch": manifest.epoch, "steps": steps, "accuracy": manifest.accuracy, "bytes": manifest.num_bytes}
 
 
-def choose_checkpoint(workdir: str | Path, checkpoint: str = "result") -> Manifest:
+def choose_checkpoint(workdir: str | Path, checkpoint: str = "result", field: str = "--checkpoint") -> Manifest:
     """The checkpoint named "result", "newest", "best" (by `stop.metric`), or by its number of samples.
 
     "result": what result.json describes, the newest, or with early stopping the best that the newest one knows. Names skip
-    invalid checkpoints and report them on stderr. Raises ConfigError if there is no such checkpoint.
+    invalid checkpoints and report them on stderr. Raises ConfigError, of `field`, if there is no such checkpoint.
     """
     folder = Path(expand_user(workdir, "--workdir")) / CHECKPOINTS
     if checkpoint not in CHECKPOINT_NAMES:
-        return _checkpoint_at(folder, checkpoint)
+        return _checkpoint_at(folder, checkpoint, field)
     if checkpoint == "result":
         return _best_known(folder) or choose_checkpoint(workdir, "newest")
     manifests, errors = _read_all(folder)
     if checkpoint == "best":
         scored = by_metric(manifests, run_config(workdir).stop.metric)
         if manifests and not scored:
-            raise ConfigError(
-                "--checkpoint", "best", reason="no checkpoint was saved right after an evaluation", hint="use newest"
-            )
+            raise ConfigError(field, "best", reason="no checkpoint was saved right after an evaluation", hint="use newest")
         manifests = scored
     for manifest in manifests:
         try:
@@ -163,12 +199,12 @@ def _read_all(folder: Path) -> tuple[list[Manifest], dict[Path, str]]:
     return manifests, errors
 
 
-def _checkpoint_at(folder: Path, samples: str) -> Manifest:
+def _checkpoint_at(folder: Path, samples: str, field: str) -> Manifest:
     names = [path.name for path in checkpoint_paths(folder)]
     if samples not in names:
         available = ", ".join(names) or "none"
         raise ConfigError(
-            "--checkpoint",
+            field,
             samples,
             reason="checkpoint not found",
             hint=f"use {', '.join(CHECKPOINT_NAMES)}, or one of: {available}",
@@ -176,7 +212,7 @@ def _checkpoint_at(folder: Path, samples: str) -> Manifest:
     try:
         return read_manifest(folder / samples)
     except CorruptCheckpoint as error:
-        raise ConfigError("--checkpoint", samples, reason=str(error), hint="use another checkpoint") from None
+        raise ConfigError(field, samples, reason=str(error), hint="use another checkpoint") from None
 
 
 @own_options()

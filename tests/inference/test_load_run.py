@@ -13,7 +13,8 @@ from jaxdp.cli import main
 from jaxdp.config import Checkpoint
 from jaxdp.errors import ConfigError
 from jaxdp.inference.export import export
-from jaxdp.inference.load_run import choose_checkpoint, list_checkpoints, load_run
+from jaxdp.inference.load_run import choose_checkpoint, keep_checkpoints, list_checkpoints, load_run
+from jaxdp.setup.run_dir import lock_run_dir
 
 
 def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny, tmp_path, capsys):
@@ -37,6 +38,11 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     best = choose_checkpoint(tmp_path, "best")
     assert best.accuracy == max(row["accuracy"] for row in rows if row["accuracy"] is not None)
 
+    names = {row["samples"]: row["names"] for row in rows}
+    assert [samples for samples in names if "best" in names[samples]] == [best.samples]
+    assert {"result", "newest"} <= set(names[160])
+    assert not set(names[56]) & {"result", "newest"}
+
     exported = export(tmp_path, tmp_path / "w.safetensors", "56")
     with safe_open(tmp_path / "w.safetensors", "numpy") as file:
         names = list(file.keys())
@@ -57,6 +63,16 @@ def test_checkpoints_of_a_trained_run_can_be_listed_evaluated_and_exported(tiny,
     shown = capsys.readouterr().out
     assert "manifest.json is corrupt" in shown
     assert shown.count("valid") == 3
+
+    with lock_run_dir(tmp_path), pytest.raises(ConfigError, match="another process is training"):
+        keep_checkpoints(tmp_path, ["newest"])
+    with pytest.raises(ConfigError, match="--keep='57': checkpoint not found"):
+        keep_checkpoints(tmp_path, ["newest", "57"])
+    assert len(list_checkpoints(tmp_path)) == 4
+    main.main(["checkpoints", "--workdir", str(tmp_path), "--keep", "best,newest,56"])
+    kept = sorted({56, best.samples, 160})
+    assert [(row["samples"], row["error"]) for row in list_checkpoints(tmp_path)] == [(samples, None) for samples in kept]
+    assert jaxdp.train(config, tmp_path) == result  # finished, and not confused by what is missing
 
 
 @pytest.mark.parametrize(
