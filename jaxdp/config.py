@@ -664,9 +664,6 @@ class Compile(Section):
     XDG_CACHE_HOME or ~/.cache; off: no cache"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
-    conv_layout: Literal["hwio", "ohwi"] = "hwio"
-    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none; not yet measured on a
-    GPU"""
 
 
 @dataclass(frozen=True)

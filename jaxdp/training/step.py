@@ -26,7 +26,7 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
 from jaxdp.training import request_flags
-from jaxdp.training.state import TrainState, formats, has_default_layout, make_optimizer, make_placement, with_seed
+from jaxdp.training.state import TrainState, make_optimizer, make_placement, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -293,7 +293,4 @@ def make_train_step(
     in_specs = (state_specs, rows, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(config.reduce.strategy)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, replicated), check_vma=check_vma)
-    if placement.sharded or has_default_layout(config, mesh):
-        return jax.jit(mapped, donate_argnums=0)
-    new_state = formats(config, placement.whole, mesh)
-    return jax.jit(mapped, donate_argnums=0, out_shardings=(new_state, None))
+    return jax.jit(mapped, donate_argnums=0)
