@@ -77,6 +77,13 @@ class Section:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """A section may be a dict; its values keep their exact types."""
+        schema = handler(source)
+        handler.resolve_ref_schema(schema)["strict"] = False
+        return schema
+
     def check(self) -> None:
         """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
@@ -776,31 +783,6 @@ MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
 SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, given=OnDisk, imagenet2012=OnDisk, cifar10=OnDisk)
 BATCH_STATISTICS.read("model", moving_average=MovingAverage)
 
-# Sources that make images of one size in memory.
-IN_MEMORY = tuple(name for name, source in SOURCES.entries.items() if source.in_memory)
-
-# Fields that change where and how a run executes, not what it computes: a run may resume with other values.
-RESUME_SAFE_FIELDS = (
-    "name",
-    "scale_schedule",
-    "mesh",
-    "reduce.strategy",
-    "reduce.bucket_bytes",
-    "reduce.overlap",
-    "reduce.update",
-    "logging",
-    "checkpoint",
-    "guard",
-    "finetune.weights",  # identified by finetune.digest
-    "compile",
-    "storage",
-    "data.directory",
-    "data.threads",
-)
-
-
-PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
-
 
 def skips_steps(config: Config) -> bool:
     """Whether a step with a non-finite gradient leaves the state unchanged."""
@@ -824,7 +806,7 @@ def chance_loss(config: Config) -> float:
 
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
-    return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+    return config.data.augmentation == "random_resized_crop" and not SOURCES[config.data.source].in_memory
 
 
 def evaluation_side(config: Config) -> int:
