@@ -25,12 +25,10 @@ from jaxdp.bench.step import published_ceilings
 from jaxdp.xla import kernels
 
 ROOT = Path(__file__).parent.parent
-FOLDED, OHWI = ["--model.batch-norm", "folded"], ["--compile.conv-layout", "ohwi"]
+FOLDED = ["--model.batch-norm", "folded"]
 CASES = {
     "separate": [],
-    "separate, ohwi": OHWI,
     "folded": FOLDED,
-    "folded, ohwi": FOLDED + OHWI,
 }
 SIDES = {224: "images", 112: "112", 56: "56", 28: "28", 14: "14", 7: "7"}
 

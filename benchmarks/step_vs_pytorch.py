@@ -39,8 +39,6 @@ STAGES = (3, 4, 6, 3)
 # One change each to our step: XLA's flags, fields of the configuration by group.
 VARIANTS = {
     "folded": ("", {"model": {"batch_norm": "folded"}}),
-    "ohwi": ("", {"compile": {"conv_layout": "ohwi"}}),
-    "folded-ohwi": ("", {"model": {"batch_norm": "folded"}, "compile": {"conv_layout": "ohwi"}}),
     "deterministic": ("", {"compile": {"deterministic": True}}),
     "graphs": ("--xla_gpu_enable_command_buffer=+CONVOLUTION", {}),
     "no-graphs": ("--xla_gpu_enable_command_buffer=", {}),

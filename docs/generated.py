@@ -16,8 +16,9 @@ from typing_extensions import Doc
 import jaxdp
 from jaxdp import flag_help, flags
 from jaxdp.cli import bench, main
-from jaxdp.config import RESUME_SAFE_FIELDS, Config
+from jaxdp.config import Config
 from jaxdp.registry import OneOf
+from jaxdp.validation import RESUME_SAFE_FIELDS
 
 ROOT = Path(__file__).parents[1]
 TYPES = {int: "integer", float: "number", str: "text", bool: "true or false", types.NoneType: "None"}

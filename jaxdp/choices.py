@@ -170,7 +170,6 @@ SOURCES = Choices(
     other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", prepared=True),
     other_reads="imagenet2012",
 )
-ON_DISK = ("folder", "given", "imagenet2012", "cifar10")  # sources whose images are read in the background
 BATCH_STATISTICS = Choices(
     "model.statistics",
     {

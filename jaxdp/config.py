@@ -2,14 +2,15 @@
 what does not fit together.
 
 The text below a field is its help in `jaxdp train --help all`. Fields whose values have names take types and help from the
-tables in `choices.py` and `schedules.py`, and `TABLE.only(...)` names the choices that read a field.
+tables in `choices.py` and `schedules.py`. The fields that only some choices read are a record, such as `Lars`, from which
+their section inherits; the tables at the end of the sections name the record of each choice.
 """
 
 import math
 import os
 import re
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import Doc
@@ -21,13 +22,12 @@ from jaxdp.choices import (
     LOSS_SCALES,
     LOSSES,
     MIXES,
-    ON_DISK,
     OPTIMIZERS,
     SOURCES,
     STOP_METRICS,
 )
 from jaxdp.errors import ConfigError as ConfigError
-from jaxdp.registry import NAME_PATTERN, Choices, OneOf, Only
+from jaxdp.registry import NAME_PATTERN, Choices, OneOf
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -61,7 +61,6 @@ SourceName = Annotated[
     Doc(f"Data set: {', '.join(SOURCES.entries)}, or one of tensorflow-datasets. {SOURCES.help}"),
 ]
 
-FromDisk = SOURCES.only(*ON_DISK)
 LARGEST_IMAGE = 4096
 JITTERED = ("brightness", "contrast", "saturation", "hue")  # parts of augment.color_jitter
 ImageSize = Annotated[int, Field(ge=8, le=LARGEST_IMAGE)]
@@ -78,47 +77,91 @@ class Section:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, revalidate_instances="always")
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """A section may be a dict; its values keep their exact types."""
+        schema = handler(source)
+        handler.resolve_ref_schema(schema)["strict"] = False
+        return schema
+
     def check(self) -> None:
         """Raise ConfigError for values of its fields that do not fit together; `validation.py` has relations of sections."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preprocessing(Section):
-    """Preparation of images for evaluation, and their normalization; of weights, what is not given is as in their file."""
+class EvalResize(Section):
+    """Resize of images for evaluation."""
 
-    eval_size: Annotated[ImageSize | None, FromDisk] = None
+    eval_size: ImageSize | None = None
     """Height and width of evaluated images, in pixels (None: `image_size`)"""
-    eval_resize: Annotated[Annotated[int, Field(ge=8, le=2**16)] | None, FromDisk] = None
+    eval_resize: Annotated[int, Field(ge=8, le=2**16)] | None = None
     """Short side that evaluated images are resized to before the center crop, in pixels (None: 8/7 of the evaluated size after
     training on random crops or with a larger `stored_size`, else the evaluated size)"""
-    eval_crop: Annotated[Annotated[float, Field(ge=0.1, le=1)] | None, FromDisk] = None
+    eval_crop: Annotated[float, Field(ge=0.1, le=1)] | None = None
     """Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"""
-    eval_interpolation: Annotated[Interpolation | None, FromDisk] = None
+    eval_interpolation: Interpolation | None = None
     """Filter that resizes evaluated images (None: bilinear). bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which
-    resizes the center crop (FFCV)"""
+resizes the center crop (FFCV)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing(EvalResize):
+    """Preparation of images for evaluation, and their normalization; of weights, what is not given is as in their file."""
+
     mean: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], FromList] = ()
     """Mean of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
     std: Annotated[tuple[Annotated[float, Field(ge=1e-3, le=1)], ...], FromList] = ()
     """Standard deviation of red, green and blue for normalization; white is 1 (empty: that of the data set)"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Splits(Section):
+    """Parts of a data set."""
+
+    train_split: str = "train"
+    """Training split; for prepared data sets also a slice, such as train[:10%]; for digits train, or fit to hold out the
+    validation split for tuning"""
+    eval_split: str | None = None
+    """Evaluation split (None: val, validation or test, whichever exists); for digits test or validation"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDisk(Splits, EvalResize):
+    """Images of any size that are read and decoded in the background."""
+
+    directory: str | None = None
+    """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Number of decoding threads (None: one per core)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic(Section):
+    """Numbers of synthetic images."""
+
+    train_examples: Count = 4096
+    """Number of training images (synthetic)"""
+    eval_examples: Count = 1000
+    """Number of evaluation images (synthetic)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixed(Section):
+    """Blending of images."""
+
+    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
+    that of mixup; cutmix has 1)"""
+
+
 @dataclass(frozen=True)
-class Data(Preprocessing):
+class Data(OnDisk, Synthetic, Mixed, Preprocessing):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
-    directory: Annotated[str | None, FromDisk] = None
-    """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
-    train_split: Annotated[str, SOURCES.only("digits", *ON_DISK)] = "train"
-    """Training split; for prepared data sets also a slice, such as train[:10%]; for digits train, or fit to hold out the
-    validation split for tuning"""
-    eval_split: Annotated[str | None, SOURCES.only("digits", *ON_DISK)] = None
-    """Evaluation split (None: val, validation or test, whichever exists); for digits test or validation"""
     on_bad_image: Literal["stop", "skip"] = "stop"
     """Action on an image that cannot be read. stop: fail and name it; skip: use the next image, count it and list it at the
     end"""
-    threads: Annotated[Annotated[int, Field(ge=1, le=1024)] | None, FromDisk] = None
-    """Number of decoding threads (None: one per core)"""
     image_size: ImageSize = 32
     """Height and width of the network's input, in pixels"""
     stored_size: ImageSize | None = None
@@ -131,13 +174,6 @@ class Data(Preprocessing):
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: Annotated[str, OneOf(MIXES)] = "none"
     """Blending of each image with another of its worker's batch"""
-    mix_alpha: Annotated[float, Field(ge=1e-3, le=1e3), MIXES.only("mixup", "cutmix", "mixup_or_cutmix")] = 1.0
-    """Parameter of the distribution Beta(alpha, alpha) of the mixing ratio, sampled once per worker's batch (mixup_or_cutmix:
-    that of mixup; cutmix has 1)"""
-    train_examples: Annotated[Count, SOURCES.only("synthetic")] = 4096
-    """Number of training images (synthetic)"""
-    eval_examples: Annotated[Count, SOURCES.only("synthetic")] = 1000
-    """Number of evaluation images (synthetic)"""
 
     def check(self) -> None:
         """The resize for evaluation is stated once, and normalization for three channels."""
@@ -185,28 +221,47 @@ class GivenNetwork(Section):
     behind the maxima, as MosaicML Composer's"""
 
 
-@dataclass(frozen=True)
-class Augment(Section):
-    """Random transforms of the pixels of training images."""
+@dataclass(frozen=True, kw_only=True)
+class Flip(Section):
+    """Flip of training images."""
 
-    flip: Annotated[bool, AUGMENTATIONS.only("paper", "random_resized_crop", "pad_and_crop")] = True
+    flip: bool = True
     """Left-right flip with probability one half"""
-    min_area: Annotated[float, Field(ge=1e-6, le=1), AUGMENTATIONS.only("random_resized_crop")] = 0.08
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomResizedCrop(Flip):
+    """Crop of random area and aspect ratio."""
+
+    min_area: Annotated[float, Field(ge=1e-6, le=1)] = 0.08
     """Smallest fraction of the image area in a crop (random_resized_crop)"""
-    crop_interpolation: Annotated[CropInterpolation, AUGMENTATIONS.only("random_resized_crop")] = "unfiltered"
+    crop_interpolation: CropInterpolation = "unfiltered"
     """Resize of a crop while decoding (random_resized_crop). unfiltered: bilinear without antialiasing, the fastest; bilinear,
     bicubic: antialiased as in Pillow; random: one of these two for each image; area: mean over the area, OpenCV's (FFCV)"""
-    magnitude: Annotated[
-        Annotated[float, Field(ge=0, le=30)] | None, AUTO_AUGMENTS.only("rand_augment", "rand_augment_increasing")
-    ] = None
-    """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
-    rand_augment_increasing: the mean, up to 10, 7 published"""
-    operation_interpolation: Annotated[
-        Literal["nearest", "bilinear", "bicubic", "random"] | None,
-        AUTO_AUGMENTS.only("rand_augment", "trivial_augment", "rand_augment_increasing"),
-    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrivialAugment(Section):
+    """Random operations on the pixels."""
+
+    operation_interpolation: Literal["nearest", "bilinear", "bicubic", "random"] | None = None
     """Interpolation of rotations, shears and shifts of `auto_augment`; random: bilinear or bicubic for each, as in timm;
     torchvision's policies have one for all (None: random for rand_augment_increasing, else nearest)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandAugment(TrivialAugment):
+    """Random operations of one magnitude."""
+
+    magnitude: Annotated[float, Field(ge=0, le=30)] | None = None
+    """Magnitude of the operations (None: that published). rand_augment: a whole number up to 30, 9 published;
+    rand_augment_increasing: the mean, up to 10, 7 published"""
+
+
+@dataclass(frozen=True)
+class Augment(RandAugment, RandomResizedCrop):
+    """Random transforms of the pixels of training images."""
+
     color_jitter: Annotated[tuple[Annotated[float, Field(ge=0, le=10)], ...], FromList] = ()
     """Largest changes of brightness, contrast and saturation, as shares in either direction, and largest turn of the hue, at
     most 0.5, as in torchvision's ColorJitter (empty, or 0: none)"""
@@ -228,8 +283,16 @@ class Augment(Section):
         return {name: strength for name, strength in zip(JITTERED, self.color_jitter, strict=False) if strength}
 
 
+@dataclass(frozen=True, kw_only=True)
+class MovingAverage(Section):
+    """Moving averages of the batch statistics."""
+
+    norm_momentum: BelowOne = 0.9
+    """Decay per step of the moving averages of batch normalization (moving_average)"""
+
+
 @dataclass(frozen=True)
-class Model(GivenNetwork):
+class Model(GivenNetwork, MovingAverage):
     """Network architecture and precision."""
 
     name: RegisteredName = RESNET
@@ -257,8 +320,6 @@ class Model(GivenNetwork):
     """Batch of batch normalization: each worker's, as in the paper, or that of all devices"""
     statistics: Annotated[str, OneOf(BATCH_STATISTICS)] = "moving_average"
     """Batch statistics (mean and variance of batch normalization) for evaluation"""
-    norm_momentum: Annotated[BelowOne, BATCH_STATISTICS.only("moving_average")] = 0.9
-    """Decay per step of the moving averages of batch normalization (moving_average)"""
     remat: bool = False
     """Recomputation of each block's activations in the backward pass, to save memory"""
     batch_norm: Literal["auto", "separate", "folded"] = "auto"
@@ -309,41 +370,17 @@ class Phase(Section):
 
 
 @dataclass(frozen=True)
-class Optimizer(Section):
-    """Parameter updates and regularization."""
+class EveryOptimizer(Section):
+    """What every optimizer reads."""
 
     name: OptimizerName = "lars"
     momentum: BelowOne = 0.9
     """Momentum coefficient; decay of the accumulated gradient per step (adamw, lamb: beta1, of the averaged gradient)"""
     momentum_rule: Annotated[str, OneOf(MOMENTUM_RULES)] = "constant"
     """Momentum as a function of the global batch, with `momentum` at 32768 images"""
-    nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")] = False
-    """Nesterov momentum (lars, sgd)"""
     weight_decay: NonNegative = 1e-4
     """Weight decay, added to the gradient (lars, sgd) or the update (adamw, lamb); not applied to biases and normalization,
     unless `adapt` is all"""
-    trust_coefficient: Annotated[Positive, OPTIMIZERS.only("lars")] = 0.001
-    """LARS coefficient (eta): factor on the trust ratio |w| / (|g| + decay |w|) (lars)"""
-    eps: Annotated[NonNegative, OPTIMIZERS.only("lars")] = 1e-6
-    """Constant in the denominator of the trust ratio (lars)"""
-    adapt: Annotated[Literal["weights", "all"], OPTIMIZERS.only("lars")] = "weights"
-    """Tensors with trust ratio and weight decay (lars). weights: not biases and normalization (TensorFlow, MLPerf); all:
-    every tensor (nnabla)"""
-    beta2: Annotated[BelowOne, OPTIMIZERS.only("adamw", "lamb")] = 0.999
-    """Decay per step of the average of squared gradients (adamw, lamb)"""
-    adam_eps: Annotated[NonNegative, OPTIMIZERS.only("adamw", "lamb")] = 1e-8
-    """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
-    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
-    """Loss"""
-    label_smoothing: BelowOne = 0.0
-    """Fraction of the target distributed evenly over all classes"""
-    target_threshold: Annotated[BelowOne | None, LOSSES.only("binary", "binary_sum")] = None
-    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
-    clip_norm: Positive | None = None
-    """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
-    average_decay: BelowOne | None = None
-    """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
-    (None: no averaging)"""
 
     def check(self) -> None:
         """The momentum rules assume that the effective rate is learning rate / (1 - momentum)."""
@@ -352,9 +389,63 @@ class Optimizer(Section):
             raise ConfigError("optimizer.momentum_rule", self.momentum_rule, reason=reason, hint="use constant")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sgd(EveryOptimizer):
+    """Stochastic gradient descent with momentum."""
+
+    nesterov: bool = False
+    """Nesterov momentum (lars, sgd)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lars(Sgd):
+    """Layer-wise adaptive rate scaling."""
+
+    trust_coefficient: Positive = 0.001
+    """LARS coefficient (eta): factor on the trust ratio |w| / (|g| + decay |w|) (lars)"""
+    eps: NonNegative = 1e-6
+    """Constant in the denominator of the trust ratio (lars)"""
+    adapt: Literal["weights", "all"] = "weights"
+    """Tensors with trust ratio and weight decay (lars). weights: not biases and normalization (TensorFlow, MLPerf); all:
+    every tensor (nnabla)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(EveryOptimizer):
+    """Adam, of which AdamW and LAMB consist."""
+
+    beta2: BelowOne = 0.999
+    """Decay per step of the average of squared gradients (adamw, lamb)"""
+    adam_eps: NonNegative = 1e-8
+    """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinaryLoss(Section):
+    """Binary cross entropy."""
+
+    target_threshold: BelowOne | None = None
+    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
+
+
 @dataclass(frozen=True)
-class Schedule(Section):
-    """Learning rate as a function of epochs."""
+class Optimizer(BinaryLoss, Lars, Adam):
+    """Parameter updates and regularization."""
+
+    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
+    """Loss"""
+    label_smoothing: BelowOne = 0.0
+    """Fraction of the target distributed evenly over all classes"""
+    clip_norm: Positive | None = None
+    """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
+    average_decay: BelowOne | None = None
+    """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
+    (None: no averaging)"""
+
+
+@dataclass(frozen=True)
+class EverySchedule(Section):
+    """What every schedule reads."""
 
     name: Annotated[str, OneOf(SCHEDULES)] = "cosine"
     """Learning-rate schedule"""
@@ -362,16 +453,45 @@ class Schedule(Section):
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
     """Length of the linear warm-up, in epochs"""
-    start: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a", "sony_b")] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp(EverySchedule):
+    """Warm-up from a rate of the user's."""
+
+    start: NonNegative = 0.0
     """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
     256)"""
-    end: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a")] = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(WarmUp):
+    """Decay to a rate of the user's."""
+
+    end: NonNegative = 0.0
     """Learning rate at the last epoch (cosine, polynomial, sony_a)"""
-    power: Annotated[Positive, SCHEDULES.only("polynomial", "sony_a", "sony_b")] = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power(WarmUp):
+    """Decay by a power of the rest of the run."""
+
+    power: Positive = 2.0
     """Exponent of the decay (polynomial, sony_a, sony_b)"""
-    boundaries: Annotated[tuple[Positive, ...], FromList, SCHEDULES.only("goyal", "sony_b")] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Power, Cosine):
+    """Polynomial decay."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(EverySchedule):
+    """Step decay."""
+
+    boundaries: Annotated[tuple[Positive, ...], FromList] = ()
     """Epochs at which the rate is multiplied by `factor` (goyal, sony_b)"""
-    factor: Annotated[Positive, SCHEDULES.only("goyal", "sony_b")] = 0.1
+    factor: Positive = 0.1
     """Learning-rate multiplier at each boundary (goyal, sony_b)"""
 
     def check(self) -> None:
@@ -383,8 +503,26 @@ class Schedule(Section):
             raise ConfigError("schedule.warmup_epochs", self.warmup_epochs, reason=reason)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SonyB(Steps, Power):
+    """Polynomial decay with steps."""
+
+
 @dataclass(frozen=True)
-class LossScale(Section):
+class Schedule(SonyB, Polynomial):
+    """Learning rate as a function of epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(Section):
+    """Scaling of the loss."""
+
+    initial: Scale = 32768.0
+    """First scale of dynamic loss scaling, or the static scale"""
+
+
+@dataclass(frozen=True)
+class LossScale(Scaled):
     """Factor on the loss that prevents underflow of float16 gradients; the gradients are divided by it.
 
     A dynamic scale doubles after GROWTH_STEPS finite steps, as in PyTorch and Apex, and stays between MINIMUM and MAXIMUM.
@@ -395,8 +533,6 @@ class LossScale(Section):
 
     name: Annotated[str, OneOf(LOSS_SCALES)] = "none"
     """Loss scaling"""
-    initial: Annotated[Scale, LOSS_SCALES.only("static", "dynamic")] = 32768.0
-    """First scale of dynamic loss scaling, or the static scale"""
 
     def check(self) -> None:
         """A dynamic scale starts within its range."""
@@ -535,9 +671,6 @@ class Compile(Section):
     XDG_CACHE_HOME or ~/.cache; off: no cache"""
     deterministic: bool = False
     """Use of deterministic GPU kernels only; CPU kernels always are"""
-    conv_layout: Literal["hwio", "ohwi"] = "hwio"
-    """Order in memory of convolution kernels on the devices. ohwi: cuDNN's, so that it transposes none; not yet measured on a
-    GPU"""
 
 
 @dataclass(frozen=True)
@@ -639,38 +772,16 @@ TABLES: tuple[Choices, ...] = (
     STOP_METRICS,
 )
 
-# Each table learns which fields its choices read.
-for _section in fields(Config):
-    _owner = type(getattr(Config(), _section.name))
-    for _field, _hint in get_type_hints(_owner, include_extras=True).items() if is_dataclass(_owner) else ():
-        for _mark in get_args(_hint):
-            if isinstance(_mark, Only):
-                _mark.table.readers[f"{_section.name}.{_field}"] = _mark.names
-
-# Sources that make images of one size in memory.
-IN_MEMORY = tuple(name for name, source in SOURCES.entries.items() if source.in_memory)
-
-# Fields that change where and how a run executes, not what it computes: a run may resume with other values.
-RESUME_SAFE_FIELDS = (
-    "name",
-    "scale_schedule",
-    "mesh",
-    "reduce.strategy",
-    "reduce.bucket_bytes",
-    "reduce.overlap",
-    "reduce.update",
-    "logging",
-    "checkpoint",
-    "guard",
-    "finetune.weights",  # identified by finetune.digest
-    "compile",
-    "storage",
-    "data.directory",
-    "data.threads",
-)
-
-
-PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
+# The record of each choice: what it reads besides the fields that all choices read. A registered choice reads every field.
+OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
+LOSSES.read("optimizer", binary=BinaryLoss, binary_sum=BinaryLoss)
+SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_a=Polynomial, sony_b=SonyB)
+LOSS_SCALES.read("loss_scale", static=Scaled, dynamic=Scaled)
+AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
+AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
+MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
+SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, given=OnDisk, imagenet2012=OnDisk, cifar10=OnDisk)
+BATCH_STATISTICS.read("model", moving_average=MovingAverage)
 
 
 def skips_steps(config: Config) -> bool:
@@ -695,7 +806,7 @@ def chance_loss(config: Config) -> float:
 
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
-    return config.data.augmentation == "random_resized_crop" and config.data.source not in IN_MEMORY
+    return config.data.augmentation == "random_resized_crop" and not SOURCES[config.data.source].in_memory
 
 
 def evaluation_side(config: Config) -> int:

@@ -153,7 +153,7 @@ class Flags:
     def _add(self, options: Any, value: Any, prefix: str, *, group: str) -> None:
         import tyro
 
-        for field in sorted(dataclasses.fields(options), key=lambda field: field.name not in options.__annotations__):
+        for field in sorted(dataclasses.fields(options), key=lambda field: bool(field.kw_only)):
             default, required = _default(field, value)
             annotation, marks = _without_marks(field.type)
             name = "" if any(getattr(mark, "name", None) == "" for mark in marks) else field.name.replace("_", "-")

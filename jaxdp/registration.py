@@ -97,6 +97,4 @@ def replicated_reason(config: Config) -> str | None:
         return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
     if not OPTIMIZERS[optimizer].shards:
         return f"optimizer.name={optimizer!r} is not registered as elementwise"
-    if config.compile.conv_layout != Config().compile.conv_layout:
-        return f"compile.conv_layout={config.compile.conv_layout!r} stores whole kernels"
     return None

@@ -1,9 +1,10 @@
 """Tables of named choices: the built-in ones, and those that users register.
 
-Config types, validation, `--help`, plan output and tests follow from the table of a field. A field that only some choices read
-says so where it is declared: `nesterov: Annotated[bool, OPTIMIZERS.only("lars", "sgd")]`.
+Config types, validation, `--help`, plan output and tests follow from the table of a field. The fields that a choice reads are
+a dataclass, which `Choices.read` names.
 """
 
+import dataclasses
 import importlib
 import re
 from collections.abc import Iterator, Mapping
@@ -120,14 +121,6 @@ ChoiceEntry = TypeVar("ChoiceEntry", bound=Choice)
 
 
 @dataclass(frozen=True, eq=False)
-class Only:
-    """Annotation of a field: the choices of `table` that read it. With the others it must keep its default."""
-
-    table: "Choices"
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
 class OneOf:
     """Annotation of a field whose value is a name in a table."""
 
@@ -142,7 +135,7 @@ class Choices(Registry[ChoiceEntry, Any]):
 
     other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
     the same fields as such a name; None: they read all. readers: SECTION.FIELD -> names of the choices that read it, of fields
-    that not all of them read; `jaxdp.config` collects them from the annotations.
+    that not all of them read.
     """
 
     def __init__(
@@ -170,11 +163,18 @@ class Choices(Registry[ChoiceEntry, Any]):
         texts = [f"{name}: {entry.help}" if entry.help else name for name, entry in self.entries.items()]
         return "; ".join([*texts, self.other.help] if self.other else texts)
 
-    def only(self, *names: str) -> Only:
-        """The annotation of a field that only these choices read. Raises TypeError for an unknown name."""
-        if unknown := [name for name in names if name not in self.builtin]:
+    def read(self, section: str, **records: type) -> None:
+        """Name the fields of a section that the choices read: those of each one's record, a dataclass.
+
+        Raises TypeError for an unknown choice.
+        """
+        if unknown := [name for name in records if name not in self.builtin]:
             raise TypeError(f"{self.field} has no {', '.join(unknown)}")
-        return Only(self, names)
+        read = {name: [field.name for field in dataclasses.fields(record)] for name, record in records.items()}
+        for field in dict.fromkeys(field for names in read.values() for field in names):
+            readers = tuple(name for name in self.builtin if field in read.get(name, ()))
+            if readers != self.builtin:
+                self.readers[f"{section}.{field}"] = readers
 
     def read_fields(self, name: str) -> list[str]:
         """The fields SECTION.FIELD that the choice `name` reads and another choice ignores."""

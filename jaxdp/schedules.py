@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxdp.registry import Choice, Choices
 
 if TYPE_CHECKING:  # the config has these tables
-    from jaxdp.config import Phase, Schedule
+    from jaxdp.config import Cosine, EverySchedule, Phase, Polynomial, Schedule, SonyB, Steps
 
 MOMENTUM_BATCH = 32768  # the global batch at which Mikami et al. state the momentum of their rules
 GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its learning rate
@@ -32,14 +32,14 @@ def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_b
     return SCHEDULES[schedule.name].rate(schedule, Position(epoch, epochs, global_batch))
 
 
-def cosine(schedule: "Schedule", at: Position) -> float:
+def cosine(schedule: "Cosine", at: Position) -> float:
     """Linear warm-up, then half a cosine down to `end` (Loshchilov & Hutter, arXiv 1608.03983)."""
     if at.epoch < schedule.warmup_epochs:
         return _warm_up(schedule, at.epoch, start=schedule.start, peak=schedule.learning_rate)
     return schedule.end + (schedule.learning_rate - schedule.end) * 0.5 * (1.0 + math.cos(math.pi * _progress(schedule, at)))
 
 
-def polynomial(schedule: "Schedule", at: Position) -> float:
+def polynomial(schedule: "Polynomial", at: Position) -> float:
     """Linear warm-up, then (1 - progress)^power down to `end`.
 
     With power 2 the schedule of MLPerf's reference, and configuration A of Mikami et al. (arXiv 1811.05233, section 3.1).
@@ -50,7 +50,7 @@ def polynomial(schedule: "Schedule", at: Position) -> float:
     return schedule.end + (schedule.learning_rate - schedule.end) * decay
 
 
-def goyal(schedule: "Schedule", at: Position) -> float:
+def goyal(schedule: "Steps", at: Position) -> float:
     """Linear scaling rule with gradual warm-up and steps (Goyal et al., arXiv 1706.02677, sections 2.1, 2.2 and 5.1).
 
     The rate is learning_rate * global_batch / GOYAL_BATCH after a linear warm-up from `learning_rate`, multiplied by `factor`
@@ -62,7 +62,7 @@ def goyal(schedule: "Schedule", at: Position) -> float:
     return peak * schedule.factor ** _boundaries_passed(schedule, at)
 
 
-def sony_b(schedule: "Schedule", at: Position) -> float:
+def sony_b(schedule: "SonyB", at: Position) -> float:
     """Configuration B of Mikami et al. (arXiv 1811.05233, section 3.1), with its two jumps.
 
     Linear warm-up from `start`, then learning_rate * (1 - epoch / epochs)^power, counted from epoch 0 (so the rate drops at the
@@ -94,16 +94,16 @@ SCHEDULES = Choices(
 )
 
 
-def _warm_up(schedule: "Schedule", epoch: float, *, start: float, peak: float) -> float:
+def _warm_up(schedule: "EverySchedule", epoch: float, *, start: float, peak: float) -> float:
     return start + (peak - start) * epoch / schedule.warmup_epochs
 
 
-def _progress(schedule: "Schedule", at: Position) -> float:
+def _progress(schedule: "EverySchedule", at: Position) -> float:
     """Fraction of the epochs after the warm-up."""
     return min((at.epoch - schedule.warmup_epochs) / (at.epochs - schedule.warmup_epochs), 1.0)
 
 
-def _boundaries_passed(schedule: "Schedule", at: Position) -> int:
+def _boundaries_passed(schedule: "Steps", at: Position) -> int:
     return sum(at.epoch >= boundary for boundary in schedule.boundaries)
 
 

@@ -13,19 +13,31 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from jaxdp.choices import AUGMENTATIONS, SOURCES
-from jaxdp.config import (
-    BELOW_ONE,
-    PATHS,
-    RESUME_SAFE_FIELDS,
-    SMALLEST,
-    TABLES,
-    Config,
-    Section,
-)
+from jaxdp.config import BELOW_ONE, SMALLEST, TABLES, Config, Section
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.files import check_no_password, expand_user
 from jaxdp.registration import check_names
 from jaxdp.relations import RELATIONS, unusable_fields
+
+# Fields that change where and how a run executes, not what it computes: a run may resume with other values.
+RESUME_SAFE_FIELDS = (
+    "name",
+    "scale_schedule",
+    "mesh",
+    "reduce.strategy",
+    "reduce.bucket_bytes",
+    "reduce.overlap",
+    "reduce.update",
+    "logging",
+    "checkpoint",
+    "guard",
+    "finetune.weights",  # identified by finetune.digest
+    "compile",
+    "storage",
+    "data.directory",
+    "data.threads",
+)
+PATHS = ("data.directory", "finetune.weights", "compile.cache", "storage.directory")  # fields in which ~ is the home directory
 
 
 def validate(config: Config) -> Config:
@@ -69,7 +81,7 @@ def _checked(parse: Callable[[], Config]) -> Config:
 
 def from_dict(tree: dict[str, Any]) -> Config:
     """The Config of a dict as `dataclasses.asdict` returns it, possibly converted to JSON and back."""
-    return from_json(json.dumps(tree))
+    return _checked(lambda: _adapter().validate_python(tree))
 
 
 @cache  # slow to construct

@@ -22,7 +22,7 @@ from jaxdp.choices import (
     SOURCES,
     UpdateRule,
 )
-from jaxdp.config import TABLES, Config, Optimizer, Reduce, Schedule
+from jaxdp.config import TABLES, Config, Optimizer, Reduce, Schedule, Sgd
 from jaxdp.data import augment, sources
 from jaxdp.errors import ConfigError
 from jaxdp.flag_help import help_text
@@ -52,9 +52,16 @@ def test_table_has_the_choices_of_its_config_field(table):
     assert getattr(getattr(Config(), section), field) in table
 
 
-def test_only_with_an_unknown_choice_raises():
+def test_record_of_an_unknown_choice_raises():
     with pytest.raises(TypeError, match=r"optimizer\.name has no no_optimizer"):
-        OPTIMIZERS.only("sgd", "no_optimizer")
+        OPTIMIZERS.read("optimizer", sgd=Sgd, no_optimizer=Sgd)
+
+
+@by_field
+def test_section_has_the_fields_that_the_records_of_its_choices_name(table):
+    for path in table.readers:
+        section, field = path.split(".")
+        assert hasattr(getattr(Config(), section), field), path
 
 
 def test_fields_of_an_optimizer_are_read_or_ignored():
@@ -159,14 +166,13 @@ def test_extending_names_files_and_tables_that_exist():
 def test_lion_of_the_guide_equals_optax():
     """The entry, the field and the constructor, executed from docs/extending.md, with the constants of optax."""
     section = EXTENDING_PAGE.partition("### Add an optimizer")[2]
-    field, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:2])
+    record, constructor = map(textwrap.dedent, re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:2])
     (entry,) = re.findall(r'`("lion": UpdateRule.*?)`', section)
     table = Choices("optimizer.name", eval(f"{{{entry}}}", {"UpdateRule": UpdateRule}))
-    names = vars(jaxdp.config) | {"OPTIMIZERS": table}
-    exec("@dataclass(frozen=True)\nclass WithLion(Optimizer):\n" + textwrap.indent(field, "    "), names)
-    functions = dict(vars(optimizer))
-    exec(constructor, functions)
-    config = names["WithLion"](weight_decay=0.1)
+    functions = vars(optimizer) | vars(jaxdp.config)
+    exec(record + constructor, functions)
+    table.read("optimizer", lion=functions["Lion"])
+    config = functions["Lion"](weight_decay=0.1)
     ours, peer = functions["_lion"](config, 0.1, 0.9), optax.lion(0.1, b1=0.9, weight_decay=0.1)
     weights = jnp.array([[1.0, -2.0]])
     our_state, peer_state = ours.init(weights), peer.init(weights)

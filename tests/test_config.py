@@ -10,7 +10,7 @@ from jaxdp.config import TABLES, Augment, Config, Data, Model, Optimizer, Phase,
 from jaxdp.config_words import training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config, scale_schedule
-from jaxdp.validation import changes, from_json, to_json, validate
+from jaxdp.validation import changes, from_dict, from_json, to_json, validate
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 
@@ -28,6 +28,8 @@ def with_value(path, value) -> str:
 
 def test_from_json_of_to_json_returns_an_equal_config():
     assert from_json(to_json(TWO_PHASES)) == TWO_PHASES
+    for tree in (dataclasses.asdict(TWO_PHASES), json.loads(to_json(TWO_PHASES))):
+        assert from_dict(tree) == TWO_PHASES
 
 
 @pytest.mark.parametrize(

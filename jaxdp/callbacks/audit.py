@@ -28,8 +28,8 @@ from jaxdp.planning import PlannedPhase
 from jaxdp.training.callback import Callback
 from jaxdp.training.loop import complete_steps
 from jaxdp.training.run import Run
-from jaxdp.training.state import TrainState, make_placement, with_seed
-from jaxdp.training.step import Batch, PixelStats, compute_gradients
+from jaxdp.training.state import TrainState, make_placement
+from jaxdp.training.step import Batch, PixelStats, step_gradients
 from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
 from jaxdp.xla import options
 
@@ -95,25 +95,15 @@ def make_audit(
     strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
     reference = reference_reduction(strategy, vertical, horizontal)
     placement = make_placement(config, model, mesh)
-    gather_params, parts = placement.params_gatherer(), horizontal if placement.sharded else 1
+    gradients = step_gradients(placement, pixel_stats=pixel_stats, accumulation=accumulation)
+    parts = horizontal if placement.sharded else 1
     facts: list[BucketFacts] = []
 
     def audit(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> dict[str, jax.Array]:
         reductions: list[tuple[Any, list[allreduce.Bucket]]] = []
-        compute_gradients(
-            with_seed(config, hyperparameters["seed"]),
-            model,
-            gather_params(state.params),
-            batch_stats=state.batch_stats,
-            batch=batch,
-            pixel_stats=pixel_stats,
-            accumulation=accumulation,
-            scale=state.loss_scale.scale if config.loss_scale.name != "none" else 1.0,
-            images=images,
-            reductions=reductions,
-        )
+        gradients(state, batch, hyperparameters["seed"], images=images, reductions=reductions)
         sent = [(tree, bucket) for tree, buckets in reductions for bucket in buckets if bucket.contribution.size]
         facts[:] = [_facts(tree, bucket, parts if isinstance(bucket, allreduce.ShardedBucket) else 1) for tree, bucket in sent]
         findings = []

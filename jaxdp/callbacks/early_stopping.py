@@ -8,13 +8,13 @@ from typing import Any
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.choices import STOP_METRICS
-from jaxdp.config import RESUME_SAFE_FIELDS, Stop
+from jaxdp.config import Stop
 from jaxdp.errors import plural
 from jaxdp.planning import Plan
 from jaxdp.records import TIMING
 from jaxdp.training.callback import Callback
 from jaxdp.training.run import Run
-from jaxdp.validation import changes
+from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 
 MOST_IMAGES = 10**7  # of an evaluation: a float64 determines a share of up to so many images
 

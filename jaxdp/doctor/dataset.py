@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import IN_MEMORY, Config
+from jaxdp.choices import SOURCES
+from jaxdp.config import Config
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.loader import DataError, Loader
 from jaxdp.data.sources import open_splits
@@ -77,7 +78,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
 
 def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
     """(name, images) of the splits; [] for a source without files, and after an error, which is reported."""
-    if config.data.source in IN_MEMORY:
+    if SOURCES[config.data.source].in_memory:
         result.ok(f"{config.data.source}: no files needed")
         return []
     try:

@@ -7,7 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from jaxdp.config import IN_MEMORY, Config
+from jaxdp.choices import SOURCES
+from jaxdp.config import Config
 from jaxdp.doctor.check_result import ResultBuilder
 from jaxdp.errors import plural
 from jaxdp.files import expand_user, no_directory_reason
@@ -66,7 +67,7 @@ def check_cores(result: ResultBuilder, config: Config, *, images_per_second: flo
             result.ok(f"the cgroup allows {cores:g} of them")
     except (OSError, ValueError):
         pass
-    if config.data.source in IN_MEMORY:
+    if SOURCES[config.data.source].in_memory:
         result.ok(f"{config.data.source} needs no decoding")
         return
     rate = images_per_core_second(config)

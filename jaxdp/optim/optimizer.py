@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Optimizer
+from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.optim.adam import scale_by_adam
 from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars, scale_by_trust_ratio
@@ -144,7 +144,7 @@ def _difference(expected: Any, found: Any) -> str:
     return ""
 
 
-def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def _lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     return lars(
         learning_rate,
         momentum,
@@ -156,7 +156,7 @@ def _lars(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.G
     )
 
 
-def _sgd(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def _sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """SGD with the rate outside the velocity, equation 9 of Goyal et al. (arXiv 1706.02677): a change of the rate needs no
     correction of the momentum."""
     return optax.chain(
@@ -166,11 +166,11 @@ def _sgd(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.Gr
     )
 
 
-def _adam(config: Optimizer, momentum: Scalar) -> optax.GradientTransformation:
+def _adam(config: Adam, momentum: Scalar) -> optax.GradientTransformation:
     return scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps)
 
 
-def _adamw(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def _adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     return optax.chain(
         _adam(config, momentum),
@@ -179,7 +179,7 @@ def _adamw(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.
     )
 
 
-def _lamb(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
+def _lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Algorithm 2 of You et al. (arXiv 1904.00962); tensors without decay are not scaled by their norm, as with LARS."""
     return optax.chain(
         _adam(config, momentum),

@@ -132,7 +132,7 @@ class Run:
         """(params, batch_stats) of an evaluation, whole on every device of their mesh: averaged ones with
         `optimizer.average_decay`. All processes must ask for them."""
         found = self.placement.evaluated(self.state) if self.placement else self.state.evaluated
-        return replicate(self.config, found, self.mesh)
+        return replicate(found, self.mesh)
 
     @property
     def params(self) -> dict:

@@ -6,14 +6,13 @@ from typing import NamedTuple
 from jaxdp.checkpoint.manifest import CorruptCheckpoint, Manifest
 from jaxdp.checkpoint.orbax_io import CheckpointMismatch, load_state
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.config import RESUME_SAFE_FIELDS
 from jaxdp.errors import ConfigError
 from jaxdp.network import InitialValues
 from jaxdp.records import EVENTS, read_events
 from jaxdp.training.clock import Clock
 from jaxdp.training.run import Run
 from jaxdp.training.state import TrainState, abstract_state, create_state, with_values
-from jaxdp.validation import changes
+from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 
 
 class StartPoint(NamedTuple):

@@ -3,8 +3,7 @@
 Every device holds the whole state (`Replicated`), or with a sharded update (`reduce.update sharded`; Xu et al., arXiv
 2004.13336; ZeRO stage 1, arXiv 1910.02054) its shard of the trained parameters, of the optimizer's state and of the averaged
 parameters along the rows of the mesh (`Sharded`). A step then begins with the all-gather of the parameters, in the dtype in
-which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement, nor on
-the order in memory of convolution kernels (`compile.conv_layout`).
+which the network uses them. Evaluations and checkpoints use the whole state, so files do not depend on the placement.
 """
 
 import dataclasses
@@ -17,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.choices import OPTIMIZERS
@@ -31,8 +29,6 @@ from jaxdp.parallel.forward_dtypes import forward_dtypes
 from jaxdp.parallel.mesh import HORIZONTAL
 from jaxdp.parallel.shards import from_parts, own_shard, partition_spec, shard_shape, sums_of_squares_along_rows
 
-# Axes of [H, W, I, O] from the outermost to the innermost, by value of `compile.conv_layout`; None: JAX's order.
-LAYOUTS: dict[str, tuple[int, ...] | None] = {"hwio": None, "ohwi": (3, 0, 1, 2)}
 VECTORS = -1  # the group of all tensors with at most one dimension: biases, parameters of normalization
 
 
@@ -139,50 +135,10 @@ def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainSt
     return state._replace(params=state.params | params, batch_stats=state.batch_stats | batch_stats)
 
 
-def has_default_layout(config: Config, mesh: Mesh | AbstractMesh) -> bool:
-    """Whether all arrays have JAX's order, as without devices."""
-    return LAYOUTS[config.compile.conv_layout] is None or isinstance(mesh, AbstractMesh)
-
-
-def formats(config: Config, tree: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The sharding of every array of a replicated tree, with the layout of convolution kernels if it is not JAX's own."""
-    order, whole = None if has_default_layout(config, mesh) else LAYOUTS[config.compile.conv_layout], replicated(mesh)
-    if order is None:
-        return jax.tree.map(lambda _: whole, tree)
-    in_order = Format(Layout(order), whole)
-    return jax.tree.map(lambda leaf: in_order if leaf.ndim == len(order) else whole, tree)
-
-
-def with_layout(config: Config, abstract: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The shapes and dtypes of a replicated tree, with the layout of convolution kernels."""
-    wanted = formats(config, abstract, mesh)
-    return jax.tree.map(lambda leaf, form: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=form), abstract, wanted)
-
-
-def replicate(config: Config, tree: Any, mesh: Mesh) -> Any:
-    """A replicated tree on a mesh, of which every process has at least one device, with the layout of convolution kernels.
-
-    Arrays that are there already are not copied.
-    """
-    is_there = all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree))
-    if has_default_layout(config, mesh):
-        return tree if is_there else _move(tree, mesh)
-    wanted = formats(config, tree, mesh)
-    if is_there and all(jax.tree.leaves(jax.tree.map(_has_layout, tree, wanted))):
+def replicate(tree: Any, mesh: Mesh) -> Any:
+    """A replicated tree on a mesh, of which every process has at least one device. A tree that is there already is returned."""
+    if all(leaf.sharding == replicated(mesh) for leaf in jax.tree.leaves(tree)):
         return tree
-    if not is_there:
-        # Through the host: JAX 0.10's device_put gives an array of another layout wrong values on new devices.
-        tree = jax.tree.map(lambda leaf: from_host(leaf.addressable_data(0), mesh), tree)
-    return jax.jit(lambda arrays: arrays, out_shardings=wanted)(tree)
-
-
-def _has_layout(leaf: Any, wanted: Any) -> bool:
-    default = tuple(range(leaf.ndim))
-    layout: Any = wanted.layout if isinstance(wanted, Format) else None
-    return tuple(leaf.format.layout.major_to_minor) == (layout.major_to_minor if layout else default)
-
-
-def _move(tree: Any, mesh: Mesh) -> Any:
     if not mesh.is_multi_process:
         return jax.device_put(tree, replicated(mesh))
 
@@ -210,7 +166,7 @@ class Replicated:
     @property
     def abstract(self) -> TrainState:
         """Shapes, dtypes and shardings of the state between two steps."""
-        return with_layout(self.config, self.whole, self.mesh)
+        return self.whole
 
     @property
     def specs(self) -> Any:
@@ -220,7 +176,7 @@ class Replicated:
     def place(self, state: TrainState) -> TrainState:
         """A whole state, which may be on another mesh, placed for the step."""
         assert isinstance(self.mesh, Mesh)
-        return replicate(self.config, state, self.mesh)
+        return replicate(state, self.mesh)
 
     def gather_state(self, state: TrainState) -> TrainState:
         """The whole state of a placed one, on every device."""

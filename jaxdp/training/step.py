@@ -1,7 +1,7 @@
 """The training step: one `jit(shard_map)` over the mesh, a pure function of (state, batch, hyperparameters).
 
 From the inside out: `local_gradient` differentiates the loss on one device, `compute_gradients` averages over micro-batches and
-devices, `make_train_step` adds the update of the state and compiles the whole.
+devices, `step_gradients` applies it to a placed state, `make_train_step` adds the update of the state and compiles the whole.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.overlap import Overlap
 from jaxdp.training import request_flags
-from jaxdp.training.state import TrainState, formats, has_default_layout, make_optimizer, make_placement, with_seed
+from jaxdp.training.state import Replicated, TrainState, make_optimizer, make_placement, with_seed
 
 HYPERPARAMETERS = ("learning_rate", "momentum")
 
@@ -207,6 +207,26 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     return update(batch_stats, moments)
 
 
+def step_gradients(placement: Replicated, *, pixel_stats: PixelStats, accumulation: int) -> Callable[..., tuple[dict, dict]]:
+    """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, in a step and its audit."""
+    config, gather_params = placement.config, placement.params_gatherer()
+
+    def gradients(state: TrainState, batch: Batch, seed: jax.Array, **others: Any) -> tuple[dict, dict]:
+        return compute_gradients(
+            with_seed(config, seed),
+            placement.model,
+            gather_params(state.params),
+            batch_stats=state.batch_stats,
+            batch=batch,
+            pixel_stats=pixel_stats,
+            accumulation=accumulation,
+            scale=state.loss_scale.scale if config.loss_scale.name != "none" else 1.0,
+            **others,
+        )
+
+    return gradients
+
+
 def without_reduction(config: Config) -> Config:
     """The config with a step that sends no gradients."""
     # A function, which no config file can name.
@@ -238,10 +258,10 @@ def make_train_step(
     """
     if mesh.size == 1:  # without communication; XLA would copy the gradient nevertheless
         config = without_reduction(config)
-    scaled, skips = config.loss_scale.name != "none", skips_steps(config)
+    skips = skips_steps(config)
     trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
     placement = make_placement(config, model, mesh)
-    gather_params = placement.params_gatherer()
+    gradients = step_gradients(placement, pixel_stats=pixel_stats, accumulation=accumulation)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def update(state: TrainState, gradient: dict, *, squares: Squares, moments: dict, hyperparameters: dict) -> TrainState:
@@ -258,18 +278,7 @@ def make_train_step(
     def step(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        scale = state.loss_scale.scale if scaled else 1.0
-        gradient, aux = compute_gradients(
-            with_seed(config, hyperparameters["seed"]),
-            model,
-            gather_params(state.params),
-            batch_stats=state.batch_stats,
-            batch=batch,
-            pixel_stats=pixel_stats,
-            accumulation=accumulation,
-            scale=scale,
-            images=images,
-        )
+        gradient, aux = gradients(state, batch, hyperparameters["seed"], images=images)
         with jax.named_scope("gradient_norm"):
             squares = placement.squares(gradient, trainable(state.params))
             gradient_norm = norm(squares.gradient)
@@ -282,7 +291,7 @@ def make_train_step(
             finite = jnp.isfinite(gradient_norm) & jnp.isfinite(aux["loss"])
             new_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
             new_state = new_state._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
-            metrics |= {"loss_scale": scale} if scaled else {}
+            metrics |= {"loss_scale": state.loss_scale.scale} if config.loss_scale.name != "none" else {}
             metrics |= {
                 "skipped_steps": new_state.loss_scale.skipped,
                 "skipped_in_a_row": new_state.loss_scale.consecutive_skips,
@@ -293,7 +302,4 @@ def make_train_step(
     in_specs = (state_specs, rows, replicated) + (replicated,) * resident
     check_vma = allreduce.check_vma(config.reduce.strategy)
     mapped = jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=(state_specs, replicated), check_vma=check_vma)
-    if placement.sharded or has_default_layout(config, mesh):
-        return jax.jit(mapped, donate_argnums=0)
-    new_state = formats(config, placement.whole, mesh)
-    return jax.jit(mapped, donate_argnums=0, out_shardings=(new_state, None))
+    return jax.jit(mapped, donate_argnums=0)

@@ -24,7 +24,7 @@ from jaxdp.parallel.reduce_scatter import inexact_collective_reason
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.training import request_flags
 from jaxdp.training.evaluation import make_evaluation_step
-from jaxdp.training.state import Replicated, abstract_state, from_host, make_placement, replicated, with_layout
+from jaxdp.training.state import Replicated, abstract_state, from_host, make_placement, replicated
 from jaxdp.training.step import HYPERPARAMETERS, Batch, PixelStats, make_train_step
 from jaxdp.xla import options
 from jaxdp.xla.jax_options import own_options
@@ -194,7 +194,7 @@ class StepCompiler:
     def _compile_evaluation(self, mesh: Mesh, rows: int) -> jax.stages.Compiled:
         config = self.plan.config
         step = make_evaluation_step(config, self.model, mesh, pixel_stats=self.pixel_stats)
-        state = with_layout(config, abstract_state(config, self.model, mesh), mesh)
+        state = abstract_state(config, self.model, mesh)
         batch = _abstract_batch(mesh, rows, size=evaluation_transform(config)[1], columns=EVALUATION_COLUMNS)
         batch[request_flags.BATCH_KEY] = request_flags.abstract(mesh)
         compiler_options = options.compiler_options(config.compile, mesh.devices.flat[0].platform)

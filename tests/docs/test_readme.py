@@ -16,9 +16,10 @@ import pytest
 import jaxdp
 from jaxdp.analysis import aot
 from jaxdp.bench import allreduce, input, lr, scaling, step
+from jaxdp.choices import SOURCES
 from jaxdp.cli import bench as bench_command
 from jaxdp.cli import main
-from jaxdp.config import IN_MEMORY, Config, Model
+from jaxdp.config import Config, Model
 from jaxdp.data import sources
 from jaxdp.recipes import load_config
 from jaxdp.validation import to_json
@@ -147,7 +148,9 @@ def test_documented_commands_can_be_planned(command, flags, capsys, monkeypatch,
     planned, opened = [], sources.open_datasets
     digits = Config(model=Model(classes=10))  # instead of data sets that are not on this machine
     monkeypatch.setattr(
-        prepare, "open_datasets", lambda config, given: opened(config if config.data.source in IN_MEMORY else digits, given)
+        prepare,
+        "open_datasets",
+        lambda config, given: opened(config if SOURCES[config.data.source].in_memory else digits, given),
     )
     monkeypatch.setattr(session, "run_session", lambda config, *_, **__: planned.append(prepare.prepare(config)))
     record = {"stopped": False}

@@ -13,12 +13,18 @@ from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Data, Finetune, Model, Optimizer, Phase
 from jaxdp.config_words import optimizer_words
 from jaxdp.loggers.console import Screen
-from jaxdp.loggers.plan_table import _describe_schedule, _describe_settings, _rows, as_dict, start_table, summary_table
+from jaxdp.loggers.plan_table import as_dict, start_table, summary_table
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
 from jaxdp.sizes import model_summary, state_bytes
 from jaxdp.training.state import create_state
+
+
+def rows(plan, **parts) -> dict[str, str]:
+    """Label -> fact in the table of a plan."""
+    table = summary_table(plan, "4 devices", model_summary(plan.config), **parts)
+    return dict(zip(*(column.cells for column in table.columns), strict=True))
 
 
 def test_as_dict_has_phases_rates_model_and_gradient_bytes():
@@ -42,11 +48,9 @@ def test_model_summary_with_a_16_bit_wire_has_half_the_gradient_bytes():
 
 def test_table_says_how_many_epochs_whole_steps_make():
     config = load_config("digits", ["--epochs", "2", "--model.depth", "18"])
-    rows = {
-        examples: _rows(make_plan(config, examples=examples, devices=4), "", model_summary(config)) for examples in (150, 1437)
-    }
-    assert "2 epochs (whole steps make it 2." in dict(rows[150])["run"]
-    assert "2 epochs, " in dict(rows[1437])["run"]
+    run = {examples: rows(make_plan(config, examples=examples, devices=4))["run"] for examples in (150, 1437)}
+    assert "2 epochs (whole steps make it 2." in run[150]
+    assert "2 epochs, " in run[1437]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_schedule_with_linear_scaling_says_what_is_scaled_to_what(batches, text)
     ends = (30.0, None)[-len(batches) :]
     phases = tuple(Phase(batch, end, 32) for batch, end in zip(batches, ends, strict=True))
     plan = make_plan(dataclasses.replace(config, batch=phases), examples=1000, devices=1)
-    assert _describe_schedule(plan) == text
+    assert rows(plan)["schedule"] == text
 
 
 def test_description_of_an_optimizer_has_the_fields_that_only_it_uses():
@@ -106,14 +110,12 @@ def test_gradient_bytes_of_the_state_equal_those_of_the_first_gradient(tiny_resn
 def test_plan_shows_the_bytes_of_the_state_in_table_and_document():
     config = load_config("digits")
     plan, summary = make_plan(config, examples=1437, devices=4), model_summary(config)
-    table = summary_table(plan, "4", summary)
-    rows = dict(zip(*(column.cells for column in table.columns), strict=True))
+    shown = rows(plan)
     assert as_dict(plan, summary)["state_bytes"] == summary["state_bytes"]
     total = sum(summary["state_bytes"].values())
-    assert rows["state"].startswith(f"{total / 1e6:,.0f} MB per device: parameters ")
-    assert "memory" not in rows
-    shown = summary_table(plan, "4", summary, device_memory="about 1 GB")
-    assert dict(zip(*(column.cells for column in shown.columns), strict=True))["memory"] == "about 1 GB"
+    assert shown["state"].startswith(f"{total / 1e6:,.0f} MB per device: parameters ")
+    assert "memory" not in shown
+    assert rows(plan, device_memory="about 1 GB")["memory"] == "about 1 GB"
 
 
 def test_plan_of_a_sharded_update_counts_the_state_of_a_part_and_shows_what_is_gathered():
@@ -141,8 +143,7 @@ def test_plan_of_lars_for_every_tensor_says_that_all_decay():
     shown = {}
     for adapt in ("weights", "all"):
         config = load_config("digits", [*flags, adapt])
-        summary = model_summary(config)
-        shown[adapt] = dict(_rows(make_plan(config, examples=1437, devices=4), "", summary))
+        shown[adapt] = rows(make_plan(config, examples=1437, devices=4))
         assert f"lars, adapt {adapt}, " in shown[adapt]["optimizer"]
     sizes = [re.findall(r"[\d,]+", row["weight decay"].replace(",", "")) for row in shown.values()]
     (matrices, in_matrices, vectors, in_vectors), everything = ([int(size) for size in one] for one in sizes)
@@ -216,14 +217,13 @@ def test_table_at_the_start_has_at_most_12_lines_of_80_columns():
 )
 def test_plan_names_a_loss_that_is_not_the_usual_one(tiny, loss, shown):
     config = dataclasses.replace(tiny, optimizer=dataclasses.replace(tiny.optimizer, loss=loss))
-    assert ("loss", shown) in _rows(make_plan(config, examples=50, devices=4), "", model_summary(config))
+    assert rows(make_plan(config, examples=50, devices=4))["loss"] == shown
 
 
 def test_plan_names_the_parameters_of_each_mix():
     both = load_config("imagenet_rsb_a1")
-    words = _describe_settings(make_plan(both, examples=1_281_167, devices=8), has_batch_norm=True)
+    words = rows(make_plan(both, examples=1_281_167, devices=8))["settings"]
     assert "mixup or cutmix (mixup alpha 0.2)" in words
     assert "crops antialiased (bilinear or bicubic, at random)" in words
     one = dataclasses.replace(both, data=Data(mix="cutmix", mix_alpha=0.4))
-    plan = make_plan(one, examples=1_281_167, devices=8)
-    assert "cutmix (alpha 0.4)" in _describe_settings(plan, has_batch_norm=True)
+    assert "cutmix (alpha 0.4)" in rows(make_plan(one, examples=1_281_167, devices=8))["settings"]

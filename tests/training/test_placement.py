@@ -388,10 +388,6 @@ def refusal(config, **parts):
     return str(error.value)
 
 
-def test_sharded_update_with_stored_kernel_layouts_is_refused(tiny):
-    assert "compile.conv_layout='ohwi' stores whole kernels" in refusal(tiny, compile={"conv_layout": "ohwi"})
-
-
 def test_sharded_update_without_a_strategy_that_scatters_is_refused(tiny):
     assert refusal(tiny, reduce={"strategy": "psum"}) == (
         "reduce.update='sharded': reduce.strategy='psum' does not begin with a reduce-scatter and end with an all-gather; "
