@@ -118,7 +118,7 @@ class Follower:
         try:
             own = read_record(self.board, self.cluster.rank)
             self._refuse_duplicate(own)
-            if self._verdict is None and (self._written is not None or self._may_write(own)):
+            if self._written is not None or (self._verdict is None and self._may_write(own)):
                 self._read(own)
                 self.supervisor.observe()
                 self._write()
