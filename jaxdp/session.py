@@ -167,8 +167,8 @@ def run_session(
         )
         try:
             result = session.run() if url is None else session.run_at_url(url)
-            if signals.stop_reason and not is_command and group.num_processes == 1:
-                message = f"stopped by {signals.stop_reason} after the run in {result.workdir} had finished"
+            if not is_command and (reason := _late_stop_reason(group, signals)):
+                message = f"stopped by {reason} after the run in {result.workdir} had finished"
                 raise Stopped(f"{message}; {screen.resume_action} loads its result and continues the program")
             return result
         except (Stopped, StopTraining):
@@ -181,6 +181,13 @@ def run_session(
             raise
         finally:
             screen.end()
+
+
+def _late_stop_reason(group: ProcessGroup, signals: SignalHandler) -> str | None:
+    """The signal that has asked a process to stop after the last step of the run, the same on all processes; else None."""
+    reasons = group.all_gather_object("the end of the run", signals.stop_reason, while_waiting=lambda: None)
+    rank, reason = next(((rank, reason) for rank, reason in enumerate(reasons) if reason), (group.rank, None))
+    return reason if reason is None or rank == group.rank else f"{reason} to rank {rank} on {group.hosts[rank]}"
 
 
 def _checked(callbacks: Sequence[Callback]) -> list[Callback]:

@@ -17,16 +17,13 @@ START_SECONDS = 300  # for the processes, which have all started, to connect
 def initialize(cluster: Cluster, *, local_device_ids: list[int] | None = None) -> None:
     """Connect this process with the others of its run, by `jax.distributed.initialize`. Blocks until all have called it.
 
-    local_device_ids: the GPUs of this process;
-    None for all. Raises ConfigError if the coordinator's port is taken, on which JAX would crash, and ConnectionError if JAX
-    does not start.
+    local_device_ids: the GPUs of this process; None for all. Raises ConfigError if the coordinator's port is taken, on which
+    JAX would crash, and ConnectionError if JAX does not start.
     """
     import jax
 
     bind = bind_address(cluster.address, cluster.port) if cluster.rank == 0 else None
-    with contextlib.suppress(
-        AttributeError
-    ):  # its handler of SIGTERM would replace that of the run; a later release may lack it
+    with contextlib.suppress(AttributeError):  # a release may lack this option: its handler would replace that of the run
         jax.config.update("jax_enable_preemption_service", False)
     address = format_address(cluster.address, cluster.port)
     try:

@@ -5,6 +5,7 @@ of `jaxdp.distributed.verdict`; the others read its verdict.
 """
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -15,32 +16,33 @@ from jaxdp.distributed import stack_traces, verdict
 from jaxdp.distributed.launchers import Cluster
 from jaxdp.distributed.status_files import Board, Directory, Failure, Record, Verdict, file_name, read_record
 from jaxdp.distributed.stragglers import StepTimes
-from jaxdp.distributed.supervisor import EXIT_SECONDS, Supervisor
+from jaxdp.distributed.supervisor import EXIT_SECONDS, STACKS_SIGNAL, Supervisor
 from jaxdp.distributed.verdict import Judge, Records
+from jaxdp.errors import first_line
 
 LEAVE_SECONDS = 0.5  # between the decision of a process to leave and its end
+STACKS_SECONDS = 0.2  # for a process to write its stacks
 REASON_SECONDS = 2.0  # in which rank 0 learns whose signal stops the run
+NO_ANSWER = "no answer"
 LOOKS = 2  # at a file of this rank that was there before, one a period
 
 
 class Follower:
-    """Follows the processes of `cluster` on a board, from its creation on.
-
-    answered: when the board was last read, by the clock of this process. dump_path: where faulthandler writes stacks, if
-    the board is a directory.
-    """
+    """Follows the processes of `cluster` on a board, from its creation on."""
 
     def __init__(self, supervisor: Supervisor, cluster: Cluster, board: Board) -> None:
         self.supervisor, self.cluster, self.board = supervisor, cluster, board
         self._records, self._judge = Records(), Judge(supervisor.limits, self._is_gone)
+        self._strangers = Records()  # of processes that name another coordinator
         self._verdict: Verdict | None = None
         self._decided, self._due = threading.Event(), threading.Event()
-        self._began = self.answered = supervisor.status.clock
+        self._began = self._answered = supervisor.status.clock
         self._written: Record | None = None
         self._foreign: set[int] = set()  # counts that another process of the same rank has written
         self._looks = 0
-        self._can_write = True
-        self.dump_path = _dump_path(board, cluster.rank)
+        self._can_write, self._problem, self._is_told = True, NO_ANSWER, False
+        if isinstance(board, Directory):
+            supervisor.dump_stacks_on_signal(open(_stacks_path(board, cluster.rank), "ab", buffering=0))
         supervisor.update(run=f"{cluster.address}:{cluster.port}", rank=cluster.rank)
         supervisor.follower = self
         self._due.set()
@@ -103,15 +105,25 @@ class Follower:
             time.sleep(0.02)
         self._let_others_exit()
 
+    def check_board(self, own: Record) -> Verdict | None:
+        """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still."""
+        seconds, limits = self.supervisor.status.clock - self._answered, self.supervisor.limits
+        if seconds >= limits.late_seconds and not (self._is_told or self.supervisor.is_exiting):
+            self._is_told = True
+            stack_traces.print_lines([verdict.unwatched(self.board.name, seconds, self._problem)])
+        return verdict.cut_off(own, seconds, limits, board=self.board.name)
+
     def _follow(self) -> None:
         self._due.clear()
-        with contextlib.suppress(OSError):
-            if self._written is not None:
-                self._read()
-            elif not self._may_write():
-                return
-            self.supervisor.observe()
-            self._write()
+        try:
+            own = read_record(self.board, self.cluster.rank)
+            self._refuse_duplicate(own)
+            if self._written is not None or (self._verdict is None and self._may_write(own)):
+                self._read(own)
+                self.supervisor.observe()
+                self._write()
+        except OSError as error:
+            self._problem = error.strerror or first_line(error)
         if self._verdict is not None and not self.supervisor.is_exiting:
             self.supervisor.end(self._verdict)
 
@@ -123,39 +135,35 @@ class Follower:
         self.supervisor.update(write_seconds=time.monotonic() - began)
         self._written = record
 
-    def _may_write(self) -> bool:
+    def _may_write(self, own: Record | None) -> bool:
         """Whether no other process writes the file of this rank: what an earlier one has left does not change."""
-        own = read_record(self.board, self.cluster.rank, None)  # another run of several processes may go on here
-        if own is None or own.left or self._is_gone(own):
-            return True
         self._looks += 1
-        if self._is_foreign(own):
-            self.supervisor.end(verdict.duplicate(self.supervisor.record, own))
-        return self._looks > LOOKS
+        return own is None or own.left or self._is_gone(own) or self._looks > LOOKS
 
-    def _is_foreign(self, own: Record) -> bool:
-        """Whether another process, which goes on, has written the file of this rank."""
-        if own.process != self.supervisor.record.process and not own.left:
-            self._foreign.add(own.count)
-        return len(self._foreign) > 1
-
-    def _read(self) -> None:
-        """Read the files that concern this process, unless it cannot write or read its own: then the directory is at fault."""
-        now, rank, run = self.supervisor.status.clock, self.cluster.rank, self.supervisor.record.run
-        ranks = range(self.cluster.num_processes) if rank == 0 else (rank, 0)
-        read = {each: read_record(self.board, each, run) for each in ranks}
-        own, written = read[rank], self._written
-        if own is None or written is None or (own.process, own.count) != (written.process, written.count):
-            if own is not None and not self.session and not self.supervisor.is_exiting and self._is_foreign(own):
-                found = verdict.duplicate(self.supervisor.record, own)
+    def _refuse_duplicate(self, own: Record | None) -> None:
+        """End if another process writes the file of this rank, in this run or in another one in the same directory."""
+        record = self.supervisor.record
+        if own is None or own.left or own.process == record.process or self.session or self.supervisor.is_exiting:
+            return
+        self._foreign.add(own.count)
+        if len(self._foreign) > 1:  # it goes on
+            found = verdict.duplicate(record, own)
+            if self._written is not None:
                 self.supervisor.update(failure=Failure(found.reason, found.code))
-                self._decide(found)
+            self._decide(found)
+
+    def _read(self, own: Record | None) -> None:
+        """Read the files that concern this process, unless it cannot write or read its own: then the directory is at fault."""
+        now, rank, written = self.supervisor.status.clock, self.cluster.rank, self._written
+        others = range(1, self.cluster.num_processes) if rank == 0 else (0,)
+        read = {each: read_record(self.board, each) for each in others}
+        is_own = own is not None and written is not None and (own.process, own.count) == (written.process, written.count)
+        if own is None or not is_own or not self._can_write:
             return
-        if not self._can_write:
-            return
-        self.answered = now
-        for each, record in read.items():
-            self._records.add(each, record, now)
+        self._answered, self._problem = now, NO_ANSWER
+        for each, record in (read | {rank: own}).items():
+            is_stranger = record is not None and record.run != own.run
+            (self._strangers if is_stranger else self._records).add(each, record, now)
         self._decide(self._judge_all() if rank == 0 else self._listen())
 
     def _decide(self, found: Verdict | None) -> None:
@@ -175,10 +183,11 @@ class Follower:
             supervisor.print_report(tuple(verdict.report(alive, limits)))
         elif now - self._began >= limits.start_seconds:
             found = found or verdict.missing(self._records, processes, limits.start_seconds)
+            found = found and replace(found, reason=found.reason + self._other_coordinator())
         elif now - self._began >= limits.late_seconds:
-            supervisor.print_report(tuple(verdict.waiting(alive, processes, limits)))
+            supervisor.print_report((verdict.waiting(alive, processes, limits) + self._other_coordinator(),))
         if found is not None and supervisor.record.verdict is None:
-            found = replace(found, place=_place_of_silent(self.board, found) or found.place)
+            found = self._with_place(found)
             supervisor.update(verdict=found)
         return found
 
@@ -188,7 +197,8 @@ class Follower:
         if rank0 is None:
             if now - self._began >= limits.start_seconds:
                 run, seconds = self.supervisor.record.run, limits.start_seconds
-                return Verdict(f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir")
+                reason = f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir"
+                return Verdict(reason + self._other_coordinator())
             return None
         number, lines = rank0.report
         if lines or number > 0:
@@ -198,13 +208,36 @@ class Follower:
                 return verdict.blame(rank0, verdict.KILLED)
             limit = limits.silence_seconds + EXIT_SECONDS
             if self._records.silent_seconds(0, now) > limit:
-                found = verdict.blame(rank0, f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})")
-                return replace(found, place=_place_of_silent(self.board, found) or found.place)
+                reason = f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})"
+                return self._with_place(verdict.blame(rank0, reason))
         return rank0.verdict
+
+    def _other_coordinator(self) -> str:
+        """What to add about processes that do not start because they give the coordinator a different name, else ""."""
+        others = self._strangers.alive.values()
+        return verdict.other_coordinator(self.supervisor.record, next(iter(others))) if others else ""
+
+    def _with_place(self, found: Verdict) -> Verdict:
+        """The verdict with the place of a silent process of this host, which may hold its GIL: a signal asks for its stacks."""
+        record, limits = self._records.alive.get(-1 if found.rank is None else found.rank), self.supervisor.limits
+        if record is None or not (isinstance(self.board, Directory) and self._is_of_host(record)):
+            return found
+        if self._records.silent_seconds(record.rank, self.supervisor.status.clock) <= limits.silence_seconds:
+            return found
+        path = _stacks_path(self.board, record.rank)
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+            os.kill(record.pid, STACKS_SIGNAL)
+            time.sleep(STACKS_SECONDS)
+            return replace(found, place=stack_traces.place_of_dump(path.read_text(errors="replace")) or found.place)
+        return found
+
+    def _is_of_host(self, record: Record) -> bool:
+        return record.machine == self.supervisor.record.machine
 
     def _is_gone(self, record: Record) -> bool:
         """Whether a process of this host has ended."""
-        return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
+        return self._is_of_host(record) and not _is_running(record.pid)
 
     def write_last(self) -> None:
         """Write that this process leaves. Rank 0, whose end makes JAX abort the others, waits for those that can print."""
@@ -218,8 +251,9 @@ class Follower:
             if time.monotonic() > deadline or self._others_left():
                 break
             for rank in range(1, self.cluster.num_processes):
-                record = read_record(self.board, rank, self.supervisor.record.run)
-                self._records.add(rank, record, self.supervisor.status.clock)
+                record = read_record(self.board, rank)
+                if record is None or record.run == self.supervisor.record.run:
+                    self._records.add(rank, record, self.supervisor.status.clock)
             time.sleep(0.05)
         self._let_others_exit()
 
@@ -240,16 +274,8 @@ class Follower:
         )
 
 
-def _dump_path(board: Board, rank: int | None) -> Path | None:
-    return board.path / f"{rank}.stacks" if isinstance(board, Directory) else None
-
-
-def _place_of_silent(board: Board, found: Verdict) -> str:
-    """The place that a silent process has written with faulthandler, if it has."""
-    path = _dump_path(board, found.rank)
-    with contextlib.suppress(OSError):
-        return stack_traces.place_of_dump(path.read_text(errors="replace")) if path and path.exists() else ""
-    return ""
+def _stacks_path(board: Directory, rank: int) -> Path:
+    return board.path / f"{rank}.stacks"
 
 
 def _is_running(pid: int) -> bool:

@@ -34,16 +34,12 @@ Write = Callable[[TextIO, str], None]
 class Process:
     """A process of the run. Its output is copied to this process's, with its rank before each line."""
 
-    def __init__(self, rank: int, process: subprocess.Popen[str]) -> None:
-        self.rank, self.process = rank, process
+    def __init__(self, rank: int, command: list[str], *, environment: dict[str, str], write: Write) -> None:
+        self.rank = rank
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.ended: float | None = None  # when, by the monotonic clock
         self.killed = False
-        self._readers: list[threading.Thread] = []
-
-    @classmethod
-    def start(cls, rank: int, command: list[str], *, environment: dict[str, str], write: Write) -> "Process":
-        popen = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -53,20 +49,14 @@ class Process:
             errors="replace",
             start_new_session=True,  # the terminal sends Ctrl-C to the launcher only, which forwards it once
         )
-        process = cls(rank, popen)
         try:
-            process._read_output(write)
+            outputs = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+            self._readers = [threading.Thread(target=self._copy, args=(*each, write), daemon=True) for each in outputs]
+            for reader in self._readers:
+                reader.start()
         except BaseException:  # no more threads
-            process.signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
             raise
-        return process
-
-    def _read_output(self, write: Write) -> None:
-        for source, target in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr)):
-            reader = threading.Thread(target=self._copy, args=(source, target, write), daemon=True)
-            self._readers.append(reader)
-        for reader in self._readers:
-            reader.start()
 
     def _copy(self, source: IO[str], target: TextIO, write: Write) -> None:
         is_connecting = False  # the line before was one of Gloo's; an empty line is then the end of a mixed one
@@ -102,15 +92,6 @@ class Process:
     def is_aborted(self) -> bool:
         """Whether JAX may have ended the process because rank 0 has ended: it aborts all others within milliseconds."""
         return self.rank > 0 and self.process.returncode == -signal.SIGABRT
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether a signal such as SIGSTOP suspends it, so that it neither ends nor answers."""
-        try:
-            with open(f"/proc/{self.process.pid}/stat") as file:
-                return file.read().rpartition(")")[2].split()[0] == "T"
-        except OSError:
-            return False
 
 
 def launch(command: list[str], processes: int, restarts: int = 0) -> int:
@@ -193,7 +174,7 @@ def _run_once(command: list[str], processes: int, signals: list[int]) -> int:
     try:
         for rank in range(processes):
             environment = os.environ | variables | {"JAX_PROCESS_ID": str(rank)}
-            running.append(Process.start(rank, command, environment=environment, write=write))
+            running.append(Process(rank, command, environment=environment, write=write))
         return _wait_for_all(running, signals, started)
     except BaseException as error:
         for process in running:
@@ -218,22 +199,18 @@ def _wait_for_all(running: Sequence[Process], signals: list[int], started: float
             forwarded += 1
         failed = (process for process, code in zip(running, codes, strict=True) if code not in (None, 0))
         first_failed = first_failed or next(failed, None)
-        if EXIT_STOPPED in codes and not signals and _seconds_since_stop(running, now) > STOP_SECONDS:
+        stops = [process.ended for process in running if process.ended and process.process.returncode == EXIT_STOPPED]
+        if stops and not signals and now - min(stops) > STOP_SECONDS:
             signals.append(signal.SIGTERM)  # a process that was stopped before it connected could not tell the others
             killed = now
         if first_failed and first_failed.ended is not None and now - max(first_failed.ended, killed) > GRACE_SECONDS:
             for process in running:
                 if process.ended is None:
-                    _print(f"rank {process.rank} is {'suspended' if process.is_suspended else 'still running'}; killing it")
+                    _print(f"rank {process.rank} is still running or suspended; killing it")
                     process.kill()
             killed = now  # kills again after the next grace period
         time.sleep(POLL_SECONDS)
     return _exit_code(running, signals, started)
-
-
-def _seconds_since_stop(running: Sequence[Process], now: float) -> float:
-    """Time since the first process exited with 75."""
-    return now - min(process.ended or now for process in running if process.process.returncode == EXIT_STOPPED)
 
 
 def _exit_code(ended: Sequence[Process], signals: Sequence[int], started: float) -> int:

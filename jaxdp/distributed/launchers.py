@@ -7,13 +7,13 @@ knows neither Kubeflow, torchrun nor Open MPI 5, and takes the tasks of a Slurm 
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxdp.errors import ConfigError, one_of, plural
 
 DEFAULT_PORT = 29_400  # of rank 0, if the launcher names no port
+FIRST_PORT, PORTS = 20_000, 12_000  # for jobs, by their number: below the ephemeral ports
 MAX_PROCESSES = 2**20
 COORDINATOR_HINT = "use HOST:PORT of rank 0"
 Environment = Mapping[str, str]
@@ -23,8 +23,7 @@ Environment = Mapping[str, str]
 class Cluster:
     """The processes of a run, and which one this is.
 
-    address, port: where rank 0 listens. launcher: which launcher started the processes. job: the launcher's name of the job,
-    the same for all processes, or "".
+    address, port: where rank 0 listens. launcher: which launcher started the processes.
     """
 
     launcher: str
@@ -32,7 +31,6 @@ class Cluster:
     port: int
     rank: int
     num_processes: int
-    job: str = ""
 
 
 def _number(environment: Environment, name: str) -> int:
@@ -55,39 +53,38 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     return match["ipv6"] or match["host"], int(match["port"] or default_port)
 
 
-def _check_host_name(host: str) -> None:
-    """Raise ConfigError for a host name that cannot be looked up."""
-    try:
-        host.encode("idna")  # as `socket` does, which raises UnicodeError
-    except UnicodeError:
-        reason = "is not a host name, whose parts have 1 to 63 letters, digits and hyphens"
-        raise ConfigError("coordinator address", host, reason=reason, hint=COORDINATOR_HINT) from None
+def _read(environment: Environment, launcher: str, *, address: str, port: str, rank: str, processes: str) -> Cluster:
+    """The cluster that the variables of these names describe; the one for the port may be missing."""
+    number = _number(environment, port) if port in environment else DEFAULT_PORT
+    host, number = parse_address(environment[address], number)
+    return Cluster(launcher, host, number, _number(environment, rank), _number(environment, processes))
+
+
+def _missing(variable: str, others: str, hint: str) -> ConfigError:
+    return ConfigError(variable, reason=f"is not set, but {others}", hint=hint)
 
 
 def _jax(environment: Environment) -> Cluster | None:
     """JAX's variables, as Kubeflow Trainer, JobSet manifests, ssh scripts and `jaxdp launch` set them."""
-    rank_variable = "JAX_PROCESS_INDEX" if "JAX_PROCESS_INDEX" in environment else "JAX_PROCESS_ID"
-    if "JAX_NUM_PROCESSES" not in environment:
-        if rank_variable in environment and "JAX_COORDINATOR_ADDRESS" in environment:
-            _number(environment, "JAX_NUM_PROCESSES")
+    address, processes = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"
+    rank = "JAX_PROCESS_INDEX" if "JAX_PROCESS_INDEX" in environment else "JAX_PROCESS_ID"
+    if processes not in environment:
+        if rank in environment and address in environment:
+            _number(environment, processes)
         return None
-    if _number(environment, "JAX_NUM_PROCESSES") == 1 and rank_variable not in environment:
+    if _number(environment, processes) == 1 and rank not in environment:
         return Cluster("jax", "127.0.0.1", DEFAULT_PORT, 0, 1)
-    if "JAX_COORDINATOR_ADDRESS" not in environment:
-        reason = "is not set, but JAX_NUM_PROCESSES is"
-        raise ConfigError("JAX_COORDINATOR_ADDRESS", reason=reason, hint="set it to HOST:PORT of rank 0")
-    port = _number(environment, "JAX_COORDINATOR_PORT") if "JAX_COORDINATOR_PORT" in environment else DEFAULT_PORT
-    address, port = parse_address(environment["JAX_COORDINATOR_ADDRESS"], port)
-    return Cluster("jax", address, port, _number(environment, rank_variable), _number(environment, "JAX_NUM_PROCESSES"))
+    if address not in environment:
+        raise _missing(address, "JAX_NUM_PROCESSES is", "set it to HOST:PORT of rank 0")
+    return _read(environment, "jax", address=address, port="JAX_COORDINATOR_PORT", rank=rank, processes=processes)
 
 
 def _kubeflow(environment: Environment) -> Cluster | None:
     """The variables of Kubeflow's JAXJob (training operator)."""
-    if not {"COORDINATOR_ADDRESS", "NUM_PROCESSES"} <= environment.keys():
+    address, processes = "COORDINATOR_ADDRESS", "NUM_PROCESSES"
+    if not {address, processes} <= environment.keys():
         return None
-    port = _number(environment, "COORDINATOR_PORT") if "COORDINATOR_PORT" in environment else DEFAULT_PORT
-    address, port = parse_address(environment["COORDINATOR_ADDRESS"], port)
-    return Cluster("kubeflow", address, port, _number(environment, "PROCESS_ID"), _number(environment, "NUM_PROCESSES"))
+    return _read(environment, "kubeflow", address=address, port="COORDINATOR_PORT", rank="PROCESS_ID", processes=processes)
 
 
 def _torchrun(environment: Environment) -> Cluster | None:
@@ -98,13 +95,10 @@ def _torchrun(environment: Environment) -> Cluster | None:
     if "MASTER_ADDR" not in environment:
         if processes == 1:
             return None
-        reason = "is not set, but WORLD_SIZE and RANK are"
-        raise ConfigError("MASTER_ADDR", reason=reason, hint="set it to the host of rank 0, or use --cluster none")
+        raise _missing("MASTER_ADDR", "WORLD_SIZE and RANK are", "set it to the host of rank 0, or use --cluster none")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else DEFAULT_PORT
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun's agent listens at MASTER_PORT
-    job = environment.get("TORCHELASTIC_RUN_ID", "")
-    return Cluster("torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), processes, job)
+    port += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent listens at MASTER_PORT
+    return Cluster("torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), processes)
 
 
 def first_host(nodes: str) -> str:
@@ -120,36 +114,34 @@ def _slurm(environment: Environment) -> Cluster | None:
     if not {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environment.keys():
         return None
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-    job, step = _number(environment, "SLURM_JOB_ID"), environment["SLURM_STEP_ID"]
+    step = environment["SLURM_STEP_ID"]
     number = int(step) % 64 if re.fullmatch("[0-9]{1,18}", step) else 0
-    port = 20_000 + (job * 64 + number) % 12_000  # below the ephemeral ports
+    port = FIRST_PORT + (_number(environment, "SLURM_JOB_ID") * 64 + number) % PORTS
     processes = _number(environment, "SLURM_STEP_NUM_TASKS")
-    return Cluster("slurm", first_host(nodes), port, _number(environment, "SLURM_PROCID"), processes, f"{job}.{step}")
+    return Cluster("slurm", first_host(nodes), port, _number(environment, "SLURM_PROCID"), processes)
 
 
 def _open_mpi(environment: Environment) -> Cluster | None:
     """The variables of Open MPI's mpirun. Rank 0 is assumed to run on the host of mpirun, whose address they contain."""
-    if not {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"} <= environment.keys():
+    rank, processes = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    if not {rank, processes} <= environment.keys():
         return None
-    processes, rank = _number(environment, "OMPI_COMM_WORLD_SIZE"), _number(environment, "OMPI_COMM_WORLD_RANK")
-    name = environment.get("OMPI_MCA_ess_base_jobid") or environment.get("PMIX_NAMESPACE", "")
-    if "JAX_COORDINATOR_ADDRESS" in environment:
-        address, port = parse_address(environment["JAX_COORDINATOR_ADDRESS"])
-        return Cluster("openmpi", address, port, rank, processes, name)
+    if (address := "JAX_COORDINATOR_ADDRESS") in environment:
+        return _read(environment, "openmpi", address=address, port="JAX_COORDINATOR_PORT", rank=rank, processes=processes)
     server = environment.get("OMPI_MCA_orte_hnp_uri") or environment.get("PMIX_SERVER_URI41") or ""
     host = re.search(r"tcp://\[?([^,:\]]+(?::[^,\]]*:[^,\]]*)?)", server)
     job = re.match(r"\D*(\d+)", environment.get("OMPI_MCA_ess_base_jobid") or server)
-    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(processes):
-        address = "127.0.0.1"
+    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment[processes]:
+        name = "127.0.0.1"
     elif host and "OMPI_MCA_orte_hnp_uri" in environment:
-        address = host[1]
+        name = host[1]
     else:
+        hint = "add -x JAX_COORDINATOR_ADDRESS=HOST:PORT to mpirun, with HOST of rank 0"
         raise ConfigError(
-            "JAX_COORDINATOR_ADDRESS",
-            reason="is not set, and Open MPI's variables do not contain the address of rank 0",
-            hint="add -x JAX_COORDINATOR_ADDRESS=HOST:PORT to mpirun, with HOST of rank 0",
+            address, reason="is not set, and Open MPI's variables do not contain the address of rank 0", hint=hint
         )
-    return Cluster("openmpi", address, 20_000 + int(job[1] if job else 0) % 12_000, rank, processes, name)
+    port = FIRST_PORT + int(job[1] if job else 0) % PORTS
+    return Cluster("openmpi", name, port, _number(environment, rank), _number(environment, processes))
 
 
 LAUNCHERS: dict[str, Callable[[Environment], Cluster | None]] = {
@@ -226,19 +218,19 @@ def _from_flags(launcher: str, coordinator: str | None, *, processes: int | None
 
 
 def _check(cluster: Cluster) -> None:
-    if not 0 < cluster.port < 65_536:
-        raise ConfigError("coordinator port", cluster.port, reason=f"must be from 1 to 65535 (set by {cluster.launcher})")
-    if not 1 <= cluster.num_processes <= MAX_PROCESSES:
-        raise ConfigError(
-            "number of processes",
-            cluster.num_processes,
-            reason=f"must be from 1 to {MAX_PROCESSES:,} (set by {cluster.launcher})",
-        )
-    if not 0 <= cluster.rank < cluster.num_processes:
-        raise ConfigError(
-            "rank", cluster.rank, reason=f"must be from 0 to {cluster.num_processes - 1} (set by {cluster.launcher})"
-        )
-    _check_host_name(cluster.address)
+    rank, processes, launcher = cluster.rank, cluster.num_processes, cluster.launcher
+    for field, value, least, most in (
+        ("coordinator port", cluster.port, 1, 65_535),
+        ("number of processes", processes, 1, MAX_PROCESSES),
+        ("rank", rank, 0, processes - 1),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(field, value, reason=f"must be from {least} to {most} (set by {launcher})")
+    try:
+        cluster.address.encode("idna")  # as `socket` does, which raises UnicodeError
+    except UnicodeError:
+        reason = "is not a host name, whose parts have 1 to 63 letters, digits and hyphens"
+        raise ConfigError("coordinator address", cluster.address, reason=reason, hint=COORDINATOR_HINT) from None
 
 
 START_COMMANDS = {
@@ -302,10 +294,9 @@ def assign_gpus(visible: list[list[str]], local_rank: int) -> list[int] | None:
 
 def host_identity() -> tuple[str, str]:
     """(name, identity) of this host. The identity differs between containers of a machine and machines of the same name."""
+    name = socket.gethostname()
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
+            return name, f"{name} {file.read().strip()}"
     except OSError:
-        boot = subprocess.run(["sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True).stdout.strip()
-    name = socket.gethostname()
-    return name, f"{name} {boot}"
+        return name, name

@@ -7,7 +7,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -136,23 +135,14 @@ class ProcessGroup:
         """Leave the group once all processes are done. exiting: this process exits right afterwards."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """A process of the run. identity: of its host. gpus: those it can see."""
-
-    host: str
-    identity: str
-    gpus: list[str]
-
-
 class JoinedProcesses(ProcessGroup):
-    """The process group of a process that has joined its run with `join`."""
+    """The process group of a process that has joined its run with `join`. gpus: those that each process can see."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__()
         self.follower, self.cluster = follower, follower.cluster
         self.rank, self.num_processes = self.cluster.rank, self.cluster.num_processes
-        self.members: list[Member] = []
+        self.gpus: list[list[str]] = []
         self._while_waiting: Callable[[], None] = lambda: None
         self._exchange = Exchange(self)
         self._begin_run()
@@ -183,31 +173,18 @@ class JoinedProcesses(ProcessGroup):
                 while_waiting()
                 time.sleep(board.poll_seconds)
             own = [*host_identity(), launchers.visible_gpus()]
-            processes._set_members(processes.all_gather_object("members", own, while_waiting))
+            members = processes.all_gather_object("members", own, while_waiting)
         except BaseException as error:
             follower.fail(Failure.of(error))
             raise
+        processes.hosts, identities, processes.gpus = (list(values) for values in zip(*members, strict=True))
+        numbers = {identity: number for number, identity in enumerate(dict.fromkeys(identities))}
+        processes.host_numbers = [numbers[identity] for identity in identities]
         return processes
-
-    def _set_members(self, members: list[Any]) -> None:
-        self.members = [Member(*fields) for fields in members]
-        self.hosts, numbers = [member.host for member in self.members], dict[str, int]()
-        self.host_numbers = [numbers.setdefault(member.identity, len(numbers)) for member in self.members]
 
     @property
     def failed(self) -> bool:
         return self.follower.supervisor.record.failure is not None
-
-    @property
-    def local_members(self) -> list[Member]:
-        """The processes on this host, this one included, by rank."""
-        identity = self.members[self.rank].identity
-        return [member for member in self.members if member.identity == identity]
-
-    @property
-    def local_rank(self) -> int:
-        """Rank of this process among those of its host, from 0."""
-        return self.host_numbers[: self.rank].count(self.host_numbers[self.rank])
 
     def _begin_run(self) -> None:
         self._request: Request = ""

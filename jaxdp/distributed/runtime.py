@@ -18,7 +18,7 @@ from jaxdp.distributed.preemption import Stopped
 from jaxdp.distributed.process_group import JoinedProcesses, ProcessGroup
 from jaxdp.distributed.stack_traces import place_of
 from jaxdp.distributed.status_files import FOLDER, Board, Directory
-from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, ConfigError, first_line, plural
+from jaxdp.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_STOPPED, ConfigError, first_line, plural
 from jaxdp.xla import jax_options, options
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def join(
     several processes has no directory.
     """
     global _group
-    _register_exit_code_of_stopped()
+    _register_exit()
     if _group is None:
         cluster = launchers.detect(launcher, coordinator=coordinator, processes=processes, rank=rank)
         if cluster is None:
@@ -59,39 +59,30 @@ def join(
         guard = guard or Guard()
         board = open_board() if open_board else Directory(directory / FOLDER)
         _group = JoinedProcesses.join(cluster, board, supervisor.limits_from(guard), while_waiting=while_waiting)
-        atexit.register(_leave_at_exit, _group)
     return _group
 
 
 @functools.cache
-def _register_exit_code_of_stopped() -> None:
-    """Let a program that does not catch `Stopped` exit with its code, once the interpreter has printed it."""
-
-    def exit_if_stopped() -> None:
-        error = _uncaught_error()
-        if isinstance(error, Stopped):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(error.exit_code)  # without waiting for compilations in threads
-
-    atexit.register(exit_if_stopped)
+def _register_exit() -> None:
+    atexit.register(_at_exit)
 
 
-def _uncaught_error() -> BaseException | None:
-    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+def _at_exit() -> None:
+    """Leave the group with the other processes. After a failure, exit at once, because JAX's shutdown would block.
 
-
-def _leave_at_exit(group: JoinedProcesses) -> None:
-    """Leave the group with the other processes, or exit at once after a failure, for which JAX's shutdown would block."""
-    error = _uncaught_error()
-    stopped = isinstance(error, Stopped)  # raised on every process; the next hook exits
-    if error is not None and not stopped and not group.failed:  # raised by the caller's code outside of a run
-        group.fail(f"{type(error).__name__}: {first_line(error)}", place=place_of(error))
-    if group.failed:
+    A program that does not catch `Stopped` exits with its code, without waiting for compilations in threads.
+    """
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    stopped = isinstance(error, Stopped)  # raised on every process
+    if _group is not None:
+        if error is not None and not stopped and not _group.failed:  # raised by the caller's code outside of a run
+            _group.fail(f"{type(error).__name__}: {first_line(error)}", place=place_of(error))
+        if not _group.failed:
+            _group.close(exiting=stopped)
+    if stopped or (_group is not None and _group.failed):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
-    group.close(exiting=stopped)
+        os._exit(1 if _group is not None and _group.failed else EXIT_STOPPED)
 
 
 @contextlib.contextmanager
@@ -157,7 +148,8 @@ def start(config: MeshConfig, group: ProcessGroup | None = None, compile: Compil
         with contextlib.suppress(AttributeError):  # without this option, steps are slower and give the same results
             jax.config.update("jax_cpu_enable_async_dispatch", False)  # the step runs in the main thread, whose memory is kept
     if isinstance(group, JoinedProcesses) and group.num_processes > 1:
-        _start_jax_distributed(group)
+        if not jax.distributed.is_initialized():
+            coordination.initialize(group.cluster, local_device_ids=_local_device_ids(group))
     elif jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ConfigError(
             "jax.distributed",
@@ -223,17 +215,13 @@ def _check_cpu(available: int, required: int) -> None:
         )
 
 
-def _start_jax_distributed(group: JoinedProcesses) -> None:
-    """Connect JAX's processes; each uses its share of the GPUs of its host."""
-    import jax
-
-    if jax.distributed.is_initialized():
-        return
-    requested = os.environ.get("JAX_LOCAL_DEVICE_IDS")
-    device_ids = [int(number) for number in requested.split(",")] if requested else None
-    visible = [member.gpus for member in group.local_members]
-    device_ids = device_ids or launchers.assign_gpus(visible, group.local_rank)
-    coordination.initialize(group.cluster, local_device_ids=device_ids)
+def _local_device_ids(group: JoinedProcesses) -> list[int] | None:
+    """The GPUs of this process: its share of those of its host, unless the environment names them; None for all."""
+    if requested := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
+        return [int(number) for number in requested.split(",")]
+    host, numbers = group.host_numbers[group.rank], group.host_numbers
+    visible = [gpus for gpus, number in zip(group.gpus, numbers, strict=True) if number == host]
+    return launchers.assign_gpus(visible, numbers[: group.rank].count(host))
 
 
 def uniform_host_count(group: ProcessGroup) -> int:

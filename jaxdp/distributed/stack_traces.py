@@ -164,12 +164,12 @@ def place_of(error: BaseException) -> str:
 
 
 def place_of_dump(text: str) -> str:
-    """The innermost frames of a thread that executes code, or else of the main thread, in faulthandler's last dump; "" if none.
+    """The innermost frames of a thread that executes code, or else of the main thread, as faulthandler writes it; "" if none.
 
     The main thread, which is the oldest, comes last.
     """
     threads = []
-    for part in text.rpartition("Timeout (")[2].split("most recent call first")[1:]:
+    for part in text.split("most recent call first")[1:]:
         matches = map(DUMPED.match, part.splitlines())
         threads.append([Frame(match[1], int(match[2]), match[3]) for match in matches if match])
     if not (threads := [frames for frames in threads if frames]):

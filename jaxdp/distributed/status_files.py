@@ -141,9 +141,10 @@ def _lines(values: list[str]) -> tuple[str, ...]:
 class Board(Protocol):
     """Where the processes of a run leave short texts for each other. Methods raise OSError if it does not answer.
 
-    period_seconds: between two writes of a status. poll_seconds: between two reads of what is awaited.
+    name: for messages. period_seconds: between two writes of a status. poll_seconds: between two reads of what is awaited.
     """
 
+    name: str
     period_seconds: float
     poll_seconds: float
 
@@ -160,7 +161,7 @@ class Directory:
     period_seconds, poll_seconds = 0.5, 0.05
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.name = path, str(path)
 
     def write(self, name: str, text: str) -> None:
         """Written in place: the clients of a network file system see a new file of the same name much later."""
@@ -190,11 +191,11 @@ def file_name(rank: int) -> str:
     return f"{rank}.json"
 
 
-def read_record(board: Board, rank: int, run: str | None) -> Record | None:
-    """The record of a process; None if there is none of this run, or while it is being written. run: None for any."""
+def read_record(board: Board, rank: int) -> Record | None:
+    """The record of a process of any run; None if there is none, or while it is being written."""
     text = board.read(file_name(rank))
     try:
         record = None if text is None else Record.from_json(text)
     except (ValueError, TypeError, KeyError):
         return None
-    return record if record and (record.run, record.rank) == (record.run if run is None else run, rank) else None
+    return record if record and record.rank == rank else None

@@ -7,6 +7,7 @@ A daemon thread, `watchdog`, counts time, notes what the process does and, as lo
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # the command line starts to watch before it imports the conf
 LATE_SECONDS = 30.0  # and 15 usual steps without progress are reported; longer than a usual save or evaluation step
 TICK_SECONDS = 1.0
 EXIT_SECONDS = 5.0  # for the others to read a verdict, to clean up and to print, before a process ends anyway
-STACKS_BEFORE_SILENCE_SECONDS = 0.5  # a process whose GIL is held writes its stacks before the others call it silent
+STACKS_SIGNAL = signal.SIGUSR2
 MAX_ERRORS = 5  # of a thread in a row
 STDERR = 2
 
@@ -58,8 +59,6 @@ class Supervisor:
         self.stopped = threading.Event()
         self._changing, self._ending = threading.Lock(), threading.Lock()
         self._records, self._judge = Records(), Judge(limits, lambda record: False)
-        self._dump: IO[bytes] | None = None
-        self._dump_seconds = float("inf")
         self.watchdog = threading.Thread(target=self.repeat, args=(self._watch, self._sleep), name="watchdog", daemon=True)
 
     def start(self) -> None:
@@ -68,12 +67,10 @@ class Supervisor:
 
     def set_limits(self, limits: Limits) -> None:
         self.limits = self._judge.limits = limits
-        self._arm_dump()
 
     def stop(self) -> None:
         self.is_exiting = True
         self.stopped.set()
-        faulthandler.cancel_dump_traceback_later()
 
     def update(self, **changes: Any) -> None:
         """Change fields of the record. Any thread may do so."""
@@ -123,13 +120,11 @@ class Supervisor:
             stack_traces.print_lines(lines or ("progress resumed",))
 
     def _sleep(self) -> None:
-        """Wait for a tick. If this process no longer runs, its stacks are written meanwhile."""
-        self._arm_dump()
+        """Wait for a tick, and say so if this process has not run meanwhile."""
         began = time.monotonic()
         self.stopped.wait(self._tick_seconds)
-        if (pause := time.monotonic() - began) > self._dump_seconds:
+        if (pause := time.monotonic() - began) > self.limits.silence_seconds:
             cause = "it was suspended, or native code held the GIL"
-            cause += "; stack traces printed above are from that time" if self.follower is None else ""
             stack_traces.print_lines([f"no thread of this process has run for {pause:.0f} s: {cause}"])
 
     @property
@@ -144,24 +139,18 @@ class Supervisor:
             found = self._judge.verdict(self._records, now)
             self.print_report(tuple(verdict.report(self._records.alive, self.limits)))
         else:
-            found = verdict.cut_off(own, now - self.follower.answered, self.limits)
+            found = self.follower.check_board(own)
         if found is not None and not self.is_exiting:
             self.end(found)
 
-    def _arm_dump(self) -> None:
-        """Write the stacks of all threads unless this is called again: faulthandler does not need the GIL for that.
+    def dump_stacks_on_signal(self, file: IO[bytes] | int = STDERR) -> None:
+        """Let STACKS_SIGNAL write the stacks of all threads, even while native code holds the GIL.
 
-        Nothing ends then, because its timer also runs while a process is suspended.
+        Nothing does so by itself: faulthandler's timer would also run while the process is suspended, and then walk the frames
+        of threads that continue, which has ended healthy runs by SIGSEGV.
         """
-        self._dump_seconds = self.limits.late_seconds + TICK_SECONDS
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no stderr, or no directory
-            if self.follower is not None:
-                self._dump_seconds = max(self.limits.silence_seconds - STACKS_BEFORE_SILENCE_SECONDS, TICK_SECONDS + 0.5)
-                if self._dump is None and self.follower.dump_path:
-                    self._dump = open(self.follower.dump_path, "ab", buffering=0)
-            if self._dump is not None and os.fstat(self._dump.fileno()).st_size:
-                self._dump.truncate(0)  # of a time at which this process was suspended
-            faulthandler.dump_traceback_later(self._dump_seconds, file=self._dump or STDERR)
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no stderr
+            faulthandler.register(STACKS_SIGNAL, file=file)
 
     def end(self, found: Verdict) -> None:
         """Print why the run ends, and end this process: operations of JAX in progress would never return."""
@@ -207,6 +196,7 @@ def watch(limits: Limits | None = None) -> Iterator[Supervisor]:
         yield supervisor
         return
     supervisor.is_watching = True
+    supervisor.dump_stacks_on_signal()
     supervisor.status.training_thread = threading.get_ident()
     supervisor.status.set_activity("start")
     supervisor.start()

@@ -45,7 +45,9 @@ class Limits:
 
     def cut_off_after(self, activity: str) -> float:
         """The same, for a process that cannot read the files of the others: a host without network."""
-        return max(min(self.stuck_seconds or CUT_OFF_SECONDS, CUT_OFF_SECONDS), self._least(activity))
+        if self.stuck_seconds is None:
+            return float("inf")
+        return max(min(self.stuck_seconds, CUT_OFF_SECONDS), self._least(activity))
 
     def _least(self, activity: str) -> float:
         return {"compile": COMPILATION_SECONDS, "start": self.start_seconds}.get(activity, 0.0)
@@ -234,19 +236,31 @@ def report(alive: Mapping[int, Record], limits: Limits) -> list[str]:
     return lines
 
 
-def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> list[str]:
-    """Lines about processes that have not started yet."""
+def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> str:
+    """A line about processes that have not started yet."""
     absent = _absent(alive, processes)
-    return [f"waiting for {absent} to start; the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"]
+    return f"waiting for {absent} to start; the run ends after {limits.start_seconds / 60:g} minutes (guard.start_minutes)"
 
 
-def cut_off(own: Record, seconds: float, limits: Limits) -> Verdict | None:
+def unwatched(board: str, seconds: float, problem: str) -> str:
+    """A line for a process whose status files have not answered for `seconds`. board: where they are."""
+    reason = f"status files cannot be read and written for {seconds:.0f} s: {problem}"
+    return f"{board}: {reason}; training goes on, and a failure of another process is not noticed until they can be"
+
+
+def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:
     """The verdict of a process on itself whose files have not answered for `seconds`: nobody else can tell it what happened."""
     limit = limits.cut_off_after(own.beat.activity)
     if min(own.beat.idle_seconds, seconds) < limit or own.beat.activity == OUTSIDE:
         return None
-    reason = f"no progress, and the files of the other processes could not be read, for {limit:.0f} s: no network on this host?"
+    reason = f"no progress, and no answer of the status files in {board}, for {limit:.0f} s: no network on this host?"
     return blame(own, reason)
+
+
+def other_coordinator(own: Record, other: Record) -> str:
+    """What to add to a message that processes do not start, if one of the same directory names another coordinator."""
+    names_other = f"rank {other.rank} on {other.host} names the coordinator {other.run}, and this process {own.run}"
+    return f"; {names_other}: give all processes the same HOST:PORT"
 
 
 def duplicate(own: Record, other: Record) -> Verdict:

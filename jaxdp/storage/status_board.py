@@ -10,7 +10,7 @@ class Folder:
     period_seconds, poll_seconds = 2.0, 0.5
 
     def __init__(self, url: str) -> None:
-        self.location = open_location(url, "--workdir")
+        self.location, self.name = open_location(url, "--workdir"), f"{url}/{FOLDER}"
 
     def write(self, name: str, text: str) -> None:
         self.location.write(f"{FOLDER}/{name}", text.encode())

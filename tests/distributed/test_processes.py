@@ -199,6 +199,51 @@ def test_a_second_run_in_the_same_directory_is_refused_and_disturbs_nothing(star
     assert [code for code, _ in run.wait()] == [0, 0]
 
 
+def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start, free_port):
+    """Both ranks 0 may find no file of another, and write theirs."""
+    environment = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}", "START": "20"}
+    first, second = start({0: WAIT}, processes=2), start({0: WAIT}, processes=2, environment=environment.items())
+    while first.running[0].poll() is None and second.running[0].poll() is None:
+        time.sleep(0.05)
+    refused = first if first.running[0].poll() is not None else second
+    ((code, line),) = refused.wait()
+    assert code == 2
+    assert re.search(r"rank 0 on \S+ failed.*: a run that 127.0.0.1:\d+ coordinates uses this directory", line), line
+
+
+def test_processes_that_name_the_coordinator_differently_are_told_so(start, free_port):
+    environment = {"JAX_COORDINATOR_ADDRESS": f"localhost:{free_port}", "START": "6"}
+    first = start({0: WAIT}, processes=2, environment={"START": "6"}.items())
+    second = start({1: WAIT}, processes=2, environment=environment.items())
+    for rank, run, own, other in ((0, first, "127.0.0.1", "localhost"), (1, second, "localhost", "127.0.0.1")):
+        ((code, line),) = run.wait()
+        hint = rf"rank {1 - rank} on \S+ names the coordinator {other}:\d+, and this process {own}:\d+"
+        assert code == 1
+        assert re.search(rf"did not start .*; {hint}: give all processes the same HOST:PORT", line), line
+
+
+READ_ONLY = """
+def refuse(name, text):
+    raise PermissionError(13, "Permission denied", name)
+write, group.follower.board.write = group.follower.board.write, refuse
+while group.status.clock < 12:
+    group.status.record_progress()
+    time.sleep(0.1)
+group.follower.board.write = write
+group.close()
+os._exit(0)
+"""
+
+
+def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(start):
+    run = start({0: READ_ONLY, 1: READ_ONLY})
+    for process in run.running:
+        _, err = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0, err
+        (line,) = [line for line in err.splitlines() if "status files" in line]
+        assert re.match(r"jaxdp: \S+/processes: status files cannot be .* for \d+ s: Permission denied; training goes on", line)
+
+
 def test_a_stop_ends_waiting_for_others_before_the_first_step_and_at_barriers_only(start):
     """If it ended another exchange on one process, the other would begin a collective alone."""
     steps = """
@@ -237,7 +282,7 @@ def test_a_process_whose_host_has_lost_the_network_ends_too(start):
     """Nobody can tell it that the others have given up."""
     alone, other = start({0: WAIT, 1: CUT_OFF}).wait()[::-1]
     assert alone[0] == other[0] == 1
-    assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and the files of the other .* in trains", alone[1])
+    assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and no answer of .* in trains", alone[1])
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 

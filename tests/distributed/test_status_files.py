@@ -26,9 +26,9 @@ RECORD = Record(
 def test_a_record_is_read_as_it_was_written(tmp_path):
     board = Directory(tmp_path / "processes")
     board.write("2.json", RECORD.to_json())
-    assert read_record(board, 2, "host:1") == RECORD
+    assert read_record(board, 2) == RECORD
     board.write("2.json", replace(RECORD, stacks=()).to_json())  # shorter
-    assert read_record(board, 2, "host:1") == replace(RECORD, stacks=())
+    assert read_record(board, 2) == replace(RECORD, stacks=())
     assert RECORD.beat.location == "while loading, step 11, waiting for images"
 
 
@@ -42,16 +42,14 @@ def test_a_short_write_is_an_error_as_on_a_full_disk(tmp_path, monkeypatch):
 def test_a_file_that_is_being_written_or_damaged_counts_as_none(tmp_path, text):
     board = Directory(tmp_path)
     board.write("2.json", text)
-    assert read_record(board, 2, "host:1") is None
+    assert read_record(board, 2) is None
 
 
-def test_a_record_of_another_run_or_rank_counts_as_none(tmp_path):
+def test_a_record_of_another_rank_counts_as_none(tmp_path):
     board = Directory(tmp_path)
-    assert read_record(board, 2, "host:1") is None
-    board.write("2.json", RECORD.to_json())
-    assert read_record(board, 2, "host:2") is None
+    assert read_record(board, 1) is None
     board.write("1.json", RECORD.to_json())
-    assert read_record(board, 1, "host:1") is None
+    assert read_record(board, 1) is None
 
 
 def test_a_pipe_or_link_in_place_of_a_file_raises_and_blocks_nobody(tmp_path):

@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -25,10 +26,13 @@ with watch(limits) as supervisor:
     stands_still()
 """
 HOLDS_THE_GIL = """
-import ctypes
+import ctypes, os, signal
 from jaxdp.distributed.supervisor import watch
 from jaxdp.distributed.verdict import Limits
-with watch(Limits(0.5, None)): ctypes.PyDLL(None).usleep(2_500_000)
+def computes():
+    print("holds", flush=True)
+    ctypes.PyDLL(None).usleep(2_500_000)
+with watch(Limits(0.5, None)): computes()
 """
 
 
@@ -48,8 +52,11 @@ def test_watch_of_a_process_without_progress_ends_it_with_the_stacks_of_all_thre
     assert last.endswith("; do this")
 
 
-def test_watch_while_native_code_holds_the_gil_prints_the_stacks():
-    completed = run(HOLDS_THE_GIL)
-    assert completed.returncode == 0
-    assert completed.stderr.startswith("Timeout (0:00:01.5")
-    assert 'File "<string>", line 5 in <module>' in completed.stderr
+def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout.readline() == "holds\n"
+        process.send_signal(signal.SIGUSR2)
+        _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert 'File "<string>", line 7 in computes' in err
