@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -127,13 +127,16 @@ def test_interrupted_benchmark_shows_its_progress_and_keeps_what_was_measured(tm
     assert "strong scaling" in printed.out
 
 
-def test_waiting_is_slowest_device_less_mean():
+def test_waiting_is_slowest_device_less_mean(monkeypatch):
+    times = threading.local()  # of the thread that waits for a device
+    monkeypatch.setattr(scaling.time, "perf_counter", lambda: getattr(times, "now", 0.0))
+
     class Shard:
         def __init__(self, seconds):
             self.data, self.seconds = self, seconds
 
         def block_until_ready(self):
-            time.sleep(self.seconds)
+            times.now = self.seconds
 
     class Step:
         state = ()
@@ -145,7 +148,7 @@ def test_waiting_is_slowest_device_less_mean():
         addressable_shards = [Shard(0.0), Shard(0.0), Shard(0.0), Shard(0.4)]  # noqa: RUF012
 
     (waited,) = scaling._waiting_seconds(Step(), 1)
-    assert waited == pytest.approx(0.3, abs=0.1)
+    assert waited == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Results of checks, and isolation of checks from one another."""
 
 import threading
-import time
 
 import pytest
 
@@ -46,13 +45,11 @@ def test_run_concurrently_with_a_raising_and_a_hanging_check_returns_every_resul
         raise RuntimeError("no such device\nand more")
 
     checks = {"raising": raising, "hanging": lambda result: until.wait(), "working": lambda result: result.ok("fine")}
-    start = time.monotonic()
-    raised, hung, worked = run_concurrently(checks, 0.3)
-    assert time.monotonic() - start < 5
+    raised, hung, worked = run_concurrently(checks, 1.0)
     assert any_running()
     until.set()
     assert (raised.status, raised.message) == ("warning", "check failed: RuntimeError: no such device")
-    assert (hung.status, hung.message) == ("error", "no answer in 0.3 s")
+    assert (hung.status, hung.message) == ("error", "no answer in 1 s")
     assert (worked.status, worked.message, worked.fix) == ("ok", "fine", None)
 
 

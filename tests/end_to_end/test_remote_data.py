@@ -12,6 +12,7 @@ import time
 import pytest
 from helpers.images import encode, smooth_image
 from helpers.object_storage import REASON, object_storage
+from helpers.processes import TIMEOUT
 from helpers.remote_data import at_url, upload
 from helpers.runs import Recorder, outcome, train_shown, train_until
 
@@ -139,11 +140,11 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
     for name, content in (("local", config), ("config", far)):
         (tmp_path / f"{name}.json").write_text(json.dumps(dataclasses.asdict(content)))
     local = start(storage, tmp_path, "local", "local.json")  # in a process, whose XLA_FLAGS differ from those of the tests
-    local.communicate(timeout=120)
+    local.communicate(timeout=TIMEOUT)
     assert local.returncode == 0
     storage.proxy.add("latency", seconds=0.05)
     processes = [start(storage, tmp_path, run) for run in "ab"]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT
     while len(list((tmp_path / "cache").rglob("copies/*/*"))) < 20 and time.monotonic() < deadline:
         time.sleep(0.01)
     for process in processes:
@@ -151,7 +152,7 @@ def test_killed_processes_that_share_copies_resume_bitwise(storage, url, config,
         process.communicate()
     processes = [start(storage, tmp_path, run) for run in "ab"]
     for process in processes:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, errors
     for run in "ab":
         assert outcome(tmp_path / run)[2:] == outcome(tmp_path / "local")[2:]

@@ -104,9 +104,9 @@ def test_an_answer_that_was_lost_does_not_lose_the_lease(location, leases):
     create = type(location).create
     place = replace(location)
     object.__setattr__(place, "create", lambda name, data: create(location, name, data) and False)
-    began = time.monotonic()
-    acquire(place, leases, seconds=60)
-    assert time.monotonic() - began < 5
+    waited_for = []
+    acquire(place, leases, seconds=60, on_wait=waited_for.append)
+    assert waited_for == []
 
 
 def test_storage_that_overwrites_existing_objects_is_noticed(location, leases):
@@ -128,7 +128,7 @@ def test_renewal_survives_an_outage(location, leases):
     time.sleep(0.5)
     failing.clear()
     before = newest_lease(location).renewals
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while newest_lease(location).renewals == before and time.monotonic() < end:
         time.sleep(0.05)
     assert newest_lease(location).renewals > before

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -170,11 +169,9 @@ def test_stopped_process_of_a_tracker_blocks_neither_records_nor_the_end(with_tr
     trackers.connect()
     (one,) = trackers.processes
     os.kill(one.process.pid, signal.SIGSTOP)
-    started = time.monotonic()
-    for samples in range(10_000):
+    for samples in range(10_000):  # more than a pipe holds: a write that waited would wait forever
         trackers.write({"samples": samples, "loss": 1.0})
     trackers.finish("finished")
-    assert time.monotonic() - started < 10
     assert one.process.returncode == -signal.SIGKILL
 
 
