@@ -55,6 +55,8 @@ StrategyName = Annotated[
     ),
 ]
 OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
+LossName = Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")]
+ScheduleName = Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
@@ -333,12 +335,14 @@ class Optimizer(Section):
     """Decay per step of the average of squared gradients (adamw, lamb)"""
     adam_eps: Annotated[NonNegative, OPTIMIZERS.only("adamw", "lamb")] = 1e-8
     """Constant added to the square root of the average of squared gradients (adamw, lamb)"""
-    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
-    """Loss"""
+    loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
+    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList, LOSSES.only("softmax")] = ()
+    """Factor of each class in the training loss, as `weight` of PyTorch's cross_entropy (softmax). balanced: images / (classes
+    * images of the class), from the training labels (empty: none)"""
     target_threshold: Annotated[BelowOne | None, LOSSES.only("binary", "binary_sum")] = None
-    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
+    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum, registered losses; None: they stay)"""
     clip_norm: Positive | None = None
     """Largest norm of the gradient; larger gradients are scaled down (None: no clipping)"""
     average_decay: BelowOne | None = None
@@ -346,7 +350,10 @@ class Optimizer(Section):
     (None: no averaging)"""
 
     def check(self) -> None:
-        """The momentum rules assume that the effective rate is learning rate / (1 - momentum)."""
+        """The momentum rules assume that the effective rate is learning rate / (1 - momentum); class weights are positive."""
+        if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
+            hint = "give one number for each class, or balanced"
+            raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)
         if self.momentum_rule != "constant" and not OPTIMIZERS[self.name].accumulates:
             reason = f"not possible with optimizer.name={self.name!r}, whose momentum does not change the effective rate"
             raise ConfigError("optimizer.momentum_rule", self.momentum_rule, reason=reason, hint="use constant")
@@ -356,11 +363,10 @@ class Optimizer(Section):
 class Schedule(Section):
     """Learning rate as a function of epochs."""
 
-    name: Annotated[str, OneOf(SCHEDULES)] = "cosine"
-    """Learning-rate schedule"""
-    learning_rate: Positive = 1.0
+    name: ScheduleName = "cosine"
+    learning_rate: Annotated[Positive, SCHEDULES.only(*SCHEDULES.builtin)] = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
-    warmup_epochs: NonNegative = 5.0
+    warmup_epochs: Annotated[NonNegative, SCHEDULES.only(*SCHEDULES.builtin)] = 5.0
     """Length of the linear warm-up, in epochs"""
     start: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a", "sony_b")] = 0.0
     """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
@@ -688,8 +694,13 @@ def at_image_size(config: Config, size: int) -> Config:
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
 
 
+def divides_by_class_weights(config: Config) -> bool:
+    """Whether the sum of the labels' class weights divides the training loss, in place of the number of images."""
+    return bool(config.optimizer.class_weights) and config.data.mix == "none"
+
+
 def chance_loss(config: Config) -> float:
-    """The chance-level loss: that of equal scores for all classes."""
+    """The chance-level loss: that of equal scores for all classes, without class weights."""
     return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 

@@ -20,6 +20,7 @@ from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
 from jaxdp.relations import unusable_fields
+from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import from_json, validate, with_choices, with_fields
 
 _shows_notes = ContextVar("shows_notes", default=True)
@@ -176,8 +177,10 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
     if keep or ratio == 1 or not 0 < ratio < math.inf:
         return config
 
+    ignored = SCHEDULES.ignored_fields(config.schedule.name)
+
     def scaled(field: str, epochs: Any) -> Any:
-        if flag_value(flags, f"--{field}") is not None or epochs is None:
+        if flag_value(flags, f"--{field}") is not None or epochs is None or field.replace("-", "_") in ignored:
             return epochs
         return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
 
@@ -194,7 +197,7 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
 
 
 def register_from(recipe: str | None) -> None:
-    """Run a recipe's file for the models and strategies that it registers; None: do nothing. Raises ConfigError if it fails."""
+    """Run a recipe's file for what it registers, such as models; None: do nothing. Raises ConfigError if it fails."""
     if recipe is not None:
         load_recipe([], recipe)
 

@@ -141,8 +141,8 @@ class Choices(Registry[ChoiceEntry, Any]):
     """The choices of one config field.
 
     other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
-    the same fields as such a name; None: they read all. readers: SECTION.FIELD -> names of the choices that read it, of fields
-    that not all of them read; `jaxdp.config` collects them from the annotations.
+    the same fields as such a name; None: they read all; "": none of those in `readers`. readers: SECTION.FIELD -> names of the
+    choices that read it, of fields that not all names read; `jaxdp.config` collects them from the annotations.
     """
 
     def __init__(
