@@ -65,8 +65,8 @@ class UpdateRule(Choice):
 
 @dataclass(frozen=True)
 class Loss(Choice):
-    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them. title: its name in a
-    plan, "" for the usual one."""
+    """A loss. chance: the chance-level loss of a number of classes, that of equal scores for all of them; infinite if it is not
+    known. title: its name in a plan, "" for the usual one."""
 
     chance: Callable[[int], float] = math.log
     title: str = ""
@@ -105,6 +105,9 @@ LOSSES = Choices(
             title="sum of binary cross entropies",
         ),
     },
+    other=Loss("or a name registered with `jaxdp.register_loss`", chance=lambda _: math.inf),
+    other_reads="binary",
+    function="register_loss",
 )
 LOSS_SCALES = Choices(
     "loss_scale.name",

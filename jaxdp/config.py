@@ -55,6 +55,8 @@ StrategyName = Annotated[
     ),
 ]
 OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
+LossName = Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")]
+ScheduleName = Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")]
 SourceName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9_./:-]+$"),
@@ -421,19 +423,27 @@ class Adam(EveryOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftmaxLoss(Section):
+    """Cross entropy of the softmax."""
+
+    class_weights: Annotated[tuple[float, ...] | Literal["balanced"], FromList] = ()
+    """Factor of each class in the training loss, as `weight` of PyTorch's cross_entropy (softmax). balanced: images / (classes
+    * images of the class), from the training labels (empty: none)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BinaryLoss(Section):
     """Binary cross entropy."""
 
     target_threshold: BelowOne | None = None
-    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum; None: they stay)"""
+    """Smoothed and mixed targets above it become 1, others 0 (binary, binary_sum, registered losses; None: they stay)"""
 
 
 @dataclass(frozen=True)
-class Optimizer(BinaryLoss, Lars, Adam):
+class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     """Parameter updates and regularization."""
 
-    loss: Annotated[str, OneOf(LOSSES)] = "softmax"
-    """Loss"""
+    loss: LossName = "softmax"
     label_smoothing: BelowOne = 0.0
     """Fraction of the target distributed evenly over all classes"""
     clip_norm: Positive | None = None
@@ -442,13 +452,19 @@ class Optimizer(BinaryLoss, Lars, Adam):
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (None: no averaging)"""
 
+    def check(self) -> None:
+        """Class weights are positive."""
+        super().check()
+        if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
+            hint = "give one number for each class, or balanced"
+            raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)
+
 
 @dataclass(frozen=True)
 class EverySchedule(Section):
-    """What every schedule reads."""
+    """What every built-in schedule reads; registered ones read their epoch alone."""
 
-    name: Annotated[str, OneOf(SCHEDULES)] = "cosine"
-    """Learning-rate schedule"""
+    name: ScheduleName = "cosine"
     learning_rate: Positive = 1.0
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
@@ -774,7 +790,7 @@ TABLES: tuple[Choices, ...] = (
 
 # The record of each choice: what it reads besides the fields that all choices read. A registered choice reads every field.
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
-LOSSES.read("optimizer", binary=BinaryLoss, binary_sum=BinaryLoss)
+LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss, binary_sum=BinaryLoss)
 SCHEDULES.read("schedule", cosine=Cosine, polynomial=Polynomial, goyal=Steps, sony_a=Polynomial, sony_b=SonyB)
 LOSS_SCALES.read("loss_scale", static=Scaled, dynamic=Scaled)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
@@ -799,8 +815,13 @@ def at_image_size(config: Config, size: int) -> Config:
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
 
 
+def divides_by_class_weights(config: Config) -> bool:
+    """Whether the sum of the labels' class weights divides the training loss, in place of the number of images."""
+    return bool(config.optimizer.class_weights) and config.data.mix == "none"
+
+
 def chance_loss(config: Config) -> float:
-    """The chance-level loss: that of equal scores for all classes."""
+    """The chance-level loss: that of equal scores for all classes, without class weights."""
     return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 

@@ -11,6 +11,7 @@ def training_labels(config: Config) -> str:
     """The labels of the training loss, in a few words. The held-out loss has plain labels, so the two differ in meaning."""
     smoothing, mix = config.optimizer.label_smoothing, config.data.mix
     words = [f"labels smoothed by {smoothing:g}"] * (smoothing > 0)
+    words += ["weighted by class"] * bool(config.optimizer.class_weights)
     words += [f"labels mixed by {mix.replace('_', ' ')}"] * (mix != "none")
     if config.optimizer.target_threshold is not None:
         words.append(f"labels above {config.optimizer.target_threshold:g} set to 1, others to 0")

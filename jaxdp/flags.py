@@ -111,7 +111,7 @@ class Flag:
                 return
             except ValueError:
                 pass
-        if self.choices:
+        if self.choices and not NUMBERS.keys() & set(self.types):
             raise one_of(self.name, value, self.choices)
         raise ConfigError(self.name, value, reason=f"expected {self.expected}")
 

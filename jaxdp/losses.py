@@ -1,6 +1,7 @@
-"""Losses of smoothed and mixed labels, and the rank of the true class."""
+"""Losses of smoothed, mixed and weighted labels, and the rank of the true class."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import optax
 
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
+from jaxdp.errors import ConfigError, first_line
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -31,16 +33,9 @@ def binary_cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 Mix = tuple[jax.Array, jax.Array]  # (labels of the partners, share of the own label), [B] each
 
 
-def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
-    loss = cross_entropy(logits, labels, optimizer.label_smoothing)
-    if mix is None:
-        return loss
-    others, share = mix
-    return share * loss + (1 - share) * cross_entropy(logits, others, optimizer.label_smoothing)
-
-
-def _binary(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
-    classes, smoothing = logits.shape[-1], optimizer.label_smoothing
+def soft_targets(optimizer: Optimizer, labels: jax.Array, classes: int, *, mix: Mix | None) -> jax.Array:
+    """The mixed and then smoothed labels, as the share of each class [B, K] float32; with `target_threshold` 0 or 1."""
+    smoothing = optimizer.label_smoothing
     targets = jax.nn.one_hot(labels, classes, dtype=jnp.float32)
     if mix is not None:
         others, share = mix
@@ -48,15 +43,67 @@ def _binary(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: 
     targets = (1 - smoothing) * targets + smoothing / classes
     if optimizer.target_threshold is not None:
         targets = (targets > optimizer.target_threshold).astype(jnp.float32)
-    return binary_cross_entropy(logits, targets)
+    return targets
 
 
-def _binary_sum(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
-    return logits.shape[-1] * _binary(optimizer, logits, labels, mix=mix)
+def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """The loss of labels of `loss(logits [B, K] float32, targets [B, K] float32) -> [B]`, for `LOSS_FUNCTIONS`."""
+
+    def of_labels(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+        return loss(logits.astype(jnp.float32), soft_targets(optimizer, labels, logits.shape[-1], mix=mix))
+
+    return of_labels
+
+
+def check_registered(optimizer: Optimizer, classes: int) -> None:
+    """Trace a registered loss and its gradient. Raises ConfigError if they fail, or if it does not return [B] float32."""
+    if optimizer.loss in LOSSES.builtin:
+        return
+    images, invalid = 3, partial(ConfigError, "optimizer.loss", optimizer.loss)
+    hint = "return the loss of each image, [B], of (logits [B, C], targets [B, C])"
+
+    def losses(logits: jax.Array) -> jax.Array:
+        return LOSS_FUNCTIONS[optimizer.loss](optimizer, logits, jnp.zeros(images, jnp.int32))
+
+    try:
+        found, _ = jax.eval_shape(partial(jax.vjp, losses), jax.ShapeDtypeStruct((images, classes), jnp.float32))
+    except Exception as error:
+        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
+        raise invalid(reason=reason, hint=hint) from error
+    if (found.shape, found.dtype) != ((images,), jnp.float32):
+        shape = f"{found.dtype} of shape {found.shape} for {images} images"
+        raise invalid(reason=f"the registered function returned {shape}", hint=hint)
+
+
+def label_weights(optimizer: Optimizer, labels: jax.Array, mix: Mix | None = None) -> jax.Array | None:
+    """[B]: the class weight of each label, whose sum over the global batch divides the loss. None: their number divides it.
+
+    As in `torch.nn.functional.cross_entropy(weight=...)`: the weights divide where labels are classes, smoothed or not, and the
+    number of images where they are probabilities, here those that mixup and CutMix make.
+    """
+    if not optimizer.class_weights or mix is not None:
+        return None
+    return jnp.asarray(optimizer.class_weights, jnp.float32)[labels]
+
+
+def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
+    if optimizer.class_weights:
+        log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
+        targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
+        return -(jnp.asarray(optimizer.class_weights, jnp.float32) * targets * log_probabilities).sum(-1)
+    loss = cross_entropy(logits, labels, optimizer.label_smoothing)
+    if mix is None:
+        return loss
+    others, share = mix
+    return share * loss + (1 - share) * cross_entropy(logits, others, optimizer.label_smoothing)
+
+
+def _binary_sum(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    return logits.shape[-1] * binary_cross_entropy(logits, targets)
 
 
 LOSS_FUNCTIONS: dict[str, Callable[..., jax.Array]] = LOSSES.implement(
-    {"softmax": _softmax, "binary": _binary, "binary_sum": _binary_sum}
+    {"softmax": _softmax, "binary": of_targets(binary_cross_entropy), "binary_sum": of_targets(_binary_sum)}
 )
 """`optimizer.loss` -> f(optimizer, logits [B, K], labels [B], mix=mix or None): [B] float32."""
 

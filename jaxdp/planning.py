@@ -8,7 +8,7 @@ from jaxdp import schedules
 from jaxdp.config import LARGEST, RESNET, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
-from jaxdp.relations import check_stop, check_targets
+from jaxdp.relations import check_class_weights, check_stop, check_targets
 from jaxdp.strategies import unsupported_reason
 
 FEW_VALUES = 8  # of batch normalization: statistics of fewer images or values are noisy
@@ -129,6 +129,7 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     if devices < 1:
         raise ConfigError("devices", devices, reason="must be at least 1")
     _check_warm_up(config)
+    check_class_weights(config)
     check_targets(config)  # again, now that the number of classes is known
     check_stop(config)
     machine = _Machine(devices, hosts, hosts if processes is None else processes)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
 from jaxdp.relations import unusable_fields
+from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import from_json, validate, with_choices, with_fields
 
 _shows_notes = ContextVar("shows_notes", default=True)
@@ -64,19 +65,27 @@ def load_config(path_or_name: str | Path, overrides: Iterable[str] = ()) -> Conf
     """
     if isinstance(overrides, str):
         raise ConfigError("overrides", overrides, reason="must be a list of flags", hint=f"give {overrides.split()}")
-    path, flags = find_config(str(path_or_name)), list(overrides)
+    config, flags = _load(str(path_or_name)).config, list(overrides)
+    if flags:
+        recipe = adapt(config, flags)
+        config = validate(apply_flags(recipe.config, flags))
+        if recipe.note and _shows_notes.get() and is_rank0():
+            print(recipe.note, file=sys.stderr, flush=True)
+    return config
+
+
+def _load(path_or_name: str) -> "Recipe":
+    """The validated config of a recipe, and its callbacks. Raises ConfigError for a file that cannot be read."""
+    path = find_config(path_or_name)
     try:
-        config = _read_json(path) if path.suffix == ".json" else validate(_run_recipe(path))
-        if flags:
-            recipe = adapt(config, flags)
-            config = validate(apply_flags(recipe.config, flags))
-            if recipe.note and _shows_notes.get() and is_rank0():
-                print(recipe.note, file=sys.stderr, flush=True)
+        if path.suffix == ".json":
+            return Recipe(_read_json(path))
+        config, callbacks = _run_recipe(path)
+        return Recipe(validate(config), callbacks=callbacks)
     except OSError as error:
         raise ConfigError("--config", str(path), reason=error.strerror or "cannot be read") from None
     except UnicodeDecodeError:
         raise ConfigError("--config", str(path), reason="not UTF-8 text") from None
-    return config
 
 
 def is_rank0(environment: Mapping[str, str] = os.environ) -> bool:
@@ -92,11 +101,13 @@ class Recipe(NamedTuple):
     """A recipe adapted to flags that are yet to be applied.
 
     note: which fields the flags have reset or scaled, after a warning of images that the default recipe does not fit; "" for
-    nothing.
+    nothing. callbacks: returns the callbacks that the recipe's file gives its runs. Raises ConfigError if the file's function
+    fails.
     """
 
     config: Config
-    note: str
+    note: str = ""
+    callbacks: Callable[[], Any] = tuple
 
 
 def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> Recipe:
@@ -109,8 +120,9 @@ def load_recipe(arguments: list[str], default: str, *, notes: bool = False) -> R
     own_images = source is not None and SOURCES[source].own_images
     shown = _shows_notes.set(notes and flag_value(arguments, "--rank") in (None, "0"))
     try:
-        recipe = adapt(load_config(name), arguments)
-        return recipe if chosen or not own_images else Recipe(recipe.config, f"{DIGITS_WARNING}\n{recipe.note}".rstrip())
+        loaded = _load(name)
+        recipe = adapt(loaded.config, arguments)._replace(callbacks=loaded.callbacks)
+        return recipe if chosen or not own_images else recipe._replace(note=f"{DIGITS_WARNING}\n{recipe.note}".rstrip())
     finally:
         _shows_notes.reset(shown)
 
@@ -176,8 +188,10 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
     if keep or ratio == 1 or not 0 < ratio < math.inf:
         return config
 
+    ignored = SCHEDULES.ignored_fields(config.schedule.name)
+
     def scaled(field: str, epochs: Any) -> Any:
-        if flag_value(flags, f"--{field}") is not None or epochs is None:
+        if flag_value(flags, f"--{field}") is not None or epochs is None or field.replace("-", "_") in ignored:
             return epochs
         return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
 
@@ -194,7 +208,7 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
 
 
 def register_from(recipe: str | None) -> None:
-    """Run a recipe's file for the models and strategies that it registers; None: do nothing. Raises ConfigError if it fails."""
+    """Run a recipe's file for what it registers, such as models; None: do nothing. Raises ConfigError if it fails."""
     if recipe is not None:
         load_recipe([], recipe)
 
@@ -206,7 +220,8 @@ def _read_json(path: Path) -> Config:
         raise ConfigError("--config", str(path), reason=str(error)) from None
 
 
-def _run_recipe(path: Path) -> Config:
+def _run_recipe(path: Path) -> tuple[Config, Callable[[], Any]]:
+    """What `config()` of a recipe's file returns, and its `callbacks` function."""
     spec = importlib.util.spec_from_file_location(f"jaxdp_recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -214,11 +229,22 @@ def _run_recipe(path: Path) -> Config:
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.modules[spec.name] = module  # dataclasses, for example, look their module up there
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout may be one JSON document
+        with _errors_of(path):
             spec.loader.exec_module(module)
             if not callable(getattr(module, "config", None)):
                 raise ConfigError("--config", str(path), reason="a recipe must define config() -> jaxdp.Config")
-            return module.config()
+            return module.config(), _errors_of(path)(getattr(module, "callbacks", tuple))
+    finally:
+        sys.dont_write_bytecode = writes
+        del sys.modules[spec.name]
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Turn an error of a recipe's file into a ConfigError; what it prints goes to stderr: stdout may be one JSON document."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
@@ -227,9 +253,6 @@ def _run_recipe(path: Path) -> Config:
             message = message.partition(". Did you mean")[0]  # Python's hint, since 3.13
         reason = f"failed{_line_of(path, error)}: {type(error).__name__}: {message}"
         raise ConfigError("--config", str(path), reason=reason, hint=hint) from error
-    finally:
-        sys.dont_write_bytecode = writes
-        del sys.modules[spec.name]
 
 
 def _line_of(path: Path, error: BaseException) -> str:

@@ -38,7 +38,7 @@ RECORD_FIELDS = {  # also the table in docs/watching.md
     "slowest_rank": "rank of the process that the others waited for most",
     "eval_accuracy": "share of the held-out images whose class is predicted correctly, from 0 to 1",
     "eval_top5": "share whose class is among the five most likely; with six classes or more",
-    "eval_loss": "mean cross-entropy of the held-out images, without label smoothing",
+    "eval_loss": "mean loss of the held-out images, without label smoothing and class weights",
     "eval_examples": "held-out images that were counted",
 }
 # Fields of a record or of result.json that measure time or depend on connections from outside. All other fields are identical

@@ -1,13 +1,14 @@
-"""Functions with which users register their own models, optimizers and all-reduce strategies by name."""
+"""Functions with which users register their own models, optimizers, losses, schedules and all-reduce strategies by name."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jaxdp.choices import MODELS, OPTIMIZERS
-from jaxdp.config import Config
-from jaxdp.errors import ConfigError, kind_of
+from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS
+from jaxdp.config import LARGEST, Config, Schedule
+from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.registry import Choice
+from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
 
 
@@ -74,6 +75,51 @@ def register_optimizer(name: str, build: Callable, *, elementwise: bool = False)
     OPTIMIZERS.register(name, entry, build)
 
 
+def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
+    """Register a training loss for `Optimizer(loss=name)` in this process.
+
+    loss: a function of (logits [B, C] float32, targets [B, C] float32) -> [B] float32, the loss of each image, traced by JAX.
+    targets: the share of each class in the label: one-hot, or smoothed and mixed as the config says; held-out labels are
+    one-hot. The step takes the mean over the global batch. Bind parameters with `functools.partial`; `class_weights` are for
+    the softmax loss. Resuming or evaluating a run requires the same registration. A repeated name replaces the loss.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    from jaxdp.losses import of_targets  # needs JAX
+
+    if not callable(loss):
+        hint = f"for example jaxdp.register_loss({name!r}, lambda logits, targets: ((logits - targets) ** 2).mean(-1))"
+        raise ConfigError("register_loss", name, reason=f"{kind_of(loss)} cannot be called", hint=hint)
+    LOSSES.register(name, LOSSES[name], of_targets(loss))
+
+
+def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
+    """Register a learning-rate schedule for `Schedule(name=name)` in this process.
+
+    rate: a function of the epoch (samples seen / training images, a Python float) that returns the learning rate, a number. It
+    is called on the host before each step, and by `jaxdp plan`, so it must depend on the epoch alone; other fields of
+    `Schedule` are not used. Resuming a run requires the same registration. A repeated name replaces the schedule.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    if not callable(rate):
+        hint = f"for example jaxdp.register_schedule({name!r}, lambda epoch: 0.1 * 0.97**epoch)"
+        raise ConfigError("register_schedule", name, reason=f"{kind_of(rate)} cannot be called", hint=hint)
+    SCHEDULES.register(name, SCHEDULES[name], lambda schedule, at: _rate_of(rate, schedule, at))
+
+
+def _rate_of(rate: Callable[[float], Any], schedule: Schedule, at: Position) -> float:
+    """The rate of a registered schedule, in float64. Raises ConfigError unless it is a number from 0 to LARGEST."""
+    invalid, hint = f"the registered function failed at epoch {at.epoch:g}", "return the learning rate, a number"
+    try:
+        found = float(rate(at.epoch))
+    except Exception as error:
+        reason = f"{invalid}: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError("schedule.name", schedule.name, reason=reason, hint=hint) from error
+    if not 0 <= found <= LARGEST:
+        reason = f"the registered function returned {found:g} at epoch {at.epoch:g}; must be from 0 to {LARGEST:g}"
+        raise ConfigError("schedule.name", schedule.name, reason=reason, hint=hint)
+    return found
+
+
 def model_hint(name: str) -> str:
     """What `register_model` takes, with an example."""
     example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
@@ -81,9 +127,11 @@ def model_hint(name: str) -> str:
 
 
 def check_names(config: Config) -> None:
-    """Raise ConfigError if the model, the optimizer or the strategy of a config is neither built in nor registered."""
+    """Raise ConfigError if the model, optimizer, loss, schedule or strategy of a config is neither built in nor registered."""
     MODELS.check(config.model.name)
     OPTIMIZERS.check(config.optimizer.name)
+    LOSSES.check(config.optimizer.loss)
+    SCHEDULES.check(config.schedule.name)
     STRATEGIES.check(config.reduce.strategy)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")

@@ -134,8 +134,8 @@ class Choices(Registry[ChoiceEntry, Any]):
     """The choices of one config field.
 
     other: entry for names that are not in the table; None if there are no others. other_reads: the built-in choice that reads
-    the same fields as such a name; None: they read all. readers: SECTION.FIELD -> names of the choices that read it, of fields
-    that not all of them read.
+    the same fields as such a name; None: they read all; "": none of those in `readers`. readers: SECTION.FIELD -> names of the
+    choices that read it, of fields that not all names read.
     """
 
     def __init__(
@@ -173,7 +173,8 @@ class Choices(Registry[ChoiceEntry, Any]):
         read = {name: [field.name for field in dataclasses.fields(record)] for name, record in records.items()}
         for field in dict.fromkeys(field for names in read.values() for field in names):
             readers = tuple(name for name in self.builtin if field in read.get(name, ()))
-            if readers != self.builtin:
+            by_all = readers == self.builtin and self.other_reads != ""
+            if not by_all and f"{section}.{field}" != self.field:
                 self.readers[f"{section}.{field}"] = readers
 
     def read_fields(self, name: str) -> list[str]:

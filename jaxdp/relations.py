@@ -8,6 +8,7 @@ from jaxdp.choices import AUGMENTATIONS, SOURCES
 from jaxdp.config import LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune, crops_while_loading
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.files import check_local
+from jaxdp.schedules import SCHEDULES
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 
@@ -117,6 +118,15 @@ def check_targets(config: Config) -> None:
         raise error(reason=reason, hint="lower it, or optimizer.label_smoothing")
 
 
+def check_class_weights(config: Config) -> None:
+    """Each class has a weight. Not checked while the number of classes is unknown."""
+    weights, classes = config.optimizer.class_weights, config.model.classes or SOURCES[config.data.source].classes
+    if weights and weights != "balanced" and classes is not None and len(weights) != classes:
+        reason = f"{plural(len(weights), 'weight')} for {plural(classes, 'class')}"
+        hint = "give one for each class, or use balanced"
+        raise ConfigError("optimizer.class_weights", weights, reason=reason, hint=hint)
+
+
 def check_stop(config: Config) -> None:
     """Early stopping follows a metric that the evaluations have. Not checked while the number of classes is unknown."""
     stop, classes = config.stop, config.model.classes or SOURCES[config.data.source].classes
@@ -144,7 +154,7 @@ def _check_loss_scale(config: Config) -> None:
 def _check_schedule(config: Config) -> None:
     """The warm-up ends before the run."""
     warmup = config.schedule.warmup_epochs
-    if warmup >= config.epochs:
+    if config.schedule.name in SCHEDULES.builtin and warmup >= config.epochs:
         raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
 
 
@@ -202,6 +212,7 @@ RELATIONS = (
     _check_augmentation,
     _check_policies,
     check_targets,
+    check_class_weights,
     check_stop,
     _check_blocks,
     _check_loss_scale,

@@ -29,7 +29,7 @@ class Position(NamedTuple):
 
 def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_batch: int) -> float:
     """The learning rate of a schedule at `epoch` of a run of `epochs` with this global batch."""
-    return SCHEDULES[schedule.name].rate(schedule, Position(epoch, epochs, global_batch))
+    return SCHEDULES.implementation(schedule.name)(schedule, Position(epoch, epochs, global_batch))
 
 
 def cosine(schedule: "Cosine", at: Position) -> float:
@@ -75,23 +75,21 @@ def sony_b(schedule: "SonyB", at: Position) -> float:
     return peak * max(0.0, 1.0 - at.epoch / at.epochs) ** schedule.power
 
 
-@dataclass(frozen=True)
-class Rate(Choice):
-    """A learning-rate schedule. rate: the learning rate at a position."""
-
-    rate: "Callable[[Schedule, Position], float]"
-
-
 SCHEDULES = Choices(
     "schedule.name",
     {
-        "cosine": Rate("warm-up, then half a cosine down to `end`", cosine),
-        "polynomial": Rate("warm-up, then (1 - progress)^power down to `end`", polynomial),
-        "goyal": Rate("step decay, scaled linearly with the batch (Goyal et al.)", goyal),
-        "sony_a": Rate("configuration A of Mikami et al., polynomial", polynomial),
-        "sony_b": Rate("configuration B of Mikami et al., with step decay", sony_b),
+        "cosine": Choice("warm-up, then half a cosine down to `end`"),
+        "polynomial": Choice("warm-up, then (1 - progress)^power down to `end`"),
+        "goyal": Choice("step decay, scaled linearly with the batch (Goyal et al.)"),
+        "sony_a": Choice("configuration A of Mikami et al., polynomial"),
+        "sony_b": Choice("configuration B of Mikami et al., with step decay"),
     },
+    other=Choice("or a name registered with `jaxdp.register_schedule`"),
+    other_reads="",
+    function="register_schedule",
 )
+"""Learning-rate schedules, each implemented by a function of (schedule, position)."""
+SCHEDULES.implement({"cosine": cosine, "polynomial": polynomial, "goyal": goyal, "sony_a": polynomial, "sony_b": sony_b})
 
 
 def _warm_up(schedule: "EverySchedule", epoch: float, *, start: float, peak: float) -> float:

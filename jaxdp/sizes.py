@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
+from jaxdp.config import Config, Optimizer, at_image_size, divides_by_class_weights, phase_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
@@ -18,8 +18,10 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
+    from jaxdp.losses import check_registered
     from jaxdp.models.summary import check_image_size, summary
 
+    check_registered(config.optimizer, config.model.class_count)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):
@@ -36,7 +38,8 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    statistics = 4 * (counted["statistics"] + len(("loss", "accuracy", "request to save", "request to stop")))
+    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + divides_by_class_weights(config)
+    statistics = 4 * (counted["statistics"] + scalars)
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
         "state_bytes": _state_bytes(config.optimizer, counted.pop("shapes"), counted.pop("trainable_shapes")),

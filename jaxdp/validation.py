@@ -92,7 +92,7 @@ def _adapter() -> TypeAdapter[Config]:
 def _config_error(error: ValidationError) -> ConfigError:
     """The first of pydantic's errors as a ConfigError."""
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # pydantic adds the type in a union
     reason = re.sub(r"^(Input|String) should ", "must ", first["msg"])
     bound = next(iter(first.get("ctx", {}).values()), None)
     if bound == SMALLEST and first["input"] <= 0:

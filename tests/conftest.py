@@ -23,11 +23,12 @@ from helpers.linear import NormalizedLinear
 
 import jaxdp
 from jaxdp import models
-from jaxdp.choices import MODELS, OPTIMIZERS
+from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.loggers import callbacks
 from jaxdp.models import resnet
+from jaxdp.schedules import SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
 gc.freeze()  # nothing imported so far is garbage; JAX's traces are millions of objects, most of which live until a test ends
@@ -37,10 +38,13 @@ runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
+TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES)
+
+
 @pytest.fixture(autouse=True)
 def tables_as_before():
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
-    tables = [part for table in (STRATEGIES, MODELS, OPTIMIZERS) for part in (table.entries, table.implementations)]
+    tables = [part for table in TABLES for part in (table.entries, table.implementations)]
     entries = [list(table.items()) for table in tables]
     yield
     for table, before in zip(tables, entries, strict=True):

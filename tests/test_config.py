@@ -147,6 +147,7 @@ ANOTHER = {
     "adapt": "all",
     "boundaries": (1.0, 2.0),
     "eval_split": "validation",
+    "class_weights": "balanced",
     "target_threshold": 0.2,
     "train_split": "fit",
     "eval_size": 64,

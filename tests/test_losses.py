@@ -1,4 +1,7 @@
+import dataclasses
 import math
+import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +9,14 @@ import numpy as np
 import optax
 import pytest
 
+import jaxdp
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
-from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, rank_of_label
+from jaxdp.data.class_weights import with_class_weights
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.errors import ConfigError
+from jaxdp.losses import LOSS_FUNCTIONS, binary_cross_entropy, cross_entropy, label_weights, rank_of_label
+from jaxdp.validation import validate
 
 
 def test_cross_entropy_of_uniform_logits_is_the_logarithm_of_the_classes():
@@ -66,6 +74,91 @@ def test_loss_of_mixed_and_smoothed_labels_equals_numpy_in_float64(mixed, smooth
     expected = -(target * np.log(probability) + (1 - target) * np.log1p(-probability)).mean(1)
     np.testing.assert_allclose(found("binary"), expected, rtol=1e-5)
     np.testing.assert_allclose(found("binary_sum"), 11 * expected, rtol=1e-5)
+
+
+WEIGHTS = tuple(0.1 + float(label) ** 2 for label in range(11))
+# torch.nn.functional.cross_entropy(weight=...) of PyTorch 2.14: of classes, and of probabilities, by label smoothing
+TORCH = {("classes", 0.0): 8.59059276695064, ("classes", 0.1): 8.557783463821806}
+TORCH |= {("probabilities", 0.0): 348.72949974109594, ("probabilities", 0.1): 343.42597069598776}
+
+
+@pytest.mark.parametrize(("labels_are", "smoothing"), TORCH)
+def test_class_weights_are_those_of_pytorch(labels_are, smoothing):
+    """Of classes, the sum of their weights divides; of probabilities, the number of images."""
+    random = np.random.default_rng(0)
+    logits, labels, others = random.normal(size=(32, 11)) * 5, *random.integers(0, 11, (2, 32))
+    share, target, divisor, mix = random.uniform(size=32), np.eye(11)[labels], np.take(WEIGHTS, labels).sum(), None
+    if labels_are == "probabilities":
+        target, divisor = share[:, None] * target + (1 - share[:, None]) * np.eye(11)[others], 32
+        mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32))
+    target = (1 - smoothing) * target + smoothing / 11
+    log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = -(WEIGHTS * target * log_softmax).sum() / divisor
+    assert expected == pytest.approx(TORCH[labels_are, smoothing], rel=1e-12)
+    optimizer = Optimizer(class_weights=WEIGHTS, label_smoothing=smoothing)
+    losses = LOSS_FUNCTIONS["softmax"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    weights = label_weights(optimizer, jnp.asarray(labels), mix)
+    assert float(losses.mean() / (1 if weights is None else weights.mean())) == pytest.approx(expected, rel=1e-5)
+
+
+def focal(logits, targets, *, gamma):
+    """Lin et al., arXiv 1708.02002, equation 4, for soft targets."""
+    log_probabilities = jax.nn.log_softmax(logits)
+    return -(targets * (1 - jnp.exp(log_probabilities)) ** gamma * log_probabilities).sum(-1)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_registered_loss_gets_mixed_and_smoothed_targets(threshold):
+    random = np.random.default_rng(0)
+    logits, labels, others = random.normal(size=(32, 11)), *random.integers(0, 11, (2, 32))
+    share = random.uniform(size=32)
+    target = 0.9 * (share[:, None] * np.eye(11)[labels] + (1 - share[:, None]) * np.eye(11)[others]) + 0.1 / 11
+    if threshold is not None:
+        target = (target > threshold).astype(float)
+    log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    expected = -(target * (1 - np.exp(log_softmax)) ** 2 * log_softmax).sum(1)
+    jaxdp.register_loss("focal", partial(focal, gamma=2.0))
+    optimizer = Optimizer(loss="focal", label_smoothing=0.1, target_threshold=threshold)
+    mix = (jnp.asarray(others), jnp.asarray(share, jnp.float32))
+    found = LOSS_FUNCTIONS["focal"](optimizer, jnp.asarray(logits, jnp.float32), jnp.asarray(labels), mix=mix)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (lambda logits, targets: focal(logits, targets, gamma=2.0).mean(), "returned float32 of shape () for 3 images"),
+        (lambda logits, targets: logits @ targets, "failed: TypeError: "),
+    ],
+)
+def test_registered_loss_that_cannot_be_trained_is_refused_before_the_run(tiny, tmp_path, loss, reason):
+    jaxdp.register_loss("mine", loss)
+    config = dataclasses.replace(tiny, optimizer=Optimizer(loss="mine"))
+    with pytest.raises(ConfigError, match=re.escape(f"optimizer.loss='mine': the registered function {reason}")):
+        jaxdp.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_class_weights_with_another_loss_or_number_of_classes_are_refused(tiny):
+    with pytest.raises(ConfigError, match=r"class_weights=\(1.0, 2.0\): 2 weights for 6 classes; give one for each class"):
+        validate(dataclasses.replace(tiny, optimizer=Optimizer(class_weights=(1.0, 2.0))))
+    with pytest.raises(ConfigError, match=r"class_weights='balanced': not used with optimizer.loss='binary'"):
+        validate(dataclasses.replace(tiny, optimizer=Optimizer(class_weights="balanced", loss="binary")))
+    with pytest.raises(ConfigError, match=r"class_weights=\(0.0, .*\): must be greater than 0"):
+        validate(dataclasses.replace(tiny, optimizer=Optimizer(class_weights=(0.0,) * 6)))
+
+
+def test_balanced_class_weights_are_those_of_sklearn(tiny):
+    from sklearn.utils.class_weight import compute_class_weight
+
+    labels = np.repeat(np.arange(6), [1, 2, 3, 5, 8, 13])
+    config = dataclasses.replace(tiny, optimizer=Optimizer(class_weights="balanced"))
+    found = with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels)).optimizer.class_weights
+    np.testing.assert_allclose(found, compute_class_weight("balanced", classes=np.arange(6), y=labels), rtol=1e-15)
+    with pytest.raises(ConfigError, match="no training image has the class 5"):
+        with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels % 5))
+    with pytest.raises(ConfigError, match=r"has its labels only with the images; give a number for each class, or datasets"):
+        with_class_weights(config, object())
 
 
 @pytest.mark.parametrize("name", list(LOSSES))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxdp
 from jaxdp.choices import SOURCES
 from jaxdp.config import Optimizer
 from jaxdp.errors import ConfigError
@@ -233,3 +234,15 @@ def test_notes_of_a_recipe_file_are_printed_by_the_rank_that_a_flag_gives(capsys
     for rank in (0, 1):
         load_recipe(["--config", str(recipe), "--rank", str(rank)], "digits", notes=True)
         assert ("is scaled" in capsys.readouterr().err) == (rank == 0)
+
+
+def test_recipe_file_gives_its_callbacks_to_the_command_line_and_names_its_error(tmp_path):
+    recipe = tmp_path / "mine.py"
+    text = "import jaxdp\ndef config():\n    return jaxdp.load_config('digits')\ndef callbacks():\n"
+    recipe.write_text(text + "    print('quietly')\n    return [jaxdp.Callback()]\n")
+    (callback,) = load_recipe(["--config", str(recipe)], "digits").callbacks()
+    assert isinstance(callback, jaxdp.Callback)
+    recipe.write_text(text + "    return 1 / 0\n")
+    with pytest.raises(ConfigError, match=r"mine\.py': failed \(line 5\): ZeroDivisionError: "):
+        load_recipe(["--config", str(recipe)], "digits").callbacks()
+    assert list(load_recipe([], "digits").callbacks()) == []

@@ -312,10 +312,16 @@ def test_registered_model_with_a_wrong_interface_is_rejected_before_the_run(tiny
 
 
 PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()
+
+
+def registered(block):
+    return "-".join(re.findall(r"jaxdp\.register_(\w+)", block))
+
+
 BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(5))
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=registered)
 def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)

@@ -1,14 +1,19 @@
 import dataclasses
 import math
+import re
 from decimal import Decimal
 from fractions import Fraction
 
+import jax
 import numpy as np
 import optax
 import pytest
 
+import jaxdp
 from jaxdp import schedules
-from jaxdp.config import Phase, Schedule
+from jaxdp.config import Config, Phase, Schedule
+from jaxdp.errors import ConfigError
+from jaxdp.planning import make_plan
 from jaxdp.schedules import Position
 
 SONY_B = Schedule("sony_b", 29.0, warmup_epochs=5.0, start=0.2, power=2.0, boundaries=(30.0,), factor=50 / 29)
@@ -20,6 +25,43 @@ def test_cosine_equals_optax():
     for step in (0, 1, 25, 49, 50, 51, 300, 899, 900):
         ours = schedules.cosine(schedule, Position(step / 10, 90))
         assert ours == pytest.approx(float(reference(step)), rel=1e-5)
+
+
+def test_registered_schedule_gets_the_epoch_in_float64():
+    jaxdp.register_schedule("mine", lambda epoch: 0.1 + epoch / 3)
+    config = jaxdp.load_config("digits", ["--schedule.name", "mine", "--epochs", "2"])  # shorter than the default warm-up
+    plan = make_plan(config, examples=1437, devices=1)
+    for samples in (0, 1, 777, 2000):
+        assert plan.learning_rate(samples) == 0.1 + samples / 1437 / 3
+
+
+def test_optax_schedule_by_an_adapter_has_its_rates():
+    one_cycle = optax.cosine_onecycle_schedule(900, 0.5)
+    jaxdp.register_schedule("one_cycle", lambda epoch: one_cycle(epoch * 10))
+    for step in (0, 1, 269, 270, 271, 899, 900):
+        ours = schedules.learning_rate(Schedule(name="one_cycle"), step / 10, epochs=90, global_batch=256)
+        assert ours == pytest.approx(float(jax.jit(one_cycle)(step)), rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "reason"),
+    [
+        (lambda epoch: math.nan, "the registered function returned nan at epoch 0; must be from 0 to 1e+15"),
+        (lambda epoch: -1, "the registered function returned -1 at epoch 0; must be from 0 to 1e+15"),
+        (lambda epoch: 1 / epoch, "the registered function failed at epoch 0: ZeroDivisionError: "),
+        (lambda epoch: None, "the registered function failed at epoch 0: TypeError: "),
+    ],
+)
+def test_registered_schedule_without_a_rate_is_refused_by_the_plan(rate, reason):
+    jaxdp.register_schedule("mine", rate)
+    with pytest.raises(ConfigError, match=rf"schedule\.name='mine': {re.escape(reason)}"):
+        make_plan(Config(schedule=Schedule(name="mine")), examples=1437, devices=1)
+
+
+def test_registered_schedule_refuses_fields_that_it_does_not_read():
+    jaxdp.register_schedule("mine", lambda epoch: 0.1)
+    with pytest.raises(ConfigError, match=r"schedule\.learning_rate=0\.5: not used with schedule\.name='mine'"):
+        jaxdp.load_config("digits", ["--schedule.name", "mine", "--schedule.learning-rate", "0.5"])
 
 
 @pytest.mark.parametrize(

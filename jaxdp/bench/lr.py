@@ -90,6 +90,9 @@ def run(
     lowest, highest: the rates of the first and the last step, as the optimizer receives them (None: the recipe's peak times
     `RANGE`). Nothing is saved. Raises ConfigError if the run cannot start.
     """
+    if config.schedule.name not in schedules.SCHEDULES.builtin:
+        reason, hint = "a registered schedule has no peak to suggest", "use a built-in one, such as --schedule.name cosine"
+        raise ConfigError("schedule.name", config.schedule.name, reason=reason, hint=hint)
     peak = config.schedule.learning_rate / field_for(config, 1.0)
     lowest, highest = (factor * peak if rate is None else rate for factor, rate in zip(RANGE, (lowest, highest), strict=True))
     _check(steps, lowest=lowest, highest=highest)

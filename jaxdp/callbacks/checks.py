@@ -24,7 +24,8 @@ class StepChecks(Callback):
     """
 
     def on_start(self, run: Run) -> None:
-        self.loss_watch = LossWatch(chance_loss(run.config), reported=run.progress.loss_exploded)
+        scale = math.inf if run.config.optimizer.class_weights else 1.0  # the scale of weighted losses is the user's
+        self.loss_watch = LossWatch(scale * chance_loss(run.config), reported=run.progress.loss_exploded)
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         check_step(metrics, run.config)

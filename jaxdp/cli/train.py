@@ -107,6 +107,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         options.workdir,
         resume=options.resume,
         accept_changes=options.accept_changes,
+        callbacks=recipe.callbacks(),
         command=Command(screen, STARTED, signals, notes),
     )
     if options.json and group.is_rank0:

@@ -15,7 +15,7 @@ from jaxdp.config_words import (
 )
 from jaxdp.errors import plural
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.schedules import GOYAL_BATCH
+from jaxdp.schedules import GOYAL_BATCH, SCHEDULES
 from jaxdp.sizes import input_bytes, state_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     rows += [
         ("optimizer", optimizer_words(optimizer)),
         ("schedule", _describe_schedule(plan)),
-        ("loss", "; ".join(filter(None, [LOSSES[optimizer.loss].title, training, f"held-out: {HELD_OUT_LABELS}"]))),
+        ("loss", "; ".join(filter(None, [_loss_title(optimizer.loss), training, f"held-out: {HELD_OUT_LABELS}"]))),
         ("settings", _describe_settings(plan, has_batch_norm=bool(model_summary["statistics"]))),
     ]
     if config.stop.patience is not None:
@@ -149,9 +149,15 @@ def _rows(plan: Plan, devices: str, model_summary: dict[str, Any]) -> list[tuple
     return rows
 
 
+def _loss_title(name: str) -> str:
+    return LOSSES[name].title if name in LOSSES.builtin else f"{name}, registered"
+
+
 def _describe_schedule(plan: Plan) -> str:
     """The schedule with its learning rate, what that is scaled to for each batch, and its warm-up."""
     schedule, batches = plan.config.schedule, {phase.global_batch for phase in plan.phases}
+    if schedule.name not in SCHEDULES.builtin:
+        return f"{schedule.name}, registered"
     rate, start = f"learning rate {schedule.learning_rate:g}", ""
     if schedule.name == "goyal" and batches != {GOYAL_BATCH}:
         scaled = (f"{schedule.learning_rate * batch / GOYAL_BATCH:.4g} at batch {batch}" for batch in sorted(batches))

@@ -6,6 +6,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from jaxdp.config import Schedule
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
@@ -13,6 +14,7 @@ from jaxdp.loggers.smoothing import METHOD
 from jaxdp.report.confusion import MAX_LIST_ROWS, Confusion
 from jaxdp.report.run_history import PARTS, History
 from jaxdp.report.summary import as_text, summarize
+from jaxdp.schedules import SCHEDULES
 from jaxdp.validation import flatten
 
 MAX_TIED = 3  # equally frequent wrong predictions of a class that are listed
@@ -71,6 +73,10 @@ def _devices(run: History) -> str | None:
     return f"{run.result['devices']} {run.result['device_kind']}" if run.status == "finished" else None
 
 
+def _rate(schedule: Schedule) -> str:
+    return f"{schedule.learning_rate:g}" if schedule.name in SCHEDULES.builtin else schedule.name
+
+
 RESULTS = (
     Column("status", lambda run: "stopped early" if run.result.get("stopped_early") else STATUS[run.status]),
     Column("accuracy", _evaluated("eval_accuracy"), _percent, max),
@@ -79,7 +85,7 @@ RESULTS = (
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
     Column("global batch", lambda run: " → ".join(f"{batch:,}" for batch in _global_batches(run))),
-    Column("learning rate", lambda run: f"{run.config.optimizer.name} {run.config.schedule.learning_rate:g}"),
+    Column("learning rate", lambda run: f"{run.config.optimizer.name} {_rate(run.config.schedule)}"),
     Column("devices", _devices),
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary
     Column("images/s", _measured("images_per_second"), "{:,.0f}".format),

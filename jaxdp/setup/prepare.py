@@ -11,6 +11,7 @@ from jaxdp import models
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.config import Config, Reduce
 from jaxdp.data import progress
+from jaxdp.data.class_weights import with_class_weights
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import DataError
 from jaxdp.data.sources import Datasets, is_resident, open_datasets, with_classes
@@ -43,7 +44,7 @@ def prepare(
     devices = runtime.start(config.mesh, group, config.compile)
     progress.listener = group.status.record_progress
     opened = run(_open, config, datasets)
-    config = with_classes(config, opened.class_count)
+    config = with_class_weights(with_classes(config, opened.class_count), opened.train)
     sizes = {
         "examples": len(opened.train),
         "devices": len(devices),

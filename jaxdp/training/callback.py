@@ -2,17 +2,24 @@
 
 import traceback
 from collections.abc import Iterable, Mapping
+from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 from jaxdp.distributed.preemption import StopTraining
 from jaxdp.errors import OneLine, TrainingError, first_line
 
 if TYPE_CHECKING:
-    import jax
-
     from jaxdp.checkpoint.manifest import Manifest
     from jaxdp.training.result import TrainResult
     from jaxdp.training.run import Run
+
+
+INSTEAD_OF_CHANGES = (
+    "callbacks change nothing of the training: to freeze layers until an epoch, train a run with finetune.frozen_stages and "
+    "another from its exported weights with finetune.weights, or scale their updates in your own jaxdp.register_optimizer"
+)
 
 
 class Callback:
@@ -27,6 +34,8 @@ class Callback:
     Errors: an exception ends the run, with the class and the method of the callback in its message. A run of one process saves
     its last step before; one of several processes continues from its last checkpoint. A callback with `detach_on_error` is
     detached instead, with a message, and the run continues. An exception in `on_end` of a run that has failed is shown.
+    Changes: a callback changes nothing of the training. One that changes `run.state` or a config ends the run in the same way,
+    and the state stays as it was.
     """
 
     detach_on_error = False
@@ -34,7 +43,7 @@ class Callback:
     def on_start(self, run: "Run") -> None:
         """Called once, when the state has been restored or initialized and before the first step of the session."""
 
-    def before_step(self, run: "Run", batch: dict[str, "jax.Array"]) -> None:
+    def before_step(self, run: "Run", batch: dict[str, jax.Array]) -> None:
         """Called before a step is started. batch: its arrays on the devices. `run.state` is its input; the metrics of the step
         before may not be known yet."""
 
@@ -59,7 +68,8 @@ class CallbackError(TrainingError):
     """A callback of the user raised an exception, which is the cause of this one."""
 
     def _render_traceback_(self) -> list[str]:
-        return [*traceback.format_exception(self.__cause__), *super()._render_traceback_()]
+        own = traceback.format_exception(self.__cause__) if self.__cause__ else []
+        return [*own, *super()._render_traceback_()]
 
 
 class Callbacks:
@@ -105,7 +115,7 @@ class Callbacks:
         failure: CallbackError | None = None
         for callback in self.of_hook[hook]:
             try:
-                getattr(callback, hook)(run, *arguments)
+                self._invoke(callback, hook, run, *arguments)
             except Exception as error:
                 found = self._failure_of(callback, hook, error, run=run)
                 failure = failure or found
@@ -114,10 +124,27 @@ class Callbacks:
 
     def _call(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
         try:
-            getattr(callback, hook)(run, *arguments)
+            self._invoke(callback, hook, run, *arguments)
         except Exception as error:
             if failure := self._failure_of(callback, hook, error, run=run):
                 raise failure from error
+
+    def _invoke(self, callback: Callback, hook: str, run: "Run", *arguments: Any) -> None:
+        """Call a method. Raises CallbackError if it is the user's and has changed the state, which is then as before."""
+        method = getattr(callback, hook)
+        if callback not in self.users:
+            method(run, *arguments)
+            return
+        leaves, structure = jax.tree.flatten(getattr(run, "state", None))
+        try:
+            method(run, *arguments)
+        finally:
+            after = jax.tree.leaves(getattr(run, "state", None))
+            same = [id(leaf) for leaf in leaves] == [id(leaf) for leaf in after]
+            if not same:
+                run.state = jax.tree.unflatten(structure, leaves)
+        if not same:
+            raise CallbackError(f"the callback {type(callback).__name__}.{hook} changed run.state; {INSTEAD_OF_CHANGES}")
 
     def _failure_of(self, callback: Callback, hook: str, error: Exception, *, run: "Run") -> CallbackError | None:
         """The error of a user's callback; None for a callback that is detached instead. Raises any other error again."""
@@ -128,9 +155,12 @@ class Callbacks:
             self._detach(callback)
             run.info(f"{what}; the run continues without it")
             return None
+        if callback in self.users and isinstance(error, CallbackError):
+            return error
         if callback not in self.users or isinstance(error, OneLine):
             raise error
-        failure = CallbackError(f"the callback {what}")
+        advice = f"; {INSTEAD_OF_CHANGES}" if isinstance(error, FrozenInstanceError) else ""
+        failure = CallbackError(f"the callback {what}{advice}")
         failure.__cause__ = error
         return failure
 

@@ -32,12 +32,13 @@ def make_evaluation_step(config: Config, model: Network, mesh: Mesh, *, pixel_st
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32, "seen" [B] int32, 1 for an example and 0
     for padding, "weights" [B] int32, 0 also for examples that do not count}. sums: over the examples of all devices, {"top1",
     "top5" (only with six classes or more), "examples", "seen"} int32, {"positions"} uint32 modulo 2^32, {"loss"} float32.
-    predicted: class by row, [B] int32, sharded. The loss is that of training with plain labels. A tie counts as an error:
-    the class predicted is then not the label. If the batch holds "requests", sums has their maximum as "request".
+    predicted: class by row, [B] int32, sharded. The loss is that of training with plain labels, without class weights. A tie
+    counts as an error: the class predicted is then not the label. If the batch holds "requests", sums has their maximum as
+    "request".
     """
 
     loss = LOSS_FUNCTIONS[config.optimizer.loss]
-    plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None)
+    plain = dataclasses.replace(config.optimizer, label_smoothing=0.0, target_threshold=None, class_weights=())
 
     def step(params: dict, batch_stats: dict, batch: Batch) -> tuple[dict[str, jax.Array], jax.Array]:
         logits = evaluation_logits(

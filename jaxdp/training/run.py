@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import at_image_size
 from jaxdp.data.chunks import rows_per_chunk
-from jaxdp.data.prefetch import DeviceIterator, batch_sharding
+from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
+from jaxdp.distributed.process_group import barrier
 from jaxdp.training.clock import Clock
 from jaxdp.training.evaluation import evaluation_logits
 from jaxdp.training.state import Replicated, TrainState, from_host, replicate, replicated
@@ -42,6 +43,14 @@ class StartedStep(NamedTuple):
     metrics: dict[str, jax.Array]
     start_seconds: float
     is_logged: bool
+
+
+class HeldOut(NamedTuple):
+    """Predictions of held-out images. positions: [N] in `datasets.evaluation`; labels: [N]; logits: [N, classes] float32."""
+
+    positions: np.ndarray
+    labels: np.ndarray
+    logits: np.ndarray
 
 
 class Run:
@@ -146,18 +155,48 @@ class Run:
         """
         rows = -len(images) % self.mesh.size
         padded = np.concatenate([images, np.zeros((rows, *images.shape[1:]), images.dtype)])
-        logits = self._predictor(self.mesh)(*self.evaluated, from_host(padded, self.mesh))
+        logits, _ = self._predictor(self.mesh)(*self.evaluated, {"images": from_host(padded, self.mesh)})
         return np.asarray(logits)[: len(images)]
 
+    def predict_held_out(self) -> HeldOut:
+        """Labels and logits of all held-out images, each once, in their order; the same on every process.
+
+        The devices share the images, as in an evaluation, which takes as long. All processes must call this.
+        """
+        source, (count, rows) = self.datasets.evaluation, self.compiler.evaluation_rows(self.phase)
+        evaluated, program, parts = self.evaluated, self._predictor(self.mesh), []
+        with closing(evaluation_prefetcher(source, batch_size=count, rows=local_rows(self.mesh, rows))) as batches:
+            while (batch := batches.next()) is not None:
+                logits, found = jax.device_get(program(*evaluated, to_global(batch, self.mesh)))
+                counts = found["weights"] > 0  # neither padding nor an image that cannot be read
+                parts.append((found["positions"][counts], found["labels"][counts], logits[counts]))
+                self.processes.status.record_progress()
+        return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
     def _make_predictor(self, mesh: Mesh) -> Callable:
-        def logits(params: dict, batch_stats: dict, images: jax.Array) -> jax.Array:
+        def outputs(params: dict, batch_stats: dict, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
             pixel_stats = (self.datasets.mean, self.datasets.std)
-            images = jax.lax.with_sharding_constraint(images, batch_sharding(mesh))  # each device computes a part
-            return evaluation_logits(
+            images = jax.lax.with_sharding_constraint(batch["images"], batch_sharding(mesh))  # each device computes a part
+            logits = evaluation_logits(
                 self.config, self.model, params, batch_stats=batch_stats, images=images, pixel_stats=pixel_stats
             )
+            return logits, {name: rows for name, rows in batch.items() if name != "images"}
 
-        return jax.jit(logits, out_shardings=replicated(mesh))
+        return jax.jit(outputs, out_shardings=replicated(mesh))
+
+    def gradient(self, batch: dict[str, jax.Array]) -> dict:
+        """The gradient of the step that follows, before clipping: a tree of float32 arrays, whole on every device.
+
+        batch: that of `Callback.before_step`. The gradient is computed for this call, which takes about a step. All processes
+        must call this.
+        """
+        from jaxdp.training.gradient import compile_gradient
+
+        key = ("gradient", self.mesh, self.phase.global_batch, self.phase.accumulation, self.phase.image_size)
+        program = self.compiler.once(key, compile_gradient, self.compiler, self.phase).result()
+        barrier(self.processes, "all processes to be ready for a gradient")
+        rate = self.plan.learning_rate(self.progress.samples)
+        return program(self.state, batch, self.compiler.hyperparameters(self.phase, rate))
 
     def log(self, **values: float) -> None:
         """Add values to the record of the current step or evaluation, which is then logged. Call it on every process.
@@ -184,6 +223,13 @@ class Run:
     def stop(self, reason: str) -> None:
         """End the run after the step that is running: it is evaluated and saved, and finished. Every process must ask."""
         self.stop_reason = self.stop_reason or reason
+
+    def interrupt(self, reason: str) -> None:
+        """Stop as after a signal: the run is saved after the same step on all processes, and the same command resumes it.
+
+        One process may ask for all. reason: a noun phrase, such as "the limit of 60 minutes".
+        """
+        self.signals.request_stop(reason)
 
     def whole_state(self) -> TrainState:
         """The state, whole on every device of its mesh. All processes must ask for it."""

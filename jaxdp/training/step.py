@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxdp.config import Config, skips_steps
 from jaxdp.data.augment import MODEL_KEY, PixelStat, augment, image_keys, mix, normalize, worker_key
 from jaxdp.data.policies import change_pixels, erase
-from jaxdp.losses import LOSS_FUNCTIONS, rank_of_label
+from jaxdp.losses import LOSS_FUNCTIONS, label_weights, rank_of_label
 from jaxdp.network import Network
 from jaxdp.optim import loss_scale
 from jaxdp.optim.squares import Squares, norm
@@ -54,7 +54,7 @@ def local_gradient(
 
     params: varying over the mesh. overlap: receives the gradient of every segment as soon as it is computed; the gradient
     returned is then empty. Returns (gradient of the trainable parameters, aux); aux: {"loss" and "accuracy", means over the
-    micro-batch, "moments" for the running statistics}.
+    micro-batch, "moments" for the running statistics}, and "label_weight", the mean class weight, if it divides the loss.
     """
     labels, mixed_labels = batch["labels"], None
     with jax.named_scope("augmentation"):
@@ -100,7 +100,10 @@ def local_gradient(
             cotangent = overlap.enqueue(cotangent, segment_gradient)
         else:
             gradient |= segment_gradient
-    return gradient, {"moments": moments, "loss": loss, "accuracy": accuracy}
+    aux = {"moments": moments, "loss": loss, "accuracy": accuracy}
+    if (weights := label_weights(config.optimizer, labels, mixed_labels)) is not None:
+        aux["label_weight"] = weights.mean()
+    return gradient, aux
 
 
 def _select(params: dict, segment: Sequence[str]) -> dict:
@@ -186,7 +189,11 @@ def compute_gradients(
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     if own_requests is not None:
         aux |= {request_flags.BATCH_KEY: request_flags.as_flags(own_requests)}
-    return gradient, allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
+    aux = allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
+    if (label_weight := aux.pop("label_weight", None)) is not None:  # of the global batch
+        gradient = jax.tree.map(lambda g: g / label_weight, gradient)
+        aux["loss"] /= label_weight
+    return gradient, aux
 
 
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:

@@ -477,7 +477,7 @@ def test_sigterm_after_the_last_step_stops_a_program_that_would_train_again_on_a
             jaxdp.train(config, {str(tmp_path)!r} + "/" + name, datasets=(Images(), Images()), callbacks=[AtTheEnd()])
     """
     _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 75)
-    assert re.search(r"\[0\] .*stopped by SIGTERM to rank 1 on \S+, after the end of the run in \S+/first", err)
+    assert re.search(r"\[0\] .*stopped by SIGTERM to rank 1 on \S+ after the run in \S+/first had finished", err)
     assert not (tmp_path / "second/metrics.jsonl").exists()
 
 

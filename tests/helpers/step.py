@@ -67,13 +67,13 @@ def compiled_step(config, mesh_shape):
     return make_train_step(config, model, mesh, pixel_stats=PIXELS, accumulation=accumulation)
 
 
-def distributed_gradients(config, mesh_shape, accumulation):
+def distributed_gradients(config, mesh_shape, accumulation, *, scale=1.0):
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     params, stats = initial_params(config)
 
     def local(params, stats, batch):
         return compute_gradients(
-            config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=accumulation
+            config, model, params, batch_stats=stats, batch=batch, pixel_stats=PIXELS, accumulation=accumulation, scale=scale
         )
 
     everywhere, rows = PartitionSpec(), PartitionSpec(AXES)

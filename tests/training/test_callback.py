@@ -2,14 +2,18 @@
 
 import dataclasses
 import json
+import re
 import signal
+import time
 
 import jax
 import numpy as np
 import pytest
 from helpers.processes import ROOT, launch, wait_for_exit
 from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
+from PIL import Image
 
+import jaxdp
 from jaxdp import Callback, ConfigError, Stopped, TrainingError, train
 from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint, Evaluation
@@ -302,6 +306,84 @@ def test_callbacks_change_nothing_of_a_run(tiny, tmp_path):
     train(tiny, tmp_path / "plain")
     train(tiny, tmp_path / "watched", callbacks=[Events([]), Predicts()])
     assert outcome(tmp_path / "watched") == outcome(tmp_path / "plain")
+
+
+def examples_of_the_page():
+    """The classes of docs/extending.md, by name."""
+    page = (ROOT / "docs/extending.md").read_text()
+    blocks = re.findall(r"```python\n(class \w+\(jaxdp\.Callback\):\n.*?)```", page, re.DOTALL)
+    names = {"jaxdp": jaxdp, "jax": jax, "np": np, "Image": Image, "time": time}
+    for block in blocks:
+        assert len(block.split("jaxdp.train(")[0].strip().splitlines()) <= 12, block
+        exec(block.split("jaxdp.train(")[0], names)
+    return names
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_examples_of_the_page_give_the_values_of_numpy_and_sklearn(rare, tmp_path, update):
+    from sklearn.metrics import precision_score, recall_score
+
+    config = dataclasses.replace(rare, reduce=dataclasses.replace(rare.reduce, update=update))
+    names, seen = examples_of_the_page(), {}
+
+    class Sees(Callback):
+        def after_evaluation(self, run, evaluation):
+            images, seen["labels"] = run.datasets.evaluation.batch(np.arange(23), np.arange(23))
+            seen["logits"] = run.predict(images)
+            seen["images"] = images
+
+    train(config, tmp_path, callbacks=[names[name]() for name in ("PerClass", "WorstMistakes", "GradientNorms")] + [Sees()])
+    records = read_log(tmp_path / "metrics.jsonl")
+    (evaluation,) = [record for record in records if "eval_loss" in record]
+    labels, predicted = seen["labels"], seen["logits"].argmax(-1)
+    for name, score in (("precision", precision_score), ("recall", recall_score)):
+        expected = score(labels, predicted, labels=range(6), average=None, zero_division=0)
+        np.testing.assert_allclose([evaluation[f"{name}_{label}"] for label in range(6)], expected, rtol=1e-12)
+    shifted = np.exp(seen["logits"] - seen["logits"].max(1, keepdims=True), dtype=np.float64)
+    worst = np.argsort((shifted / shifted.sum(1, keepdims=True))[np.arange(23), labels])[:8]
+    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "worst.png")), np.concatenate(seen["images"][worst], axis=1))
+    by_tensor = [record for record in records if "gradient_norm/net/kernel" in record]
+    assert [record["step"] for record in by_tensor] == [1, 11]
+    for record in by_tensor:
+        norms = [value for name, value in record.items() if name.startswith("gradient_norm/")]
+        assert np.linalg.norm(norms) == pytest.approx(record["gradient_norm"], rel=1e-5)
+
+
+def test_time_limit_of_the_page_ends_saved_and_the_run_resumes(rare, tmp_path):
+    limit = examples_of_the_page()["TimeLimit"]
+    train(rare, tmp_path / "uninterrupted")
+    with pytest.raises(Stopped, match="stopped by the limit of 0 minutes"):
+        train(rare, tmp_path / "run", callbacks=[limit(0)])
+    assert 0 < next(read_manifests(tmp_path / "run/checkpoints")).samples < 160
+    train(rare, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
+
+
+class Replaces(Callback):
+    def before_step(self, run, batch):
+        if run.progress.steps == 5:
+            run.state = run.state._replace(params=jax.tree.map(jax.numpy.zeros_like, run.state.params))
+
+
+class Edits(Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            run.state.params["net"]["bias"] = jax.numpy.zeros_like(run.state.params["net"]["bias"])
+
+
+class Configures(Callback):
+    def after_step(self, run, metrics):
+        if metrics["step"] == 5:
+            run.config.finetune.frozen_stages = 5
+
+
+@pytest.mark.parametrize("callback", [Replaces, Edits, Configures])
+def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
+    train(rare, tmp_path / "uninterrupted")
+    with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
+        train(rare, tmp_path / "run", callbacks=[callback()])
+    train(rare, tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
 
 
 OF_TWO_PROCESSES = """

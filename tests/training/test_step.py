@@ -25,7 +25,7 @@ from helpers.step import (
 from jax.sharding import PartitionSpec
 
 from jaxdp import models
-from jaxdp.config import Optimizer
+from jaxdp.config import Data, LossScale, Optimizer, Reduce
 from jaxdp.data import prefetch
 from jaxdp.data.augment import augment, normalize
 from jaxdp.losses import cross_entropy
@@ -253,6 +253,41 @@ def test_a_step_is_the_optimizer_applied_to_the_mean_gradient(normalized_linear)
     square = report["moments"]["norm"]["square"].astype(np.float64)
     np.testing.assert_allclose(state.batch_stats["norm"]["mean"], 0.1 * mean, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(state.batch_stats["norm"]["var"], 0.9 + 0.1 * (square - mean**2), rtol=1e-4)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, overlap, wire_dtype):
+    """Eight devices with two micro-batches each, whose weights differ, against one sum over all images in float64."""
+    weights = tuple(0.1 + float(label) ** 2 for label in range(7))
+    config = dataclasses.replace(
+        linear_config(),
+        optimizer=Optimizer(label_smoothing=0.1, class_weights=weights),
+        loss_scale=LossScale("static" if wire_dtype == "float16" else "none", 64.0 if wire_dtype == "float16" else 32768.0),
+        reduce=Reduce(overlap=overlap, wire_dtype=wire_dtype),
+        data=Data(source="synthetic", image_size=12),
+    )
+    scale = config.loss_scale.initial if wire_dtype == "float16" else 1.0
+    gradient, report = distributed_gradients(config, (2, 4), 2, scale=scale)
+    batch, params = make_batch(), jax.tree.map(lambda x: np.asarray(x, np.float64), initial_params(config)[0]["net"])
+    target = 0.9 * np.eye(7)[batch["labels"]] + 0.1 / 7
+    total, kernel, bias = 0.0, 0.0, 0.0
+    for first in range(0, BATCH, PER_WORKER):  # batch normalization is that of a worker
+        rows = slice(first, first + PER_WORKER)
+        images = (batch["images"][rows].astype(np.float64) - PIXELS[0]) / PIXELS[1]
+        mean, square = images.mean((0, 1, 2)), (images**2).mean((0, 1, 2))
+        features = ((images - mean) / np.sqrt(square - mean**2 + 1e-5)).reshape(PER_WORKER, -1)
+        logits = features @ params["kernel"] + params["bias"]
+        log_softmax = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        weighted = weights * target[rows]
+        total -= (weighted * log_softmax).sum()
+        error = weighted.sum(1, keepdims=True) * np.exp(log_softmax) - weighted
+        kernel, bias = kernel + features.T @ error, bias + error.sum(0)
+    divisor = np.take(weights, batch["labels"]).sum()
+    assert float(report["loss"]) == pytest.approx(total / divisor, rel=1e-5)
+    expected = {"net": {"bias": bias / divisor, "kernel": kernel / divisor}}
+    assert_close(gradient, expected, 1e-5 if wire_dtype == "float32" else 2e-3)
+    assert set(report) == {"loss", "accuracy", "moments"}
 
 
 def test_random_numbers_of_a_step_follow_the_seed_that_it_is_given(normalized_linear):

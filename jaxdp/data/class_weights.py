@@ -1,0 +1,32 @@
+"""Class weights from the training labels: `optimizer.class_weights` balanced."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxdp.config import Config
+from jaxdp.errors import ConfigError
+
+
+def with_class_weights(config: Config, train: Any) -> Config:
+    """The config with numbers in place of balanced class weights: images / (classes * images of the class).
+
+    train: the training images. Raises ConfigError for data that have no `labels`, an array of all of them, or a class without
+    images.
+    """
+    optimizer = config.optimizer
+    if optimizer.class_weights != "balanced":
+        return config
+    labels = getattr(train, "labels", getattr(getattr(train, "source", None), "labels", None))
+    hint = "give a number for each class"
+    if labels is None:
+        reason = f"data.source={config.data.source!r} has its labels only with the images"
+        hint += ", or datasets with an attribute `labels`, an array of all labels"
+        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+    counts = np.bincount(np.asarray(labels), minlength=config.model.class_count)
+    if not counts.all():
+        reason = f"no training image has the class {counts.argmin()}"
+        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+    weights = tuple((counts.sum() / (len(counts) * counts)).tolist())
+    return dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, class_weights=weights))
