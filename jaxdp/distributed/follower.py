@@ -162,9 +162,15 @@ class Follower:
             return
         self._answered, self._problem = now, NO_ANSWER
         for each, record in (read | {rank: own}).items():
-            is_stranger = record is not None and record.run != own.run
-            (self._strangers if is_stranger else self._records).add(each, record, now)
+            self._add(each, record, now)
         self._decide(self._judge_all() if rank == 0 else self._listen())
+
+    def _add(self, rank: int, record: Record | None, now: float) -> None:
+        """Add what was read of a process; a file of another run does not show that this one is alive."""
+        if record is not None and record.run != self.supervisor.record.run:
+            self._strangers.add(rank, record, now)
+            record = None
+        self._records.add(rank, record, now)
 
     def _decide(self, found: Verdict | None) -> None:
         if found is not None and self._verdict is None:
@@ -251,9 +257,7 @@ class Follower:
             if time.monotonic() > deadline or self._others_left():
                 break
             for rank in range(1, self.cluster.num_processes):
-                record = read_record(self.board, rank)
-                if record is None or record.run == self.supervisor.record.run:
-                    self._records.add(rank, record, self.supervisor.status.clock)
+                self._add(rank, read_record(self.board, rank), self.supervisor.status.clock)
             time.sleep(0.05)
         self._let_others_exit()
 

@@ -60,10 +60,6 @@ def _read(environment: Environment, launcher: str, *, address: str, port: str, r
     return Cluster(launcher, host, number, _number(environment, rank), _number(environment, processes))
 
 
-def _missing(variable: str, others: str, hint: str) -> ConfigError:
-    return ConfigError(variable, reason=f"is not set, but {others}", hint=hint)
-
-
 def _jax(environment: Environment) -> Cluster | None:
     """JAX's variables, as Kubeflow Trainer, JobSet manifests, ssh scripts and `jaxdp launch` set them."""
     address, processes = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES"
@@ -75,7 +71,7 @@ def _jax(environment: Environment) -> Cluster | None:
     if _number(environment, processes) == 1 and rank not in environment:
         return Cluster("jax", "127.0.0.1", DEFAULT_PORT, 0, 1)
     if address not in environment:
-        raise _missing(address, "JAX_NUM_PROCESSES is", "set it to HOST:PORT of rank 0")
+        raise ConfigError(address, reason="is not set, but JAX_NUM_PROCESSES is", hint="set it to HOST:PORT of rank 0")
     return _read(environment, "jax", address=address, port="JAX_COORDINATOR_PORT", rank=rank, processes=processes)
 
 
@@ -95,7 +91,8 @@ def _torchrun(environment: Environment) -> Cluster | None:
     if "MASTER_ADDR" not in environment:
         if processes == 1:
             return None
-        raise _missing("MASTER_ADDR", "WORLD_SIZE and RANK are", "set it to the host of rank 0, or use --cluster none")
+        reason = "is not set, but WORLD_SIZE and RANK are"
+        raise ConfigError("MASTER_ADDR", reason=reason, hint="set it to the host of rank 0, or use --cluster none")
     port = _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else DEFAULT_PORT
     port += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's agent listens at MASTER_PORT
     return Cluster("torchrun", environment["MASTER_ADDR"], port, _number(environment, "RANK"), processes)

@@ -144,13 +144,13 @@ class Supervisor:
             self.end(found)
 
     def dump_stacks_on_signal(self, file: IO[bytes] | int = STDERR) -> None:
-        """Let STACKS_SIGNAL write the stacks of all threads, even while native code holds the GIL.
+        """Let STACKS_SIGNAL write the stacks of all threads, even while native code holds the GIL; a handler of the user stays.
 
         Nothing does so by itself: faulthandler's timer would also run while the process is suspended, and then walk the frames
         of threads that continue, which has ended healthy runs by SIGSEGV.
         """
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no stderr
-            faulthandler.register(STACKS_SIGNAL, file=file)
+            faulthandler.register(STACKS_SIGNAL, file=file, chain=signal.getsignal(STACKS_SIGNAL) != signal.SIG_DFL)
 
     def end(self, found: Verdict) -> None:
         """Print why the run ends, and end this process: operations of JAX in progress would never return."""
@@ -206,6 +206,7 @@ def watch(limits: Limits | None = None) -> Iterator[Supervisor]:
         supervisor.is_watching = False
         supervisor.status.leave_run()
         if supervisor.follower is None:  # a group of processes stays until the program ends
+            faulthandler.unregister(STACKS_SIGNAL)
             supervisor.stop()
             _current = None
 

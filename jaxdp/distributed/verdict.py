@@ -244,8 +244,10 @@ def waiting(alive: Mapping[int, Record], processes: int, limits: Limits) -> str:
 
 def unwatched(board: str, seconds: float, problem: str) -> str:
     """A line for a process whose status files have not answered for `seconds`. board: where they are."""
-    reason = f"status files cannot be read and written for {seconds:.0f} s: {problem}"
-    return f"{board}: {reason}; training goes on, and a failure of another process is not noticed until they can be"
+    return (
+        f"{board}: status files cannot be read and written for {seconds:.0f} s: {problem}; training goes on, and a failure of "
+        "another process is not noticed until they can be"
+    )
 
 
 def cut_off(own: Record, seconds: float, limits: Limits, *, board: str) -> Verdict | None:

@@ -1,3 +1,4 @@
+import re
 import signal
 import subprocess
 import sys
@@ -59,4 +60,4 @@ def test_the_signal_for_stacks_prints_them_while_native_code_holds_the_gil():
         process.send_signal(signal.SIGUSR2)
         _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
-    assert 'File "<string>", line 7 in computes' in err
+    assert re.search(r'File "<string>", line [67] in computes', err)  # 6: it has printed, and not yet called
