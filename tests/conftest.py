@@ -4,7 +4,6 @@ import dataclasses
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from jaxdp import models
 from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
+from jaxdp.distributed.launch import reserved_port
 from jaxdp.loggers import callbacks
 from jaxdp.models import resnet
 from jaxdp.schedules import SCHEDULES
@@ -100,9 +100,8 @@ def direct_convolutions(monkeypatch) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        return listener.getsockname()[1]
+    """A port of the loopback that no other program is assigned before the test listens there."""
+    return reserved_port()
 
 
 EIGHT_DEVICES_OF_SEVERAL_PROCESSES = """
@@ -130,7 +129,7 @@ def over_processes(free_port):
             )
             for rank in range(processes)
         ]
-        printed = [one.communicate(timeout=180)[0].splitlines() for one in running]
+        printed = [one.communicate(timeout=300)[0].splitlines() for one in running]
         assert [one.returncode for one in running] == [0] * processes
         return printed
 

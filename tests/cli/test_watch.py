@@ -36,16 +36,16 @@ def watching(*arguments):
 def test_watch_serves_a_page_until_a_signal_ends_it(tmp_path, number):
     """Without JAX; also while a silent viewer has a connection."""
     with watching(write_run(tmp_path / "run"), tmp_path / "later", "--port", "0") as (process, url):
-        assert b"waiting for a run in this directory" in urllib.request.urlopen(url, timeout=20).read()
+        assert b"waiting for a run in this directory" in urllib.request.urlopen(url, timeout=120).read()
         request = urllib.request.Request(url, headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-            urllib.request.urlopen(request, timeout=20)
+            urllib.request.urlopen(request, timeout=120)
         refused.value.close()
         if sys.platform == "linux":
             assert "jaxlib" not in Path(f"/proc/{process.pid}/maps").read_text()
         with socket.create_connection(urlsplit(url).netloc.split(":")):
             process.send_signal(number)
-            out, error = process.communicate(timeout=30)
+            out, error = process.communicate(timeout=120)
         assert (process.returncode, out, error) == (0, "", "")
 
 

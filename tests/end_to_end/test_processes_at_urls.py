@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from helpers.constants import SHORT_LEASES
+from helpers.constants import short_leases
 from helpers.processes import CACHE_EVERYTHING, LONG, ROOT, TIMEOUT, TINY, launch, outcome, place, wait_for_exit
 
 from jaxdp.checkpoint.manifest import verify_files
@@ -23,7 +23,7 @@ def start(folder, url, port):
     processes = []
     for rank in range(2):
         storage = folder / f"machine-{rank}"
-        command = [*SHORT_LEASES, "train", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
+        command = [*short_leases(), "train", "--workdir", url, *TINY, *SAVES, "--mesh.cpu-devices", "4"]
         environment = os.environ | CACHE_EVERYTHING | place(rank, 2, port)
         with open(folder / f"out-{rank}", "w") as out:
             processes.append(

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -13,9 +12,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from helpers.constants import LEASE_SECONDS, SHORT_LEASES
+from helpers.constants import LEASE_SECONDS, short_leases
 from helpers.object_storage import REASON, object_storage
-from helpers.processes import CACHE_EVERYTHING, ROOT
+from helpers.processes import CACHE_EVERYTHING, ROOT, TIMEOUT
 from helpers.runs import Interrupted, Recorder, outcome, tensorboard_scalars, train_shown
 from PIL import Image
 
@@ -176,9 +175,9 @@ FLAGS = [
 ]
 
 
-def start(url, directory, *flags):
+def start(url, directory, *flags, lease_seconds):
     command = [
-        *SHORT_LEASES,
+        *short_leases(lease_seconds),
         "train",
         *FLAGS,
         "--workdir",
@@ -192,7 +191,7 @@ def start(url, directory, *flags):
 
 
 def wait_until(condition, process):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
@@ -201,7 +200,8 @@ def wait_until(condition, process):
 
 def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_path, capsys):
     """While it renews its lease, another process is refused. What it still sends after a takeover is ignored."""
-    first = start(url, tmp_path / "first", "--epochs", "1000")
+    seconds = 15.0  # within which the first process renews its lease even on a busy machine
+    first = start(url, tmp_path / "first", "--epochs", "1000", lease_seconds=seconds)
     try:
         wait_until(lambda: any(name.endswith("manifest.json") for name in below(storage, url)), first)
         arguments = ["train", *FLAGS, "--workdir", url, "--storage.directory", str(tmp_path / "second")]
@@ -211,7 +211,7 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
         assert f"process {first.pid} on " in err
         assert "is training there" in err
 
-        storage.proxy.add("held_upload", seconds=20.0, methods=["PUT"], path="manifest.json", times=1)
+        storage.proxy.add("held_upload", seconds=3600.0, methods=["PUT"], path="manifest.json", times=1)
         wait_until(lambda: any("manifest.json" in request["path"] for request in storage.proxy.in_flight()), first)
         late = next(request["path"] for request in storage.proxy.in_flight() if "manifest.json" in request["path"])
         first.send_signal(signal.SIGSTOP)
@@ -220,13 +220,13 @@ def test_a_suspended_writer_loses_the_run_and_changes_nothing(storage, url, tmp_
             end = next(row["samples"] for row in reversed(list_checkpoints(url))) + 16
             epochs = str(end / 64)
             assert command([*arguments, "--epochs", epochs, "--accept-changes"]) == 0
-            assert "waiting up to 3 s" in capsys.readouterr().out
+            assert f"waiting up to {seconds:.0f} s" in capsys.readouterr().out
             before, listed = below(storage, url), list_checkpoints(url)
+            storage.proxy.clear()  # the upload goes on
             wait_until(lambda: any(request["path"] == late for request in storage.proxy.log()), first)
-        _, err = first.communicate(timeout=120)
+        _, err = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 1
-        (line,) = [line for line in err.splitlines() if not re.match(r"[EWI]\d{4} ", line)]  # XLA notices that it was suspended
-        assert "was taken over by process" in line
+        assert "was taken over by process" in err
     finally:
         first.kill()
         first.communicate()

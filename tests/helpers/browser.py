@@ -82,7 +82,7 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def wait(self, code, seconds=30.0):
+    def wait(self, code, seconds=300.0):
         """The value of JavaScript code as soon as it is true."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(code)):

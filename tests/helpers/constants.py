@@ -7,8 +7,12 @@ from jaxdp.cli.main import main
 
 LEASE_SECONDS = 3.0
 CLOUD = "jaxdp.cloud.remote_workdir"
-# Another process may soon take over a run at a URL.
-SHORT_LEASES = [sys.executable, "-u", __file__, f"{CLOUD}.LEASE_SECONDS={LEASE_SECONDS}", f"{CLOUD}.UPLOAD_SECONDS=1"]
+
+
+def short_leases(seconds=LEASE_SECONDS) -> list[str]:
+    """`jaxdp` as a process from which another may soon take over a run at a URL."""
+    return [sys.executable, "-u", __file__, f"{CLOUD}.LEASE_SECONDS={seconds}", f"{CLOUD}.UPLOAD_SECONDS=1"]
+
 
 if __name__ == "__main__":
     while "=" in sys.argv[1]:

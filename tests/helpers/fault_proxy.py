@@ -29,7 +29,7 @@ FAULTS = {
     "latency": "waits `seconds` before it passes the request on",
     "status": "answers `status` (503, 429, 403, ...), without a body if it is `empty`, and passes nothing on",
     "cut_upload": "reads `bytes` bytes of the request body, then resets the connection",
-    "held_upload": "passes the request on after `seconds`, even if the client has gone by then",
+    "held_upload": "passes the request on after `seconds` or `clear`, even if the client has gone by then",
     "lost_response": "passes the request on, then resets the connection instead of answering",
     "cut_download": "sends `bytes` bytes of the response body, then resets the connection",
     "flipped_byte": "changes byte `bytes` of the response body, counted from the end of the text `after`, or its last one",
@@ -230,9 +230,12 @@ class FaultProxy:
         if self._outage[0]:
             await asyncio.sleep(max(0.0, self._outage[1] - self._loop.time()))
             raise Reset
-        for fault in ("latency", "held_upload"):
-            if fault in rules:
-                await asyncio.sleep(rules[fault].seconds)
+        if "latency" in rules:
+            await asyncio.sleep(rules["latency"].seconds)
+        if held := rules.get("held_upload"):
+            end = self._loop.time() + held.seconds
+            while held in self._rules and self._loop.time() < end:
+                await asyncio.sleep(0.05)
         if "status" in rules:
             start, headers, content = self._error(rules["status"].status)
             return start, headers, b"" if rules["status"].empty else content

@@ -26,7 +26,7 @@ from pathlib import Path
 from helpers.fault_proxy import FaultProxy, ProxyProcess
 
 BUCKET = "bucket"
-START_SECONDS = 30
+START_SECONDS = 120
 REASON = "needs the extras cloud and cloud-test"
 NO_AMAZON = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
 

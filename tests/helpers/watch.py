@@ -47,7 +47,7 @@ class Client:
 
     def get(self, path="/", host="localhost", method="GET", **headers):
         """(status, headers, body as text or, of a picture, bytes). host: the header Host without the port; None: no header."""
-        connection = HTTPConnection("127.0.0.1", self.server.server_port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.server.server_port, timeout=120)
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         if host is not None:
             connection.putheader("Host", host)

@@ -236,7 +236,7 @@ def test_existing_file_full_disk_and_pipe_are_treated_as_for_weights(tiny_resnet
     reader = threading.Thread(target=lambda: received.write(pipe.read_bytes()))
     reader.start()
     main.main([*command, str(pipe)])
-    reader.join(30)
+    reader.join(120)
     assert received.getvalue() == file.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full.jaxexport", "m.jaxexport", "pipe.jaxexport", "run"]
 

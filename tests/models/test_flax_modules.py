@@ -104,9 +104,12 @@ def test_gradient_and_means_equal_those_of_flax_worker_by_worker(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "mesh_shape"), [(name, (4, 2)) for name in STRATEGIES] + [("torus", (1, 1)), ("torus", (1, 8))]
+    ("name", "strategy", "mesh_shape"),
+    [
+        *(("linen_stages", strategy, (4, 2)) for strategy in STRATEGIES),
+        *(("nnx_stages", "torus", shape) for shape in ((1, 1), (1, 8), (4, 2))),
+    ],
 )
-@pytest.mark.parametrize("name", ["linen_stages", "nnx_stages"])
 def test_gradient_of_stages_equals_that_of_flax_with_every_strategy(name, mesh_shape, strategy):
     compare_with_flax(name, mesh_shape, strategy=strategy)
 

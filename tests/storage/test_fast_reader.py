@@ -199,7 +199,7 @@ def test_a_process_exits_while_its_threads_read(storage, location):
     storage.proxy.add("latency", seconds=0.05)
     for number in range(5):
         command = [sys.executable, "-c", READ_FOREVER, f"{storage.url}/data", str(0.2 + 0.017 * number)]
-        ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -234,7 +234,7 @@ os._exit(location.reader.read("data/x") is not None)
 
 
 def test_a_forked_process_leaves_the_read_to_the_file_system(storage, location):
-    ended = subprocess.run([sys.executable, "-c", READ_IN_A_CHILD, storage.url], env=os.environ, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", READ_IN_A_CHILD, storage.url], env=os.environ, timeout=300, check=False)
     assert ended.returncode == 0
 
 

@@ -47,7 +47,7 @@ def test_two_processes_do_not_send_to_one_tracker_at_once(tmp_path):
         thread.start()
         thread.join(0.2)
         order.append("first")
-    thread.join(10)
+    thread.join(120)
     assert order == ["first", "second"]
 
 

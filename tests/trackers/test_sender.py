@@ -118,7 +118,7 @@ def test_a_log_that_grows_is_followed(session, tmp_path):
                 file.write(part)
                 file.flush()
     inbox.receive("end finished")
-    thread.join(20)
+    thread.join(120)
     assert received(tmp_path / "tracker.jsonl") == records(1, 30)
 
 

@@ -158,7 +158,7 @@ def test_end_of_the_run_ends_the_process_of_the_tracker(with_tracker, tmp_path):
     one.abandon()
     with exclusive(tmp_path, "mlflow"):
         pass
-    assert one.process.wait(20) == 0
+    assert one.process.wait(120) == 0
     assert received(tmp_path / "tracker.jsonl") == [{"samples": 8, "loss": 1.0}]
     assert stored(tmp_path / "tracker.jsonl", "outcome") == ["killed"]
 

@@ -133,14 +133,6 @@ def test_run_is_the_same_to_the_bit_with_every_option_set(tiny, tmp_path, change
     assert set_aside() == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
-def test_run_is_the_same_to_the_bit_with_one_option_set(tiny_resnet, tmp_path, name):
-    expected = outcome(tiny_resnet, tmp_path / "plain")
-    with set_globally({name: others()[name]}):
-        assert outcome(tiny_resnet, tmp_path / name) == expected
-
-
 def test_run_under_x64_continues_without_it_to_the_same_bits(tiny, tmp_path):
     expected = outcome(tiny, tmp_path / "plain")
     with jax.enable_x64(True), pytest.raises(Stopped):
