@@ -70,6 +70,7 @@ FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list)
 EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
+Stem = Literal["imagenet", "deep", "small"]
 CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
 
 
@@ -238,8 +239,12 @@ class Model(GivenNetwork):
     """Number of layers of the ResNet v1.5"""
     width: Annotated[int, Field(ge=1, le=4096)] = 64
     """Number of channels of the first ResNet stage (published network: 64)"""
-    stem: Literal["imagenet", "small"] = "imagenet"
-    """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
+    stem: Stem = "imagenet"
+    """First layers. imagenet: 7x7 convolution with stride 2, max pooling; deep: three 3x3 convolutions in its place, as in
+    timm's resnet50d; small: 3x3 convolution with stride 1"""
+    shortcut: Literal["strided", "pooled"] = "strided"
+    """Shortcut where maps shrink. strided: 1x1 convolution with stride 2; pooled: 2x2 average pooling before it, as in timm's
+    resnet50d"""
     classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
     """Number of classes (None: that of the data set)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
@@ -266,10 +271,13 @@ class Model(GivenNetwork):
     which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
 
     def check(self) -> None:
-        """The stem's pooling is blurred where there is one."""
+        """The stem's pooling is blurred where there is one, and a deep stem begins with half its channels."""
         if self.blur_pool == "convolutions_and_pool" and self.stem == "small":
             reason = "model.stem='small' has no max pooling"
             raise ConfigError("model.blur_pool", self.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
+        if self.stem == "deep" and self.width % 2:
+            reason = "must be even with model.stem='deep', whose first convolutions have half the channels"
+            raise ConfigError("model.width", self.width, reason=reason)
 
     @property
     def title(self) -> str:
@@ -277,7 +285,8 @@ class Model(GivenNetwork):
         if self.name != RESNET:
             return self.name
         blur = "" if self.blur_pool == "none" else f" with BlurPool ({self.blur_pool.replace('_', ' ')})"
-        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{blur}"
+        form = {("deep", "strided"): "-C", ("deep", "pooled"): "-D"}.get((self.stem, self.shortcut), "")
+        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{form}{blur}"
 
     @property
     def resolved_batch_norm(self) -> str:

@@ -12,11 +12,13 @@ from jaxdp.choices import SOURCES
 
 
 def _depth(name: str) -> str | None:
-    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's seresnet18 and resnetblur18."""
-    match = re.fullmatch(r"(se)?resnet(blur)?(\d+)(\..*)?", name)
+    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's seresnet18, resnetblur18, resnet50c and resnet18d."""
+    match = re.fullmatch(r"(se)?resnet(blur)?(\d+)([cd])?(\..*)?", name)
     if not match:
         return None
-    return f"{match[3]}{' --model.squeeze-excitation' * bool(match[1])}{' --model.blur-pool activations' * bool(match[2])}"
+    excitation, blur, depth, form = match.groups()[:4]
+    stem = " --model.stem deep" * bool(form) + " --model.shortcut pooled" * (form == "d")
+    return f"{depth}{stem}{' --model.squeeze-excitation' * bool(excitation)}{' --model.blur-pool activations' * bool(blur)}"
 
 
 def _schedule(name: str) -> str | None:

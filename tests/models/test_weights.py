@@ -87,7 +87,8 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
 
     back = tmp_path / "back.safetensors"
     main.main(["import", str(file), "--output", str(back), "--json"])
-    expected = {"depth": 18, "width": 4, "stem": "small", "classes": 6, "squeeze_excitation": False, "blur_pool": "none"}
+    expected = {"depth": 18, "width": 4, "stem": "small", "shortcut": "strided", "classes": 6}
+    expected |= {"squeeze_excitation": False, "blur_pool": "none"}
     assert json.loads(capsys.readouterr().out)["model"] == expected
     export(tmp_path / "run", tmp_path / "own.safetensors")
     own, imported = load_file(tmp_path / "own.safetensors"), load_file(back)
