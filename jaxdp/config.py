@@ -353,12 +353,18 @@ class Optimizer(Section):
     average_decay: BelowOne | None = None
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (None: no averaging)"""
+    average_start: Literal["unbiased", "initial", "warmup"] = "unbiased"
+    """Start of the average. unbiased: all steps, their weights divided by the sum of these weights; initial: the values of
+    the first step, as in timm; warmup: these, with the decay 1 - 1 / step^(2/3) until it is `average_decay`, as in timm"""
 
     def check(self) -> None:
-        """The momentum rules assume that the effective rate is learning rate / (1 - momentum)."""
+        """The momentum rules assume that the effective rate is learning rate / (1 - momentum); an average has a decay."""
         if self.momentum_rule != "constant" and not OPTIMIZERS[self.name].accumulates:
             reason = f"not possible with optimizer.name={self.name!r}, whose momentum does not change the effective rate"
             raise ConfigError("optimizer.momentum_rule", self.momentum_rule, reason=reason, hint="use constant")
+        if self.average_start != Optimizer.average_start and self.average_decay is None:
+            reason, hint = "not used without optimizer.average_decay", "omit it, or use --optimizer.average-decay 0.9999"
+            raise ConfigError("optimizer.average_start", self.average_start, reason=reason, hint=hint)
 
 
 @dataclass(frozen=True)

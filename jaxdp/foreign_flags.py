@@ -106,6 +106,7 @@ _ROWS = {
     "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "model-ema-warmup": Counterpart("--optimizer.average-start", form="--optimizer.average-start warmup"),
     "-b batch batch-size": Counterpart(
         "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
     ),
