@@ -54,6 +54,7 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
+AutoAugmentName = Annotated[RegisteredName, Doc(f"Policy of random operations on the pixels of the crop. {AUTO_AUGMENTS.help}")]
 OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
 SourceName = Annotated[
     str,
@@ -126,8 +127,7 @@ class Data(Preprocessing):
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
     augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
     """Random transform of training images"""
-    auto_augment: Annotated[str, OneOf(AUTO_AUGMENTS)] = "none"
-    """Policy of random operations on the pixels of the crop"""
+    auto_augment: AutoAugmentName = "none"
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: Annotated[str, OneOf(MIXES)] = "none"

@@ -18,8 +18,10 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
+    from jaxdp import augmentations
     from jaxdp.models.summary import check_image_size, summary
 
+    augmentations.check(config)  # before a run begins, as every run prints this
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):

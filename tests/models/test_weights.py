@@ -139,9 +139,9 @@ def test_read_half_precision_file_converts_exactly(tmp_path):
             "match no ResNet of depth 18, 34, 50, 101, 152",
         ),
         (
-            {"conv1.weight": None, "conv1.0.weight": np.zeros(1, np.float32)},
+            {"conv1.weight": None, "conv1.conv.weight": np.zeros(1, np.float32)},
             [],
-            "the file has tensors such as 'conv1.0.weight'",
+            "the file has tensors such as 'conv1.conv.weight'",
         ),
         ({"module.epoch": np.zeros(1, np.float32)}, [], "unexpected tensor.*'module.epoch'"),
     ],
