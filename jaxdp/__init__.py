@@ -25,6 +25,7 @@ _MODULE_OF = {
     "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.analysis.first_gradient",
     "register_loss": "jaxdp.registration",
+    "register_augmentation": "jaxdp.registration",
     "register_model": "jaxdp.registration",
     "register_optimizer": "jaxdp.registration",
     "register_schedule": "jaxdp.registration",

@@ -135,6 +135,9 @@ AUTO_AUGMENTS = Choices(
         "trivial_augment": Choice("TrivialAugmentWide (Müller & Hutter) as in torchvision"),
         "rand_augment_increasing": Choice("RandAugment as in timm's rand-m7-mstd0.5-inc1, 15 operations"),
     },
+    other=Choice("or a name registered with `jaxdp.register_augmentation`"),
+    other_reads="none",
+    function="register_augmentation",
 )
 MIXES = Choices(
     "data.mix",

@@ -54,6 +54,7 @@ StrategyName = Annotated[
         "auto: the fastest for this model and mesh, measured at the start; or a name registered with `jaxdp.register_strategy`"
     ),
 ]
+AutoAugmentName = Annotated[RegisteredName, Doc(f"Policy of random operations on the pixels of the crop. {AUTO_AUGMENTS.help}")]
 OptimizerName = Annotated[RegisteredName, Doc(f"Update rule. {OPTIMIZERS.help}")]
 LossName = Annotated[RegisteredName, Doc(f"Loss. {LOSSES.help}")]
 ScheduleName = Annotated[RegisteredName, Doc(f"Learning-rate schedule. {SCHEDULES.help}")]
@@ -71,6 +72,7 @@ FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list)
 EVAL_RESIZES: dict[str, Any] = {"eval_resize": None, "eval_crop": None}
 Interpolation = Literal["bilinear", "bicubic", "area"]
 BlurPool = Literal["none", "activations", "convolutions", "convolutions_and_pool"]
+Stem = Literal["imagenet", "deep", "small"]
 CropInterpolation = Literal["unfiltered", "bilinear", "bicubic", "random", "area"]
 
 
@@ -170,8 +172,7 @@ class Data(OnDisk, Synthetic, Mixed, Preprocessing):
     """Height and width of the images transferred to the device, in pixels, from which `paper` crops (None: `image_size`)"""
     augmentation: Annotated[str, OneOf(AUGMENTATIONS)] = "none"
     """Random transform of training images"""
-    auto_augment: Annotated[str, OneOf(AUTO_AUGMENTS)] = "none"
-    """Policy of random operations on the pixels of the crop"""
+    auto_augment: AutoAugmentName = "none"
     repeats: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of times that a batch contains each of its images, differently augmented (Hoffer et al.)"""
     mix: Annotated[str, OneOf(MIXES)] = "none"
@@ -303,8 +304,12 @@ class Model(GivenNetwork, MovingAverage):
     """Number of layers of the ResNet v1.5"""
     width: Annotated[int, Field(ge=1, le=4096)] = 64
     """Number of channels of the first ResNet stage (published network: 64)"""
-    stem: Literal["imagenet", "small"] = "imagenet"
-    """First layers. imagenet: 7x7 convolution with stride 2, max pooling; small: 3x3 convolution with stride 1"""
+    stem: Stem = "imagenet"
+    """First layers. imagenet: 7x7 convolution with stride 2, max pooling; deep: three 3x3 convolutions in its place, as in
+    timm's resnet50d; small: 3x3 convolution with stride 1"""
+    shortcut: Literal["strided", "pooled"] = "strided"
+    """Shortcut where maps shrink. strided: 1x1 convolution with stride 2; pooled: 2x2 average pooling before it, as in timm's
+    resnet50d"""
     classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)] | None = None
     """Number of classes (None: that of the data set)"""
     classifier_bias: Literal["zero", "class_frequency"] = "zero"
@@ -329,10 +334,13 @@ class Model(GivenNetwork, MovingAverage):
     which moves less memory (see docs/folded_batch_norm.md); auto: separate"""
 
     def check(self) -> None:
-        """The stem's pooling is blurred where there is one."""
+        """The stem's pooling is blurred where there is one, and a deep stem begins with half its channels."""
         if self.blur_pool == "convolutions_and_pool" and self.stem == "small":
             reason = "model.stem='small' has no max pooling"
             raise ConfigError("model.blur_pool", self.blur_pool, reason=reason, hint="use --model.blur-pool convolutions")
+        if self.stem == "deep" and self.width % 2:
+            reason = "must be even with model.stem='deep', whose first convolutions have half the channels"
+            raise ConfigError("model.width", self.width, reason=reason)
 
     @property
     def title(self) -> str:
@@ -340,7 +348,8 @@ class Model(GivenNetwork, MovingAverage):
         if self.name != RESNET:
             return self.name
         blur = "" if self.blur_pool == "none" else f" with BlurPool ({self.blur_pool.replace('_', ' ')})"
-        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{blur}"
+        form = {("deep", "strided"): "-C", ("deep", "pooled"): "-D"}.get((self.stem, self.shortcut), "")
+        return f"{'SE-' if self.squeeze_excitation else ''}ResNet-{self.depth}{form}{blur}"
 
     @property
     def resolved_batch_norm(self) -> str:
@@ -451,10 +460,16 @@ class Optimizer(BinaryLoss, SoftmaxLoss, Lars, Adam):
     average_decay: BelowOne | None = None
     """Decay per step of an exponential moving average of parameters and batch statistics, used in evaluation
     (None: no averaging)"""
+    average_start: Literal["unbiased", "initial", "warmup"] = "unbiased"
+    """Start of the average. unbiased: all steps, their weights divided by the sum of these weights; initial: the values of
+    the first step, as in timm; warmup: these, with the decay 1 - 1 / step^(2/3) until it is `average_decay`, as in timm"""
 
     def check(self) -> None:
-        """Class weights are positive."""
+        """Class weights are positive; an average has a decay."""
         super().check()
+        if self.average_start != Optimizer.average_start and self.average_decay is None:
+            reason, hint = "not used without optimizer.average_decay", "omit it, or use --optimizer.average-decay 0.9999"
+            raise ConfigError("optimizer.average_start", self.average_start, reason=reason, hint=hint)
         if self.class_weights != "balanced" and not all(SMALLEST <= weight <= LARGEST for weight in self.class_weights):
             hint = "give one number for each class, or balanced"
             raise ConfigError("optimizer.class_weights", self.class_weights, reason="must be greater than 0", hint=hint)

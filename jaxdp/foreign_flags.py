@@ -12,11 +12,13 @@ from jaxdp.choices import SOURCES
 
 
 def _depth(name: str) -> str | None:
-    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's seresnet18 and resnetblur18."""
-    match = re.fullmatch(r"(se)?resnet(blur)?(\d+)(\..*)?", name)
+    """18 of resnet18 or resnet18.a1_in1k, with flags for timm's seresnet18, resnetblur18, resnet50c and resnet18d."""
+    match = re.fullmatch(r"(se)?resnet(blur)?(\d+)([cd])?(\..*)?", name)
     if not match:
         return None
-    return f"{match[3]}{' --model.squeeze-excitation' * bool(match[1])}{' --model.blur-pool activations' * bool(match[2])}"
+    excitation, blur, depth, form = match.groups()[:4]
+    stem = " --model.stem deep" * bool(form) + " --model.shortcut pooled" * (form == "d")
+    return f"{depth}{stem}{' --model.squeeze-excitation' * bool(excitation)}{' --model.blur-pool activations' * bool(blur)}"
 
 
 def _schedule(name: str) -> str | None:
@@ -105,6 +107,9 @@ _ROWS = {
     "opt-eps": Counterpart("--optimizer.adam-eps", "of adamw and lamb"),
     "clip-grad clip-grad-norm max-grad-norm": Counterpart("--optimizer.clip-norm"),
     "model-ema model-ema-decay ema ema-decay": Counterpart("--optimizer.average-decay", "the decay of each step", "0.9999"),
+    "model-ema-warmup": Counterpart(
+        "--optimizer.average-start", form="--optimizer.average-start warmup --optimizer.average-decay 0.9999"
+    ),
     "-b batch batch-size": Counterpart(
         "--batch.0.global-batch", "the global batch: that of all GPUs together; a second phase has --batch.1.global-batch"
     ),
@@ -142,7 +147,7 @@ _ROWS = {
     "mixup mixup-alpha": Counterpart(_MIX, _ONE_MIX, "0.2", form=f"{_MIX} mixup --data.mix-alpha {{}}"),
     "cutmix cutmix-alpha": Counterpart(_MIX, _ONE_MIX, "1.0", form=f"{_MIX} cutmix --data.mix-alpha {{}}"),
     "aa auto-augment": Counterpart(
-        "--data.auto-augment", "see docs/data.md; jaxdp has no AutoAugment and no AugMix", "rand_augment", convert=_policy
+        "--data.auto-augment", "see docs/data.md; no AutoAugment, no AugMix: register your own", "rand_augment", convert=_policy
     ),
     "ra-magnitude": Counterpart("--augment.magnitude", "of rand_augment and rand_augment_increasing"),
     "color-jitter": Counterpart(

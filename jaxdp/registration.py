@@ -1,10 +1,11 @@
-"""Functions with which users register their own models, optimizers, losses, schedules and all-reduce strategies by name."""
+"""Functions with which users register their own models, optimizers, losses, schedules, augmentations and all-reduce strategies by name."""
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from jaxdp.choices import LOSSES, MODELS, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS
 from jaxdp.config import LARGEST, Config, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.registry import Choice
@@ -120,6 +121,23 @@ def _rate_of(rate: Callable[[float], Any], schedule: Schedule, at: Position) -> 
     return found
 
 
+def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
+    """Register random operations on the pixels of training images for `Data(auto_augment=name)` in this process.
+
+    change: a function of (image [S, S, 3] float32, from 0 to 1, key) that returns such an image, traced by JAX and mapped over
+    the batch on the devices. It acts on the crop, before color jitter and normalization. key: one for each image, which depends
+    on the seed and the position of the image in the run alone, so results do not depend on the mesh. Bind parameters with
+    `functools.partial`. Resuming or evaluating a run requires the same registration. A repeated name replaces the function.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    from jaxdp.augmentations import apply  # needs JAX
+
+    if not callable(change):
+        hint = f"for example jaxdp.register_augmentation({name!r}, lambda image, key: 1 - image)"
+        raise ConfigError("register_augmentation", name, reason=f"{kind_of(change)} cannot be called", hint=hint)
+    AUTO_AUGMENTS.register(name, AUTO_AUGMENTS[name], partial(apply, name=name, change=change))
+
+
 def model_hint(name: str) -> str:
     """What `register_model` takes, with an example."""
     example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
@@ -127,11 +145,12 @@ def model_hint(name: str) -> str:
 
 
 def check_names(config: Config) -> None:
-    """Raise ConfigError if the model, optimizer, loss, schedule or strategy of a config is neither built in nor registered."""
+    """Raise ConfigError if the model, optimizer, loss, schedule, augmentation or strategy of a config is neither built in nor registered."""
     MODELS.check(config.model.name)
     OPTIMIZERS.check(config.optimizer.name)
     LOSSES.check(config.optimizer.loss)
     SCHEDULES.check(config.schedule.name)
+    AUTO_AUGMENTS.check(config.data.auto_augment)
     STRATEGIES.check(config.reduce.strategy)
     if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
         raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")

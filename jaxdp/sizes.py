@@ -18,10 +18,11 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
-    from jaxdp.losses import check_registered
+    from jaxdp import augmentations, losses
     from jaxdp.models.summary import check_image_size, summary
 
-    check_registered(config.optimizer, config.model.class_count)
+    losses.check_registered(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
+    augmentations.check(config)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
     for index in range(len(config.batch)):

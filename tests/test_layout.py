@@ -34,6 +34,7 @@ FOLDERS = [
     "__main__",
 ]
 BASE = {
+    "augmentations",
     "choices",
     "config",
     "config_words",

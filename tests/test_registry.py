@@ -107,6 +107,11 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
         (lambda: jaxdp.register_model("linear", None), "register_model='linear': None is no Flax module and cannot be called"),
         (lambda: jaxdp.register_optimizer("lamb", optax.sgd), "name='lamb': reserved"),
         (lambda: jaxdp.register_optimizer("mine", optax.sgd(0.1)), "GradientTransformationExtraArgs cannot be called; for"),
+        (lambda: jaxdp.register_augmentation("rand_augment", np.flip), "name='rand_augment': reserved"),
+        (
+            lambda: jaxdp.register_augmentation("mine", 0.5),
+            "an instance of float cannot be called; for example jaxdp.register_aug",
+        ),
         (
             lambda: jaxdp.register_model("mine", object()),
             "an instance of object is no Flax module and cannot be called; register a",

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from jaxdp.cli.options import Switch
-from jaxdp.config import BlurPool, Model, Preprocessing
+from jaxdp.config import BlurPool, Model, Preprocessing, Stem
 from jaxdp.errors import plural
 from jaxdp.flags import parse
 
@@ -30,7 +30,7 @@ class Import:
     """Expected number of layers (None: any)"""
     classes: int | None = None
     """Expected number of classes (None: any)"""
-    stem: Literal["imagenet", "small"] | None = None
+    stem: Stem | None = None
     """Expected first layers (None: any)"""
     blur_pool: BlurPool | None = None
     """BlurPool of the network, for a file that does not state it (None: none; activations: timm's resnetblur18 and

@@ -174,7 +174,7 @@ class Policy(NamedTuple):
     black: bool
 
 
-POLICIES: dict[str, Policy | None] = AUTO_AUGMENTS.implement(
+POLICIES: dict[str, Any] = AUTO_AUGMENTS.implement(
     {
         "none": None,
         "rand_augment": Policy(partial(_binned, policy="rand_augment"), "nearest", True),
@@ -182,7 +182,7 @@ POLICIES: dict[str, Policy | None] = AUTO_AUGMENTS.implement(
         "rand_augment_increasing": Policy(_increasing, "random", False),
     }
 )
-"""`data.auto_augment` -> Policy, None for none."""
+"""`data.auto_augment` -> Policy, None for none; for a registered name a function of (images, keys)."""
 
 
 def interpolation_of(config: Config) -> str:
@@ -288,16 +288,18 @@ def _keys(config: Config, positions: jax.Array, use: int) -> jax.Array:
 
 
 def change_pixels(config: Config, images: jax.Array, positions: jax.Array, *, mean: PixelStat) -> jax.Array:
-    """`data.auto_augment`, then color jitter: [B, S, S, 3] on the 0-255 scale, uint8 unless both are off.
+    """`data.auto_augment`, then color jitter: [B, S, S, 3] on the 0-255 scale; of built-in operations uint8.
 
     positions: [B] uint32. mean: of the data set, on the 0-255 scale, a number or one for each channel.
     """
-    strengths = config.augment.jitter_strengths
-    if config.data.auto_augment == "none" and not strengths:
+    policy, strengths = config.data.auto_augment, config.augment.jitter_strengths
+    if policy in AUTO_AUGMENTS.registered:
+        images, policy = POLICIES[policy](images, _keys(config, positions, POLICY_KEY)), "none"
+    if policy == "none" and not strengths:
         return images
     if images.dtype != jnp.uint8:  # a crop on the device interpolates
         images = jnp.round(jnp.clip(images, 0, 255)).astype(jnp.uint8)
-    if config.data.auto_augment != "none":
+    if policy != "none":
         images = auto_augment(config, images, _keys(config, positions, POLICY_KEY), mean=mean)
     if strengths:
         images = jax.vmap(partial(jitter, strengths=strengths))(images, _keys(config, positions, JITTER_KEY))

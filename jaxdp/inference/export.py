@@ -100,7 +100,8 @@ def _export_weights(loaded: LoadedRun, output: Path, format: str) -> dict[str, A
 def _architecture(config: Config) -> str:
     """timm's name of the network."""
     model = config.model
-    return f"{'se' * model.squeeze_excitation}resnet{'blur' * (model.blur_pool == 'activations')}{model.depth}"
+    form = {("deep", "strided"): "c", ("deep", "pooled"): "d"}.get((model.stem, model.shortcut), "")
+    return f"{'se' * model.squeeze_excitation}resnet{'blur' * (model.blur_pool == 'activations')}{model.depth}{form}"
 
 
 def _blur_warnings(config: Config, format: str) -> list[str]:
@@ -116,8 +117,12 @@ def _blur_warnings(config: Config, format: str) -> list[str]:
 def _architecture_warnings(config: Config, format: str) -> list[str]:
     """Why the ResNet of torchvision or timm cannot load the weights unchanged; [] if it can."""
     model, differences = config.model, []
-    if model.stem != "imagenet":
+    if model.stem == "small":
         differences.append("conv1 is 3x3 with stride 1, without max pooling (model.stem 'small')")
+    if model.stem == "deep" and format == "torchvision":
+        differences.append("conv1 is three 3x3 convolutions (model.stem 'deep'), as in timm's resnet50d")
+    if model.shortcut == "pooled" and (format == "torchvision" or model.stem != "deep"):
+        differences.append("shortcuts average (model.shortcut 'pooled'), which timm's avg_down=True does")
     if model.width != 64:
         differences.append(f"the first ResNet stage has {model.width} channels, not 64 (model.width)")
     if model.squeeze_excitation and format == "torchvision":

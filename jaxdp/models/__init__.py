@@ -121,6 +121,7 @@ def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) 
             classes=config.class_count,
             width=config.width,
             stem=config.stem,
+            shortcut=config.shortcut,
             dtype=jnp.dtype(config.dtype),
             convolution=CONVOLUTIONS.get(platform or jax.default_backend(), "direct"),
             axes=AXES if config.norm == "synchronized" else (),

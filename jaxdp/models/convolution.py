@@ -1,4 +1,4 @@
-"""Convolution and max pooling, each in two implementations that compute the same numbers.
+"""Convolution and max pooling, each in two implementations that compute the same numbers; average pooling.
 
 `convolve` is either "direct", one `conv_general_dilated` as accelerators want it, or "product": XLA's CPU backend is slow for
 1x1 kernels and for maps of a few pixels, which are computed as matrix products instead. `jaxdp.models.CONVOLUTIONS` selects it.
@@ -85,6 +85,20 @@ def max_pool(images: jax.Array, stride: int = 2, *, custom_vjp: bool = True) -> 
         return _max_pool(stride, images)
     strides = (1, stride, stride, 1)
     return lax.reduce_window(images, -jnp.inf, lax.max, (1, 3, 3, 1), strides, [(0, 0), (1, 1), (1, 1), (0, 0)])
+
+
+def average_pool(images: jax.Array) -> jax.Array:
+    """Means of 2x2 pixels, at odd edges of those that exist: [B, H, W, C] to [B, ceil(H / 2), ceil(W / 2), C].
+
+    As AvgPool2d(2, ceil_mode=True, count_include_pad=False) of PyTorch. Computed in float32.
+    """
+    means = images.astype(jnp.float32)
+    for axis in (1, 2):
+        size = means.shape[axis]
+        even = jnp.pad(means, [(0, size % 2 if n == axis else 0) for n in range(4)], mode="edge")
+        first, second = (lax.slice_in_dim(even, k, even.shape[axis], 2, axis) for k in range(2))
+        means = 0.5 * (first + second)
+    return means.astype(images.dtype)
 
 
 def _window_entry(padded: jax.Array, k: int, *, out_shape: tuple[int, int], stride: int) -> jax.Array:

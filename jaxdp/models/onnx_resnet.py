@@ -98,7 +98,12 @@ class ResNetNodes:
         config = self.config
         if config.stem == "small":
             return self._relu(self._norm(self._conv(images, "conv1"), "bn1"))
-        x = self._relu(self._norm(self._conv(images, "conv1", 2), "bn1"))
+        if config.stem == "deep":
+            x = self._relu(self._norm(self._conv(images, "conv1.0", 2), "conv1.1"))
+            x = self._conv(self._relu(self._norm(self._conv(x, "conv1.3"), "conv1.4")), "conv1.6")
+        else:
+            x = self._conv(images, "conv1", 2)
+        x = self._relu(self._norm(x, "bn1"))
         stride = 1 if config.blur_pool in BLURRED_POOLS else 2
         x = Map(self.graph.add("MaxPool", x.name, **_window(3, stride, 1)), x.channels, -(-x.side // stride))
         return x if stride == 2 else self._blur(x, 2, pool_padding(config.blur_pool))
@@ -117,9 +122,17 @@ class ResNetNodes:
                 y = self._blur(y, stride, "reflect")
         if self.config.squeeze_excitation:
             y = self._excite(y, f"{name}.se")
-        if f"{name}.downsample.0.weight" in self.tensors:
+        if f"{name}.downsample.2.weight" in self.tensors:
+            x = self._average(x) if stride > 1 else x
+            x = self._norm(self._conv(x, f"{name}.downsample.1"), f"{name}.downsample.2")
+        elif f"{name}.downsample.0.weight" in self.tensors:
             x = self._norm(self._conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
         return self._relu(y._replace(name=self.graph.add("Add", y.name, x.name)))
+
+    def _average(self, x: Map) -> Map:
+        """See `jaxdp.models.convolution.average_pool`."""
+        name = self.graph.add("AveragePool", x.name, ceil_mode=1, **_window(2, 2, 0))
+        return Map(name, x.channels, -(-x.side // 2))
 
     def _excite(self, x: Map, name: str) -> Map:
         """Multiply by the factor of `jaxdp.models.squeeze_excitation`."""

@@ -18,7 +18,7 @@ from jax import lax
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, count_values, moments, moments_in_one_reduction
 from jaxdp.models.blur import BLURRED_POOLS, blur, blurs_input, pool_padding
 from jaxdp.models.bn_relu import Term, bn_relu, centered_bn_relu, fused_bn_relu, gradient_barrier
-from jaxdp.models.convolution import convolve, max_pool
+from jaxdp.models.convolution import average_pool, convolve, max_pool
 from jaxdp.models.drop_path import block_rate, branch_factor
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
 from jaxdp.models.gated_bn_relu import fused_gated_bn_relu, gated_bn_relu
@@ -35,7 +35,12 @@ TWO_BLOCKS = 6  # depth of a tiny network for tests and `jaxdp doctor`, which co
 BLOCKS[TWO_BLOCKS] = (1, 1)
 BOTTLENECK_DEPTHS = (50, 101, 152)
 MOST_FOLDED_CHANNELS = 512  # of the input of a folded convolution; with 1,024 its products cost nearly as much as they save
-STEM, HEAD = ("conv1", "bn1"), ("fc_kernel", "fc_bias")
+STEMS: dict[str, tuple[str, ...]] = {
+    "imagenet": ("conv1", "bn1"),
+    "small": ("conv1", "bn1"),
+    "deep": ("stem_conv1", "stem_bn1", "stem_conv2", "stem_bn2", "stem_conv3", "bn1"),
+}
+HEAD = ("fc_kernel", "fc_bias")
 
 
 def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
@@ -130,7 +135,8 @@ class BatchNorm(nn.Module):
 class Block(nn.Module):
     """A residual block, basic or bottleneck. conv, norm, relu: constructors from `ResNet`.
 
-    excitation: constructor of the squeeze-and-excitation of a term, None without; blurs: blur behind the strided convolution.
+    excitation: constructor of the squeeze-and-excitation of a term, None without; blurs: blur behind the strided convolution;
+    pools: the shortcut averages in place of a stride.
     """
 
     features: int
@@ -142,6 +148,7 @@ class Block(nn.Module):
     folds: bool = False
     excitation: Callable | None = None
     blurs: bool = False
+    pools: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, keep: jax.Array | None = None) -> jax.Array:
@@ -176,7 +183,9 @@ class Block(nn.Module):
             gate = self.excitation(term, name="se")
             gate = gate if keep is None else gate * keep
         if self.stride != 1 or x.shape[-1] != width:
-            shortcut = self.norm(name="downsample_bn")(self.conv(width, 1, self.stride, name="downsample_conv")(x))
+            kind, stride = ("pooled", 1) if self.pools else ("downsample", self.stride)
+            entry = average_pool(x) if self.stride != stride else x
+            shortcut = self.norm(name=f"{kind}_bn")(self.conv(width, 1, stride, name=f"{kind}_conv")(entry))
             return self.relu(term, shortcut, gate=gate)
         return self.relu(term, shortcut=x, gate=gate)
 
@@ -184,17 +193,19 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """ResNet v1.5.
 
-    width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling) or "small" (3x3); dtype: of activations;
-    convolution: "direct" or "product"; axes: mesh axes of synchronized batch normalization; remat: recompute each block's
-    activations in the backward pass; custom_vjp: use the hand-written gradients; folds: fold batch normalization
-    into the 1x1 convolutions before it; squeeze_excitation, blur_pool, drop_path: see the modules of these names;
-    classifier_bias: its initial value.
+    width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
+    (3x3); shortcut: "strided" or "pooled"; stem and shortcut of ResNet-D (He et al., arXiv 1812.01187, section 4) are the
+    second ones; dtype: of activations; convolution: "direct" or "product"; axes: mesh axes of synchronized batch
+    normalization; remat: recompute each block's activations in the backward pass; custom_vjp: use the hand-written gradients;
+    folds: fold batch normalization into the 1x1 convolutions before it; squeeze_excitation, blur_pool, drop_path: see the
+    modules of these names; classifier_bias: its initial value.
     """
 
     depth: int
     classes: int
     width: int = 64
     stem: str = "imagenet"
+    shortcut: str = "strided"
     dtype: jax.typing.DTypeLike = jnp.float32
     convolution: str = "direct"
     axes: tuple[str, ...] = ()
@@ -209,7 +220,7 @@ class ResNet(nn.Module):
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
         """Parameter names of each segment in forward order: the stem, every block, the head."""
-        return STEM, *((name,) for name, _, _ in self._blocks), HEAD
+        return STEMS[self.stem], *((name,) for name, _, _ in self._blocks), HEAD
 
     @property
     def _blocks(self) -> list[tuple[str, int, int]]:
@@ -254,13 +265,17 @@ class ResNet(nn.Module):
             return Excitation(he_std, self.dtype, name=name)(means)
 
         def stem(images: jax.Array) -> jax.Array:
-            images = images.astype(self.dtype)
-            if self.stem == "imagenet":
-                term = norm(name="bn1")(conv(self.width, 7, 2, name="conv1")(images))
-                if self.blur_pool in BLURRED_POOLS:
-                    return blur(max_pool(relu(term), 1, custom_vjp=self.custom_vjp), 2, padding=pool_padding(self.blur_pool))
-                return max_pool(relu(term), custom_vjp=self.custom_vjp)
-            return relu(norm(name="bn1")(conv(self.width, 3, name="conv1")(images)))
+            x = images.astype(self.dtype)
+            if self.stem == "deep":
+                x = relu(norm(name="stem_bn1")(conv(self.width // 2, 3, 2, name="stem_conv1")(x)))
+                x = relu(norm(name="stem_bn2")(conv(self.width // 2, 3, name="stem_conv2")(x)))
+            size, stride = (7, 2) if self.stem == "imagenet" else (3, 1)
+            x = relu(norm(name="bn1")(conv(self.width, size, stride, name=STEMS[self.stem][-2])(x)))
+            if self.stem == "small":
+                return x
+            if self.blur_pool in BLURRED_POOLS:
+                return blur(max_pool(x, 1, custom_vjp=self.custom_vjp), 2, padding=pool_padding(self.blur_pool))
+            return max_pool(x, custom_vjp=self.custom_vjp)
 
         def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))
@@ -277,7 +292,7 @@ class ResNet(nn.Module):
             keys = key if key.ndim else jax.random.split(key, len(x))
             return (branch_factor(keys, rate, number),)
 
-        if segment in (None, STEM):
+        if segment in (None, STEMS[self.stem]):
             x = stem(x)
         block_type = nn.remat(Block) if self.remat else Block
         build = partial(
@@ -289,6 +304,7 @@ class ResNet(nn.Module):
             folds=self.folds,
             excitation=excitation if self.squeeze_excitation else None,
             blurs=self.blur_pool == "activations",
+            pools=self.shortcut == "pooled",
         )
         for number, (name, features, stride) in enumerate(self._blocks):
             if segment in (None, (name,)):

@@ -1,7 +1,8 @@
 """Tensor names and layouts of torchvision's and timm's ResNets, which are the same.
 
 `resnet18` to `resnet152` of both have conv1, bn1, layerN.M.convK, layerN.M.bnK, layerN.M.downsample.0 and .1, and fc. timm's
-squeeze-and-excitation adds layerN.M.se.fc1 and .fc2, and its BlurPool nothing. Kernels
+squeeze-and-excitation adds layerN.M.se.fc1 and .fc2, and its BlurPool nothing; its resnet50d has conv1.0 to conv1.6 for conv1,
+and layerN.M.downsample.1 and .2 behind the pooling. Kernels
 are [out, in, H, W] and the classifier is [classes, features]. jaxdp has paths such as params/layer1_0/conv1/kernel, kernels
 [H, W, in, out] and a classifier [features, classes]. Batch statistics are copied unchanged: PyTorch's running variance is
 unbiased and jaxdp's is not, but evaluation uses both in the same way.
@@ -12,6 +13,9 @@ import numpy as np
 LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 LEAVES |= {"fc_kernel": "fc.weight", "fc_bias": "fc.bias"}
 MODULES = {"downsample_conv": "downsample.0", "downsample_bn": "downsample.1"}
+MODULES |= {"pooled_conv": "downsample.1", "pooled_bn": "downsample.2"}
+MODULES |= {"stem_conv1": "conv1.0", "stem_bn1": "conv1.1", "stem_conv2": "conv1.3", "stem_bn2": "conv1.4"}
+MODULES |= {"stem_conv3": "conv1.6"}
 COUNTER = "num_batches_tracked"  # PyTorch stores it for each batch normalization; evaluation does not use it
 
 

@@ -10,7 +10,7 @@ import re
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from safetensors.numpy import save as serialize
 
 from jaxdp import models
 from jaxdp.config import Model as ModelConfig
-from jaxdp.config import Preprocessing
+from jaxdp.config import Preprocessing, Stem
 from jaxdp.errors import ConfigError, first_line, plural
 from jaxdp.files import check_local, check_output, expand_user, read_regular, write_output
 from jaxdp.models import preprocessing
@@ -30,15 +30,20 @@ from jaxdp.models.torch_weights import COUNTER, from_torch_layout, to_torch_layo
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
 DEPTHS = get_args(get_type_hints(ModelConfig)["depth"])
 # The fields of config.Model that the weights depend on.
-NETWORK_FIELDS = ("depth", "width", "stem", "classes", "squeeze_excitation", "blur_pool")
+NETWORK_FIELDS = ("depth", "width", "stem", "shortcut", "classes", "squeeze_excitation", "blur_pool")
 BLOCK = re.compile(r"^(?:params/)?layer(\d+)[._](\d+)[./]")
 EXCITATION = {"jaxdp": "params/layer1_0/se/fc1/kernel", "torchvision": "layer1.0.se.fc1.weight"}
 THIRD_CONV = re.compile(r"^(?:params/)?layer1[._]0[./]conv3[./]")
-STEM = "conv1.weight"  # the first kernel, and the first one of each block
+POOLED = re.compile(r"^(?:params/)?layer\d+[._]\d+[./](?:downsample\.2|pooled_conv)[./]")
+# The first kernel, and that of a deep stem; the one of torchvision and timm is also the first one of each block.
+FIRST_KERNELS = {
+    "jaxdp": ("params/conv1/kernel", "params/stem_conv1/kernel"),
+    "torchvision": ("conv1.weight", "conv1.0.weight"),
+}
 LISTED = 10  # names of tensors in a message
 NESTED = ("model_ema", "state_dict_ema", "state_dict", "model")  # weights in checkpoints of torchvision, timm and Lightning
 TORCH_NAME = re.compile(
-    r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[01]|fc)\.[a-z_]+"
+    r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|conv1\.[0-6]|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[0-2]|fc)\.[a-z_]+"
 )
 
 
@@ -70,7 +75,7 @@ class Weights(NamedTuple):
         """One line: network, classes, naming, conversions."""
         model = self.model
         naming = "jaxdp's names" if self.naming == "jaxdp" else "torchvision's and timm's names"
-        stem = "" if model.stem == "imagenet" else ", small stem"
+        stem = ", small stem" if model.stem == "small" else ""
         width = "" if model.width == 64 else f", width {model.width}"
         return ", ".join([f"{model.title}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes])
 
@@ -175,7 +180,8 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
 
     Notes name the tensors without the prefix, such as `n_averaged` of torch.optim.swa_utils.AveragedModel: they are left out.
     """
-    prefixes = sorted(name.removesuffix(STEM) for name in stored if name.endswith(STEM) and _is_network(stored, name))
+    ends = [(name, kernel) for kernel in FIRST_KERNELS["torchvision"] for name in stored if name.endswith(kernel)]
+    prefixes = sorted(prefix for name, kernel in ends if _is_network(stored, prefix := name.removesuffix(kernel)))
     if len(prefixes) > 1:
         reason = f"the file has the weights of {len(prefixes)} networks, with the prefixes {', '.join(map(repr, prefixes))}"
         raise _InvalidWeights(reason, "save only the tensors of one of them")
@@ -189,14 +195,14 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
     return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}, tuple(notes)
 
 
-def _is_network(stored: dict[str, Tensor], stem: str) -> bool:
-    """Whether the tensor `stem` is the first kernel of a ResNet, and not that of a block."""
-    return f"{stem.removesuffix(STEM)}layer1.0.{STEM}" in stored
+def _is_network(stored: dict[str, Tensor], prefix: str) -> bool:
+    """Whether the names with this prefix are those of a ResNet, and not of one of its blocks."""
+    return f"{prefix}layer1.0.conv1.weight" in stored
 
 
 def _naming(stored: dict[str, Tensor]) -> str:
-    for naming, name in (("jaxdp", "params/conv1/kernel"), ("torchvision", "conv1.weight")):
-        if name in stored:
+    for naming, names in FIRST_KERNELS.items():
+        if any(name in stored for name in names):
             return naming
     if not stored:
         raise _InvalidWeights("the file has no tensors")
@@ -208,7 +214,7 @@ def _naming(stored: dict[str, Tensor]) -> str:
 
 
 def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
-    """Depth, width, stem and classes, from names and shapes."""
+    """Depth, width, stem, shortcut and classes, from names and shapes."""
     blocks = {match.groups() for match in map(BLOCK.match, shapes) if match}
     stages = Counter(int(stage) for stage, _ in blocks)
     counts = tuple(stages[stage] for stage in sorted(stages))
@@ -218,17 +224,25 @@ def _network(shapes: dict[str, tuple[int, ...]], naming: str) -> ModelConfig:
         kind = "bottleneck" if bottleneck else "basic"
         known = ", ".join(map(str, DEPTHS))
         raise _InvalidWeights(f"ResNet stages of {counts} {kind} blocks match no ResNet of depth {known}")
-    stem, head = ("params/conv1/kernel", "params/fc_bias") if naming == "jaxdp" else ("conv1.weight", "fc.bias")
+    head = "params/fc_bias" if naming == "jaxdp" else "fc.bias"
+    plain, deep = FIRST_KERNELS[naming]
+    kernel = deep if deep in shapes else plain
     if head not in shapes or len(shapes[head]) != 1 or not shapes[head][0]:
         raise _InvalidWeights(f"no classifier bias {head!r} of shape [classes]", "give weights with their classifier")
-    shape = shapes[stem] if naming == "jaxdp" else (*shapes[stem][2:], *shapes[stem][1::-1])
-    stems: dict[tuple[int, ...], Literal["imagenet", "small"]] = {(7, 7, 3): "imagenet", (3, 3, 3): "small"}
-    if len(shape) != 4 or shape[:3] not in stems:
-        raise _InvalidWeights(f"unknown stem: {stem} has shape {shapes[stem]}", "give a 7x7 or 3x3 stem over RGB")
+    shape = shapes[kernel] if naming == "jaxdp" else (*shapes[kernel][2:], *shapes[kernel][1::-1])
+    stems: dict[tuple[str, tuple[int, ...]], Stem] = {
+        (plain, (7, 7, 3)): "imagenet",
+        (plain, (3, 3, 3)): "small",
+        (deep, (3, 3, 3)): "deep",
+    }
+    stem = stems.get((kernel, shape[:3])) if len(shape) == 4 else None
+    if stem is None:
+        raise _InvalidWeights(f"unknown stem: {kernel} has shape {shapes[kernel]}", "give a 7x7 or 3x3 stem over RGB")
     return ModelConfig(
         depth=depth,
-        width=shape[3],
-        stem=stems[shape[:3]],
+        width=shape[3] * (2 if stem == "deep" else 1),
+        stem=stem,
+        shortcut="pooled" if any(map(POOLED.match, shapes)) else "strided",
         classes=shapes[head][0],
         squeeze_excitation=EXCITATION[naming] in shapes,
     )

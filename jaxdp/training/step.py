@@ -279,7 +279,7 @@ def make_train_step(
         statistics = update_statistics(trainable(state.batch_stats), moments, statistics_decay)
         average = state.average
         if config.optimizer.average_decay is not None:
-            average = average.include(params, statistics, config.optimizer.average_decay)
+            average = average.include(params, statistics, config.optimizer)
         return TrainState(state.params | params, state.batch_stats | statistics, opt_state, average, state.loss_scale)
 
     def step(  # noqa: PLR0917 - shard_map passes arguments by position

@@ -6,16 +6,22 @@ from safetensors.numpy import save_file
 EXPANSION = {False: 1, True: 4}  # block output channels / inner channels, by whether the block is a bottleneck
 
 
-def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation=False) -> dict[str, tuple]:
+def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation=False, form_d=False) -> dict[str, tuple]:
     """Name -> shape of every tensor. blocks: number of blocks in each stage; stem: kernel size of the first convolution.
 
-    excitation: with timm's squeeze-and-excitation, of 8 channels up to 128 channels.
+    excitation: with timm's squeeze-and-excitation, of 8 channels up to 128 channels. form_d: of timm's resnet50d.
     """
-    shapes = {"conv1.weight": (width, 3, stem, stem)}
+    shapes = {} if form_d else {"conv1.weight": (width, 3, stem, stem)}
 
     def add_batch_norm(name, channels):
         shapes.update({f"{name}.{leaf}": (channels,) for leaf in ("weight", "bias", "running_mean", "running_var")})
 
+    if form_d:
+        half = width // 2
+        for place, channels in ((0, (half, 3)), (3, (half, half)), (6, (width, half))):
+            shapes[f"conv1.{place}.weight"] = (*channels, 3, 3)
+        add_batch_norm("conv1.1", half)
+        add_batch_norm("conv1.4", half)
     add_batch_norm("bn1", width)
     in_channels = width
     for stage, count in enumerate(blocks):
@@ -33,8 +39,8 @@ def tensor_shapes(blocks, bottleneck, width=64, classes=1000, stem=7, excitation
                 shapes |= {f"{name}.se.fc1.weight": (8, out_channels, 1, 1), f"{name}.se.fc1.bias": (8,)}
                 shapes |= {f"{name}.se.fc2.weight": (out_channels, 8, 1, 1), f"{name}.se.fc2.bias": (out_channels,)}
             if block == 0 and (stage or in_channels != out_channels):
-                shapes[f"{name}.downsample.0.weight"] = (out_channels, in_channels, 1, 1)
-                add_batch_norm(f"{name}.downsample.1", out_channels)
+                shapes[f"{name}.downsample.{int(form_d)}.weight"] = (out_channels, in_channels, 1, 1)
+                add_batch_norm(f"{name}.downsample.{1 + form_d}", out_channels)
             in_channels = out_channels
     return shapes | {"fc.weight": (classes, in_channels), "fc.bias": (classes,)}
 
@@ -67,7 +73,7 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
         size = kernel.shape[2]
         if blur_pool in ("convolutions", "convolutions_and_pool") and stride > 1 and x.shape[1] >= 16:
             x = blur(x)
-        if blur_pool == "activations" and stride > 1 and size == 3:
+        if blur_pool == "activations" and stride > 1 and size == 3 and name.startswith("layer"):
             return conv(x, name)  # `shrink` blurs behind the ReLU
         x = np.pad(x, ((0, 0), (0, 0), (size // 2,) * 2, (size // 2,) * 2))
         windows = np.lib.stride_tricks.sliding_window_view(x, (size, size), (2, 3))[:, :, ::stride, ::stride]
@@ -93,7 +99,20 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
             y = activation(y @ weight[:, :, 0, 0].T + bias)
         return x * y[:, :, None, None]
 
-    x = relu(batch_norm(conv(np.asarray(images, np.float64), "conv1", 1 if small_stem else 2), "bn1"))
+    def average(x, stride):
+        """Means of 2x2 pixels, without those that do not exist."""
+        if stride == 1:
+            return x
+        padded = np.pad(x, ((0, 0), (0, 0), (0, x.shape[2] % 2), (0, x.shape[3] % 2)), constant_values=np.nan)
+        return np.nanmean(np.lib.stride_tricks.sliding_window_view(padded, (2, 2), (2, 3))[:, :, ::2, ::2], axis=(-1, -2))
+
+    x = np.asarray(images, np.float64)
+    if "conv1.0.weight" in tensors:
+        x = relu(batch_norm(conv(x, "conv1.0", 2), "conv1.1"))
+        x = conv(relu(batch_norm(conv(x, "conv1.3"), "conv1.4")), "conv1.6")
+    else:
+        x = conv(x, "conv1", 1 if small_stem else 2)
+    x = relu(batch_norm(x, "bn1"))
     if not small_stem:
         x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
         maxima = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (2, 3)).max((-1, -2))
@@ -109,7 +128,9 @@ def logits(tensors: dict, images, small_stem=False, blur_pool="none") -> np.ndar
         else:
             y = shrink(relu(batch_norm(conv(x, f"{name}.conv1", stride), f"{name}.bn1")), stride)
             y = batch_norm(conv(y, f"{name}.conv2"), f"{name}.bn2")
-        if f"{name}.downsample.0.weight" in tensors:
+        if f"{name}.downsample.2.weight" in tensors:
+            x = batch_norm(conv(average(x, stride), f"{name}.downsample.1"), f"{name}.downsample.2")
+        elif f"{name}.downsample.0.weight" in tensors:
             x = batch_norm(conv(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
         x = relu(x + excite(y, name))
     return x.mean((2, 3)) @ tensors["fc.weight"].T + tensors["fc.bias"]

@@ -26,6 +26,7 @@ VARIANTS = {
     "activations": {"blur_pool": "activations", "squeeze_excitation": True},
     "convolutions": {"blur_pool": "convolutions", "squeeze_excitation": True},
     "convolutions_and_pool": {"blur_pool": "convolutions_and_pool"},
+    "form D": {"stem": "deep", "shortcut": "pooled"},
 }
 
 

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation, BlurPool and drop-path in whole networks."""
+"""Squeeze-and-excitation, BlurPool, drop-path and ResNet-D in whole networks."""
 
 import dataclasses
 import json
@@ -21,6 +21,7 @@ from jaxdp.models import resnet, weights
 from jaxdp.models.finetune import read_weights
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
+from jaxdp.models.torch_weights import COUNTER, to_torch
 from jaxdp.registration import register_model
 from jaxdp.validation import validate
 
@@ -49,6 +50,7 @@ def random_images(count=2, size=33):
         (Model(classes=1000, depth=50, squeeze_excitation=True), 28.09, 4.11),
         (Model(classes=1000, depth=18, blur_pool="activations"), 11.69, 2.34),
         (Model(classes=1000, depth=50, blur_pool="activations"), 25.56, 5.16),
+        (Model(classes=1000, depth=50, stem="deep", shortcut="pooled"), 25.58, 4.35),
     ],
     ids=lambda value: value.title if isinstance(value, Model) else "",
 )
@@ -73,9 +75,32 @@ def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("bottleneck", [False, True])
+@pytest.mark.parametrize("form", ["none", "activations"])
+def test_form_d_equals_numpy_in_float64_and_goes_back_unchanged(two_blocks, tmp_path, form, bottleneck):
+    """The names show it, in the file of timm and in that of jaxdp. Maps of 9 x 9 are pooled."""
+    tensors = torch_layout.random_tensors(1, (1, 1), bottleneck, width=16, classes=6, form_d=True)
+    save_file({f"module.{name}": value for name, value in tensors.items()}, tmp_path / "theirs.safetensors")
+    read = weights.read(tmp_path / "theirs.safetensors", blur_pool=form)
+    assert (read.model.width, read.model.stem, read.model.shortcut) == (16, "deep", "pooled")
+    images, model = random_images(), models.create(read.model)
+    found = jax.jit(lambda *given: model.apply(*given, train=False)[0])(read.params, read.batch_stats, images)
+    expected = torch_layout.logits(tensors, images.transpose(0, 3, 1, 2), blur_pool=form)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    named = weights.named_tensors(read.params, read.batch_stats)
+    save_file(named, tmp_path / "ours.safetensors")
+    again = weights.read(tmp_path / "ours.safetensors", blur_pool=form)
+    assert (again.model, again.digest, again.naming) == (read.model, read.digest, "jaxdp")
+    exported = {name: value for name, value in to_torch(named, steps=0).items() if not name.endswith(COUNTER)}
+    assert exported.keys() == tensors.keys()
+    assert all(np.array_equal(exported[name], value) for name, value in tensors.items())
+
+
 @pytest.mark.parametrize(
     "variant",
     [
+        {"stem": "deep", "shortcut": "pooled", "squeeze_excitation": True, "batch_norm": "folded"},
         {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
         pytest.param({"blur_pool": "convolutions", "drop_path": 0.5, "batch_norm": "folded"}, marks=pytest.mark.slow),
         pytest.param({"blur_pool": "convolutions_and_pool", "remat": True, "drop_path": 0.5}, marks=pytest.mark.slow),
@@ -89,7 +114,7 @@ def test_logits_equal_numpy_in_float64(two_blocks, tmp_path, form, bottleneck):
 def test_gradient_equals_the_one_that_jax_derives(two_blocks, depth, variant):
     """The same draws of drop-path in both; the moments, too, which are those of the unmasked branch."""
     config = partial(Model, depth=depth, width=16, classes=5)
-    plain = {name: variant[name] for name in ("squeeze_excitation", "drop_path", "blur_pool") if name in variant}
+    plain = {name: value for name, value in variant.items() if name not in ("batch_norm", "remat")}
     images = jnp.asarray(random_images(8, 32))
     params, stats = jax.jit(lambda: models.create(config(**variant)).init(jax.random.key(0), (32, 32, 3)))()
     rng = np.random.default_rng(3)
@@ -227,7 +252,9 @@ def test_options_without_effect_are_refused_in_one_line(config, message):
         validate(config)
 
 
-@pytest.mark.parametrize("change", [{"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}])
+@pytest.mark.parametrize(
+    "change", [{"shortcut": "pooled"}, {"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}]
+)
 def test_registered_network_receives_the_options_or_refuses_them(change):
     config = Model(name="mine", classes=3, **change)
     received = []
@@ -257,6 +284,9 @@ def test_export_says_which_network_of_a_library_is_the_same(tiny_resnet):
 
     assert warnings("timm", squeeze_excitation=True) == []
     assert "seresnet50 of torchvision cannot load the file unchanged" in warnings("torchvision", squeeze_excitation=True)[0]
+    assert warnings("timm", stem="deep", shortcut="pooled") == warnings("timm", stem="deep") == []
+    assert "resnet50d of torchvision cannot load" in warnings("torchvision", stem="deep", shortcut="pooled")[0]
+    assert "which timm's avg_down=True does" in warnings("timm", shortcut="pooled")[0]
     assert "load the file with BlurPool (resnetblur50)" in warnings("timm", blur_pool="activations")[0]
     for format in ("timm", "torchvision"):
         (warning,) = warnings(format, blur_pool="convolutions")

@@ -1,4 +1,4 @@
-"""timm's ResNets with squeeze-and-excitation and with BlurPool, against jaxdp with the same weights."""
+"""timm's ResNets with squeeze-and-excitation, with BlurPool and of form D, against jaxdp with the same weights."""
 
 import dataclasses
 import json
@@ -22,6 +22,10 @@ NETWORKS = {
     "seresnet50": {"depth": 50, "squeeze_excitation": True},
     "resnetblur18": {"depth": 18, "blur_pool": "activations"},
     "resnetblur50": {"depth": 50, "blur_pool": "activations"},
+    "resnet18d": {"depth": 18, "stem": "deep", "shortcut": "pooled"},
+    "resnet50c": {"depth": 50, "stem": "deep"},
+    "resnet50d": {"depth": 50, "stem": "deep", "shortcut": "pooled"},
+    "resnetblur50d": {"depth": 50, "stem": "deep", "shortcut": "pooled", "blur_pool": "activations"},
 }
 
 
@@ -59,7 +63,7 @@ def test_weights_of_timm_score_equal_and_go_back_unchanged(timm, name, tmp_path)
     read = weights.read(ours)
     assert read.model == Model(classes=1000, **NETWORKS[name])
 
-    images = np.random.default_rng(0).normal(size=(2, 96, 96, 3)).astype(np.float32)
+    images = np.random.default_rng(0).normal(size=(2, 96, 70, 3)).astype(np.float32)  # odd sides, too
     model = models.create(read.model)
     logits = jax.jit(lambda *given: model.apply(*given, train=False)[0])(read.params, read.batch_stats, images)
     with torch.no_grad():
@@ -94,6 +98,8 @@ class TestTrainingStep:
             {"drop_path": 0.5},
             {"squeeze_excitation": True, "drop_path": 0.5, "blur_pool": "activations"},
             {"drop_path": 0.5, "batch_norm": "folded"},
+            {"stem": "deep", "shortcut": "pooled"},
+            {"stem": "deep", "shortcut": "pooled", "batch_norm": "folded"},
         ],
         ids=lambda variant: ", ".join(map(str, variant.values())),
     )
@@ -161,6 +167,7 @@ def torch_network(timm, depth, variant, factor):
     layers, form = timm.models.resnet, variant.get("blur_pool")
     options = {"aa_layer": timm.layers.BlurPool2d} if form == "activations" else {}
     options |= {"block_args": {"attn_layer": "se"}} if variant.get("squeeze_excitation") else {}
+    options |= {"stem_width": 32, "stem_type": "deep", "avg_down": True} if "stem" in variant else {}
     block = layers.Bottleneck if depth == 50 else layers.BasicBlock
     network = layers.ResNet(block, (1, 1), channels=(64, 128), num_classes=6, **options).double()
     network.layer3 = network.layer4 = nn.Identity()

@@ -87,7 +87,8 @@ def test_export_to_torchvision_and_import_preserves_logits_and_bits(tiny_resnet,
 
     back = tmp_path / "back.safetensors"
     main.main(["import", str(file), "--output", str(back), "--json"])
-    expected = {"depth": 18, "width": 4, "stem": "small", "classes": 6, "squeeze_excitation": False, "blur_pool": "none"}
+    expected = {"depth": 18, "width": 4, "stem": "small", "shortcut": "strided", "classes": 6}
+    expected |= {"squeeze_excitation": False, "blur_pool": "none"}
     assert json.loads(capsys.readouterr().out)["model"] == expected
     export(tmp_path / "run", tmp_path / "own.safetensors")
     own, imported = load_file(tmp_path / "own.safetensors"), load_file(back)
@@ -138,9 +139,9 @@ def test_read_half_precision_file_converts_exactly(tmp_path):
             "match no ResNet of depth 18, 34, 50, 101, 152",
         ),
         (
-            {"conv1.weight": None, "conv1.0.weight": np.zeros(1, np.float32)},
+            {"conv1.weight": None, "conv1.conv.weight": np.zeros(1, np.float32)},
             [],
-            "the file has tensors such as 'conv1.0.weight'",
+            "the file has tensors such as 'conv1.conv.weight'",
         ),
         ({"module.epoch": np.zeros(1, np.float32)}, [], "unexpected tensor.*'module.epoch'"),
     ],
