@@ -149,11 +149,12 @@ def _check_schedule(config: Config) -> None:
 
 
 def _check_finetune(config: Config) -> None:
-    """Fine-tuning starts a ResNet."""
-    finetune = config.finetune
-    if config.model.name != RESNET and finetune != Finetune():
-        field, value = next((name, value) for name, value in vars(finetune).items() if value != getattr(Finetune(), name))
-        raise ConfigError(f"finetune.{field}", value, reason=f"not supported with model.name={config.model.name!r}")
+    """The parts of a ResNet are known: only they can be frozen or have another rate."""
+    for field in ("frozen_stages", "head_multiplier"):
+        value = getattr(config.finetune, field)
+        if config.model.name != RESNET and value != getattr(Finetune(), field):
+            reason = f"not supported with model.name={config.model.name!r}"
+            raise ConfigError(f"finetune.{field}", value, reason=reason, hint="omit it")
 
 
 def _check_paths(config: Config) -> None:

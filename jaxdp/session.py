@@ -35,6 +35,7 @@ from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
+from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
 from jaxdp.setup import consistency, run_dir
 from jaxdp.setup.memory import out_of_memory_as_config_error
@@ -70,6 +71,7 @@ def train(
     accept_changes: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    initial_params: Any = None,
 ) -> TrainResult:
     """Train `config` in `workdir` and return the result; resume from the newest valid checkpoint if the directory has one.
 
@@ -81,7 +83,8 @@ def train(
     checkpoint. datasets: (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W]
     or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and,
     unless `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are
-    reset. callbacks: objects of subclasses of `jaxdp.Callback`.
+    reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params: what the run starts from, in place of a file
+    `finetune.weights`: {"params": ..., "batch_stats": ...} of arrays, as `jaxdp.load_params` returns it.
 
     Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line; here they are
     arguments: `--resume never` is resume="never".
@@ -92,7 +95,14 @@ def train(
     If another process of the run fails, this process prints which one and exits.
     """
     return run_session(
-        config, workdir, resume=resume, accept_changes=accept_changes, datasets=datasets, callbacks=callbacks, command=Command()
+        config,
+        workdir,
+        resume=resume,
+        accept_changes=accept_changes,
+        datasets=datasets,
+        callbacks=callbacks,
+        initial_params=initial_params,
+        command=Command(),
     )
 
 
@@ -121,15 +131,20 @@ def run_session(
     accept_changes: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    initial_params: Any = None,
     command: Command,
 ) -> TrainResult:
     """`train`, for a command or a program."""
     screen, signals = command.screen or default_screen(), command.signals
     screen.outlast_reader()
     resume = expand_user(resume, "--resume")
+    check_type(config)
     if datasets is not None:
-        check_type(config)
         config = with_choices(config, {"data.source": "given"})
+    given = None
+    if initial_params is not None:
+        given = finetune.from_tree(config, initial_params)
+        config = finetune.with_digest(config, given.digest)
     config, callbacks = validate(config), _checked(callbacks)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
     path = run_dir.local_workdir(workdir, config)
@@ -160,6 +175,7 @@ def run_session(
             accept_changes=accept_changes,
             datasets=datasets,
             callbacks=callbacks,
+            given=given,
             screen=screen if group.is_rank0 else Quiet(),
             started=command.started,
             signals=signals,
@@ -207,7 +223,10 @@ def _force_stop(again: str) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """One call of `train`, after the processes have joined. The fields are the arguments of `train`."""
+    """One call of `train`, after the processes have joined. The fields are the arguments of `train`.
+
+    given: those of `initial_params`.
+    """
 
     config: Config
     workdir: Path
@@ -216,6 +235,7 @@ class _Session:
     accept_changes: bool
     datasets: tuple[Any, Any] | None
     callbacks: Sequence[Callback]
+    given: NamedTensors | None
     screen: Screen | Quiet
     started: float
     signals: SignalHandler
@@ -260,7 +280,7 @@ class _Session:
         group, signals, accept_changes = self.signals.group, self.signals, self.accept_changes
         check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
-        config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
+        config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest, self.given)
         consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
         path = self.workdir
         if self.resume == "never":
@@ -286,6 +306,8 @@ class _Session:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
         summary = model_summary(config)  # refuses a model that cannot be trained, before the run has a directory
+        if weights is not None:
+            finetune.initial_values(config, weights)  # refuses those of another model
 
         trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
@@ -422,8 +444,8 @@ class _Session:
         )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
-        """The digest of the weights file that the run to be resumed stored; None for a new run."""
-        if self.config.finetune.weights is None or self.resume == "never":
+        """The digest of the given parameters that the run to be resumed stored; None for a new run."""
+        if self.resume == "never":
             return None
         try:
             saved = origin.config if origin else run_dir.run_config(self.workdir)
@@ -450,7 +472,7 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
 def _warnings(plan: Plan, group: ProcessGroup, *, saved_batches: SavedBatches | None, has_batch_norm: bool) -> list[str]:
     """Warnings to show before a run."""
     warnings: list[str | None] = []
-    if plan.config.finetune != Finetune() and plan.config.finetune.weights is None:
+    if plan.config.finetune != Finetune() and plan.config.finetune.digest is None:
         warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
     warnings += [unused_tasks_warning(), core_binding_warning()]
     mesh = plan.config.mesh
