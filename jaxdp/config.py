@@ -362,6 +362,9 @@ class Schedule(Section):
     """Peak learning rate; for goyal the rate at a global batch of 256"""
     warmup_epochs: NonNegative = 5.0
     """Length of the linear warm-up, in epochs"""
+    from_epoch: NonNegative = 0.0
+    """Epoch of the run at which the schedule begins, and from which warm-up and boundaries count; `--schedule-from-now` sets
+    it"""
     start: Annotated[NonNegative, SCHEDULES.only("cosine", "polynomial", "sony_a", "sony_b")] = 0.0
     """Learning rate at epoch 0 of the warm-up (all but goyal, which starts at `learning_rate`, or lower with a batch below
     256)"""

@@ -142,10 +142,21 @@ def _check_loss_scale(config: Config) -> None:
 
 
 def _check_schedule(config: Config) -> None:
-    """The warm-up ends before the run."""
-    warmup = config.schedule.warmup_epochs
-    if warmup >= config.epochs:
-        raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
+    """The warm-up ends before the run, and a schedule that begins later ends with it."""
+    schedule, epochs, first = config.schedule, config.epochs, config.schedule.from_epoch
+    if schedule.warmup_epochs >= epochs and not first:
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=f"must be less than epochs ({epochs:g})")
+    if first >= epochs:
+        reason = f"the schedule must begin before the end of the run (epochs={epochs:g})"
+        raise ConfigError("schedule.from_epoch", first, reason=reason, hint="use more --epochs")
+    reason = f"must be less than the {epochs - first:.4g} epochs of the schedule, from epoch {first:g} to {epochs:g}"
+    if schedule.warmup_epochs >= epochs - first:
+        hint = f"use --schedule.warmup-epochs {schedule.warmup_epochs * (1 - first / epochs):.4g}, or more --epochs"
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=reason, hint=hint)
+    if first and schedule.boundaries and schedule.boundaries[-1] >= epochs - first:
+        scaled = " ".join(f"{boundary * (1 - first / epochs):.4g}" for boundary in schedule.boundaries)
+        hint = f"use --schedule.boundaries {scaled}, or more --epochs"
+        raise ConfigError("schedule.boundaries", schedule.boundaries, reason=reason, hint=hint)
 
 
 def _check_finetune(config: Config) -> None:

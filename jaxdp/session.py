@@ -37,7 +37,7 @@ from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
 from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
-from jaxdp.setup import consistency, run_dir
+from jaxdp.setup import consistency, run_dir, schedule_restart
 from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
@@ -69,6 +69,7 @@ def train(
     *,
     resume: str | Path = "auto",
     accept_changes: bool = False,
+    schedule_from_now: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     initial_params: Any = None,
@@ -80,11 +81,13 @@ def train(
     config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto"; "never",
     to start a new run in NAME-2, NAME-3, ... if the directory holds one; or the path or URL of a checkpoint or of another run,
     to continue from in this directory. accept_changes: resume although the configuration or the data differ from those of the
-    checkpoint. datasets: (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W]
-    or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and,
-    unless `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are
-    reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params: what the run starts from, in place of a file
-    `finetune.weights`: {"params": ..., "batch_stats": ...} of arrays, as `jaxdp.load_params` returns it.
+    checkpoint. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; it is
+    `schedule.from_epoch` of the run from then on. datasets: (training, evaluation) in place of the config's source; each a
+    pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` ->
+    (uint8 pixels or encoded bytes, label) and, unless `config.model.classes` says it, `classes`, a number or a list of names;
+    fields that only the config's source uses are reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params:
+    what the run starts from, in place of a file `finetune.weights`: {"params": ..., "batch_stats": ...} of arrays, as
+    `jaxdp.load_params` returns it.
 
     Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line; here they are
     arguments: `--resume never` is resume="never".
@@ -99,6 +102,7 @@ def train(
         workdir,
         resume=resume,
         accept_changes=accept_changes,
+        schedule_from_now=schedule_from_now,
         datasets=datasets,
         callbacks=callbacks,
         initial_params=initial_params,
@@ -129,6 +133,7 @@ def run_session(
     *,
     resume: str | Path = "auto",
     accept_changes: bool = False,
+    schedule_from_now: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     initial_params: Any = None,
@@ -173,6 +178,7 @@ def run_session(
             path,
             resume=resume,
             accept_changes=accept_changes,
+            schedule_from_now=schedule_from_now,
             datasets=datasets,
             callbacks=callbacks,
             given=given,
@@ -233,6 +239,7 @@ class _Session:
     _: dataclasses.KW_ONLY
     resume: str | Path
     accept_changes: bool
+    schedule_from_now: bool
     datasets: tuple[Any, Any] | None
     callbacks: Sequence[Callback]
     given: NamedTensors | None
@@ -281,7 +288,8 @@ class _Session:
         check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
         config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest, self.given)
-        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
+        flags = {"schedule_from_now": self.schedule_from_now}
+        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes, **flags))
         path = self.workdir
         if self.resume == "never":
             path = Path(group.broadcast_object("directory", str(run_dir.next_free(path))))
@@ -295,6 +303,7 @@ class _Session:
             datasets=self.datasets,
             group=group,
             saved_batches=saved_batches,
+            **self._adjustment(path, origin),
             run=signals.run_in_thread,
         )
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
@@ -335,6 +344,14 @@ class _Session:
             result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
             trackers.send_finished()
             return result
+
+    def _adjustment(self, path: Path, origin: Manifest | None) -> dict[str, Any]:
+        """What `prepare` does for `schedule_from_now`. All processes call this."""
+        if not self.schedule_from_now:
+            return {}
+        continued = schedule_restart.read_continued(path, origin) if self.signals.group.is_rank0 else None
+        continued = self.signals.group.broadcast_object("what the run continues", continued)
+        return {"adjust": partial(schedule_restart.restarted, run=schedule_restart.Continued(*continued))}
 
     def _show_finished(
         self, path: Path, config: Config, result_text: str, *, manifest: Manifest | None, remarks: list[str]

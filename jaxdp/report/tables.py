@@ -67,6 +67,12 @@ def _percent(share: float | None) -> str:
     return MISSING if share is None else f"{100 * share:.2f} %"
 
 
+def _rate(run: History) -> str:
+    schedule = run.config.schedule
+    anew = f", anew from epoch {schedule.from_epoch:.2f}" if schedule.from_epoch else ""
+    return f"{run.config.optimizer.name} {schedule.learning_rate:g}{anew}"
+
+
 def _devices(run: History) -> str | None:
     return f"{run.result['devices']} {run.result['device_kind']}" if run.status == "finished" else None
 
@@ -79,7 +85,7 @@ RESULTS = (
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
     Column("global batch", lambda run: " → ".join(f"{batch:,}" for batch in _global_batches(run))),
-    Column("learning rate", lambda run: f"{run.config.optimizer.name} {run.config.schedule.learning_rate:g}"),
+    Column("learning rate", _rate),
     Column("devices", _devices),
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary
     Column("images/s", _measured("images_per_second"), "{:,.0f}".format),
