@@ -21,6 +21,7 @@ _MODULE_OF = {
     "TrainingError": "jaxdp.errors",
     "TrainResult": "jaxdp.training.result",
     "evaluate": "jaxdp.inference.evaluate",
+    "load_params": "jaxdp.inference.load_run",
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.analysis.first_gradient",

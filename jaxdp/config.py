@@ -543,6 +543,10 @@ class SonyB(Steps, Power):
 class Schedule(SonyB, Polynomial):
     """Learning rate as a function of epochs."""
 
+    from_epoch: NonNegative = 0.0
+    """Epoch of the run at which the schedule begins, and from which warm-up and boundaries count; `--schedule-from-now` sets
+    it"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(Section):
@@ -577,10 +581,10 @@ class Finetune(Section):
     """Training from pretrained weights."""
 
     weights: str | None = None
-    """Safetensors file of jaxdp, torchvision or timm with the initial weights; a classifier for another number of classes is
-    replaced (None: random weights)"""
+    """Safetensors file with the initial weights: of jaxdp for any model, of torchvision or timm for a ResNet; a classifier for
+    another number of classes is replaced (None: random weights)"""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
-    """Digest of the weights, recorded by the run and checked on resume (None: not checked)"""
+    """Digest of the weights, or of `initial_params` in Python, recorded by the run and checked on resume (None: not checked)"""
     frozen_stages: Annotated[int, Field(ge=0, le=5)] = 0
     """Number of frozen parts, with their batch statistics: 0 none, 1 the stem, 2 also the first ResNet stage, up
     to 5, all but the classifier"""
@@ -588,11 +592,10 @@ class Finetune(Section):
     """Learning rate of the classifier relative to that of the other layers"""
 
     def check(self) -> None:
-        """Fine-tuning starts from a file of weights."""
-        for name in ("frozen_stages", "digest"):
-            if self.weights is None and (value := getattr(self, name)):
-                hint = "use --finetune.weights FILE, or omit it"
-                raise ConfigError(f"finetune.{name}", value, reason="requires finetune.weights", hint=hint)
+        """Frozen parts have given weights: those of a file, or of `initial_params`, whose digest is known."""
+        if self.frozen_stages and self.weights is self.digest is None:
+            hint = "use --finetune.weights FILE, or omit it"
+            raise ConfigError("finetune.frozen_stages", self.frozen_stages, reason="requires finetune.weights", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ def finetuning_words(config: Config) -> str:
     finetune = config.finetune
     frozen = ["the stem"] * (finetune.frozen_stages > 0)
     frozen += [f"{finetune.frozen_stages - 1} stage{'s' * (finetune.frozen_stages > 2)}"] * (finetune.frozen_stages > 1)
-    words = [f"from {finetune.weights or 'random weights'}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
+    start = finetune.weights or ("given parameters" if finetune.digest else "random weights")
+    words = [f"from {start}", f"{' and '.join(frozen)} frozen" if frozen else "nothing frozen"]
     if finetune.head_multiplier != 1.0:
         words.append(f"learning rate of the classifier times {finetune.head_multiplier:g}")
     return ", ".join(words)

@@ -58,8 +58,7 @@ class Network(Protocol):
 
 
 class InitialValues(NamedTuple):
-    """Arrays of a network, by the name of their layer, that replace those of the seed, and a line that describes them."""
+    """Arrays of a network, by names such as params/conv1/kernel, that replace those of the seed, and a line about them."""
 
-    params: dict
-    batch_stats: dict
+    tensors: dict[str, Any]
     description: str

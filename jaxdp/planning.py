@@ -84,6 +84,13 @@ class Plan:
         return self.phases[-1].end
 
     @property
+    def schedule_start(self) -> int:
+        """Samples seen at the first step that the schedule gives a rate."""
+        first = self.config.schedule.from_epoch
+        samples = round(first * self.examples)  # exact for the epoch of a checkpoint
+        return samples if samples / self.examples >= first else samples + 1
+
+    @property
     def evaluations_before_end(self) -> int:
         """Evaluations before that at the end of the run; an upper bound if an interval is shorter than a step."""
         if self.config.evaluation.every_epochs is None:
@@ -113,7 +120,7 @@ class Plan:
         return sum(-(-max(0, phase.end - max(samples, phase.first_sample)) // phase.global_batch) for phase in self.phases)
 
     def learning_rate(self, samples: int) -> float:
-        """The learning rate of the step that starts after `samples` samples."""
+        """The learning rate of the step that starts after `samples` samples, at least `schedule_start`."""
         batch = self.phases[self.phase_at(samples)].global_batch
         config = self.config
         return schedules.learning_rate(config.schedule, samples / self.examples, epochs=config.epochs, global_batch=batch)
@@ -270,9 +277,11 @@ def _check_warm_up(config: Config) -> None:
 def _check_rates(plan: Plan) -> None:
     """Raise ConfigError for a learning rate out of range, which factors at many boundaries can cause."""
     schedule, examples = plan.config.schedule, plan.examples
-    changes = {schedules.samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
-    within = {samples for samples in changes if samples < plan.total_samples}
-    for samples in sorted(within | {phase.first_sample for phase in plan.phases} | {plan.phases[-1].end - 1}):
+    start = plan.schedule_start
+    changes = {start + schedules.samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
+    changes |= {start, *(phase.first_sample for phase in plan.phases)}
+    within = {samples for samples in changes if start <= samples < plan.total_samples}
+    for samples in sorted(within | {plan.phases[-1].end - 1}):
         try:
             rate = plan.learning_rate(samples)
         except OverflowError:

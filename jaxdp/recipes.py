@@ -178,7 +178,8 @@ def reset_for_network(config: Config, flags: list[str]) -> Config:
 def scale_schedule(config: Config, flags: list[str]) -> Config:
     """`config` with phase ends, warm-up and schedule boundaries scaled if `flags` change the number of epochs.
 
-    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them.
+    `--no-scale-schedule` and scale_schedule=False keep them, and so does a flag that sets one of them. `--schedule-from-now`
+    keeps warm-up and boundaries: they are of a schedule that has only the added epochs.
     """
     keep = "--no-scale-schedule" in flags or not (config.scale_schedule or "--scale-schedule" in flags)
     try:
@@ -195,10 +196,13 @@ def scale_schedule(config: Config, flags: list[str]) -> Config:
             return epochs
         return tuple(epoch * ratio for epoch in epochs) if isinstance(epochs, tuple) else epochs * ratio
 
+    from_now = any(flag.replace("_", "-") == "--schedule-from-now" for flag in flags)
     batch = tuple(
         dataclasses.replace(phase, until_epoch=scaled(f"batch.{index}.until-epoch", phase.until_epoch))
         for index, phase in enumerate(config.batch)
     )
+    if from_now:
+        return dataclasses.replace(config, batch=batch)
     schedule = dataclasses.replace(
         config.schedule,
         warmup_epochs=scaled("schedule.warmup-epochs", config.schedule.warmup_epochs),

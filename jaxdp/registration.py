@@ -1,4 +1,4 @@
-"""Functions with which users register their own models, optimizers, losses, schedules, augmentations and all-reduce strategies by name."""
+"""Functions with which users register their own parts by name: models, optimizers, losses, schedules, strategies, ..."""
 
 import dataclasses
 from collections.abc import Callable
@@ -145,7 +145,7 @@ def model_hint(name: str) -> str:
 
 
 def check_names(config: Config) -> None:
-    """Raise ConfigError if the model, optimizer, loss, schedule, augmentation or strategy of a config is neither built in nor registered."""
+    """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
     MODELS.check(config.model.name)
     OPTIMIZERS.check(config.optimizer.name)
     LOSSES.check(config.optimizer.loss)

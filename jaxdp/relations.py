@@ -152,18 +152,32 @@ def _check_loss_scale(config: Config) -> None:
 
 
 def _check_schedule(config: Config) -> None:
-    """The warm-up ends before the run."""
-    warmup = config.schedule.warmup_epochs
-    if config.schedule.name in SCHEDULES.builtin and warmup >= config.epochs:
-        raise ConfigError("schedule.warmup_epochs", warmup, reason=f"must be less than epochs ({config.epochs:g})")
+    """The warm-up ends before the run, and a schedule that begins later ends with it."""
+    schedule, epochs, first = config.schedule, config.epochs, config.schedule.from_epoch
+    if first >= epochs:
+        reason = f"the schedule must begin before the end of the run (epochs={epochs:g})"
+        raise ConfigError("schedule.from_epoch", first, reason=reason, hint="use more --epochs")
+    if schedule.name not in SCHEDULES.builtin:  # it reads neither a warm-up nor boundaries
+        return
+    if schedule.warmup_epochs >= epochs and not first:
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=f"must be less than epochs ({epochs:g})")
+    reason = f"must be less than the {epochs - first:.4g} epochs of the schedule, from epoch {first:g} to {epochs:g}"
+    if schedule.warmup_epochs >= epochs - first:
+        hint = f"use --schedule.warmup-epochs {schedule.warmup_epochs * (1 - first / epochs):.4g}, or more --epochs"
+        raise ConfigError("schedule.warmup_epochs", schedule.warmup_epochs, reason=reason, hint=hint)
+    if first and schedule.boundaries and schedule.boundaries[-1] >= epochs - first:
+        scaled = " ".join(f"{boundary * (1 - first / epochs):.4g}" for boundary in schedule.boundaries)
+        hint = f"use --schedule.boundaries {scaled}, or more --epochs"
+        raise ConfigError("schedule.boundaries", schedule.boundaries, reason=reason, hint=hint)
 
 
 def _check_finetune(config: Config) -> None:
-    """Fine-tuning starts a ResNet."""
-    finetune = config.finetune
-    if config.model.name != RESNET and finetune != Finetune():
-        field, value = next((name, value) for name, value in vars(finetune).items() if value != getattr(Finetune(), name))
-        raise ConfigError(f"finetune.{field}", value, reason=f"not supported with model.name={config.model.name!r}")
+    """The parts of a ResNet are known: only they can be frozen or have another rate."""
+    for field in ("frozen_stages", "head_multiplier"):
+        value = getattr(config.finetune, field)
+        if config.model.name != RESNET and value != getattr(Finetune(), field):
+            reason = f"not supported with model.name={config.model.name!r}"
+            raise ConfigError(f"finetune.{field}", value, reason=reason, hint="omit it")
 
 
 def _check_paths(config: Config) -> None:

@@ -20,7 +20,7 @@ GOYAL_BATCH = 256  # the global batch for which the schedule goyal states its le
 
 
 class Position(NamedTuple):
-    """A point in a run of `epochs` epochs: the current epoch and the global batch of its phase."""
+    """A point in a schedule of `epochs` epochs: the current epoch and the global batch of its phase."""
 
     epoch: float
     epochs: float
@@ -28,8 +28,9 @@ class Position(NamedTuple):
 
 
 def learning_rate(schedule: "Schedule", epoch: float, *, epochs: float, global_batch: int) -> float:
-    """The learning rate of a schedule at `epoch` of a run of `epochs` with this global batch."""
-    return SCHEDULES.implementation(schedule.name)(schedule, Position(epoch, epochs, global_batch))
+    """The learning rate of a schedule at `epoch`, not before its beginning, of a run of `epochs` with this global batch."""
+    first = schedule.from_epoch
+    return SCHEDULES.implementation(schedule.name)(schedule, Position(epoch - first, epochs - first, global_batch))
 
 
 def cosine(schedule: "Cosine", at: Position) -> float:

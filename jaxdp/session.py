@@ -35,8 +35,9 @@ from jaxdp.loggers.notebook import default_screen
 from jaxdp.loggers.plan_table import start_table
 from jaxdp.loggers.summary import show_result
 from jaxdp.models import finetune
+from jaxdp.models.weights import NamedTensors
 from jaxdp.planning import Plan
-from jaxdp.setup import consistency, run_dir
+from jaxdp.setup import consistency, run_dir, schedule_restart
 from jaxdp.setup.memory import out_of_memory_as_config_error
 from jaxdp.setup.prepare import (
     SavedBatches,
@@ -68,8 +69,10 @@ def train(
     *,
     resume: str | Path = "auto",
     accept_changes: bool = False,
+    schedule_from_now: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    initial_params: Any = None,
 ) -> TrainResult:
     """Train `config` in `workdir` and return the result; resume from the newest valid checkpoint if the directory has one.
 
@@ -78,10 +81,13 @@ def train(
     config: what to train. workdir: the run directory, or a URL in object storage (default: runs/NAME). resume: "auto"; "never",
     to start a new run in NAME-2, NAME-3, ... if the directory holds one; or the path or URL of a checkpoint or of another run,
     to continue from in this directory. accept_changes: resume although the configuration or the data differ from those of the
-    checkpoint. datasets: (training, evaluation) in place of the config's source; each a pair of arrays (images uint8 [N, H, W]
-    or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` -> (uint8 pixels or encoded bytes, label) and,
-    unless `config.model.classes` says it, `classes`, a number or a list of names; fields that only the config's source uses are
-    reset. callbacks: objects of subclasses of `jaxdp.Callback`.
+    checkpoint. schedule_from_now: begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; it is
+    `schedule.from_epoch` of the run from then on. datasets: (training, evaluation) in place of the config's source; each a
+    pair of arrays (images uint8 [N, H, W] or [N, H, W, 1 or 3], labels [N]) or an object with `__len__`, `__getitem__` ->
+    (uint8 pixels or encoded bytes, label) and, unless `config.model.classes` says it, `classes`, a number or a list of names;
+    fields that only the config's source uses are reset. callbacks: objects of subclasses of `jaxdp.Callback`. initial_params:
+    what the run starts from, in place of a file `finetune.weights`: {"params": ..., "batch_stats": ...} of arrays, as
+    `jaxdp.load_params` returns it.
 
     Shows the run in the notebook's cell, else on stdout. Error messages name flags of the command line; here they are
     arguments: `--resume never` is resume="never".
@@ -92,7 +98,15 @@ def train(
     If another process of the run fails, this process prints which one and exits.
     """
     return run_session(
-        config, workdir, resume=resume, accept_changes=accept_changes, datasets=datasets, callbacks=callbacks, command=Command()
+        config,
+        workdir,
+        resume=resume,
+        accept_changes=accept_changes,
+        schedule_from_now=schedule_from_now,
+        datasets=datasets,
+        callbacks=callbacks,
+        initial_params=initial_params,
+        command=Command(),
     )
 
 
@@ -119,17 +133,23 @@ def run_session(
     *,
     resume: str | Path = "auto",
     accept_changes: bool = False,
+    schedule_from_now: bool = False,
     datasets: tuple[Any, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    initial_params: Any = None,
     command: Command,
 ) -> TrainResult:
     """`train`, for a command or a program."""
     screen, signals = command.screen or default_screen(), command.signals
     screen.outlast_reader()
     resume = expand_user(resume, "--resume")
+    check_type(config)
     if datasets is not None:
-        check_type(config)
         config = with_choices(config, {"data.source": "given"})
+    given = None
+    if initial_params is not None:
+        given = finetune.from_tree(config, initial_params)
+        config = finetune.with_digest(config, given.digest)
     config, callbacks = validate(config), _checked(callbacks)
     url = str(workdir).strip().rstrip("/") if is_url(workdir) else None
     path = run_dir.local_workdir(workdir, config)
@@ -158,8 +178,10 @@ def run_session(
             path,
             resume=resume,
             accept_changes=accept_changes,
+            schedule_from_now=schedule_from_now,
             datasets=datasets,
             callbacks=callbacks,
+            given=given,
             screen=screen if group.is_rank0 else Quiet(),
             started=command.started,
             signals=signals,
@@ -214,15 +236,20 @@ def _force_stop(again: str) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """One call of `train`, after the processes have joined. The fields are the arguments of `train`."""
+    """One call of `train`, after the processes have joined. The fields are the arguments of `train`.
+
+    given: those of `initial_params`.
+    """
 
     config: Config
     workdir: Path
     _: dataclasses.KW_ONLY
     resume: str | Path
     accept_changes: bool
+    schedule_from_now: bool
     datasets: tuple[Any, Any] | None
     callbacks: Sequence[Callback]
+    given: NamedTensors | None
     screen: Screen | Quiet
     started: float
     signals: SignalHandler
@@ -267,8 +294,9 @@ class _Session:
         group, signals, accept_changes = self.signals.group, self.signals, self.accept_changes
         check_packages(self.config)
         digest = group.broadcast_object("weights", self._saved_digest(origin) if group.is_rank0 else None)
-        config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest)
-        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes))
+        config, weights = signals.run_in_thread(finetune.read_weights, self.config, digest, self.given)
+        flags = {"schedule_from_now": self.schedule_from_now}
+        consistency.check(group, lambda: consistency.fingerprint(config, self.resume, accept_changes, **flags))
         path = self.workdir
         if self.resume == "never":
             path = Path(group.broadcast_object("directory", str(run_dir.next_free(path))))
@@ -282,6 +310,7 @@ class _Session:
             datasets=self.datasets,
             group=group,
             saved_batches=saved_batches,
+            **self._adjustment(path, origin),
             run=signals.run_in_thread,
         )
         fingerprint = signals.run_in_thread(data_fingerprint, config, datasets)
@@ -293,6 +322,8 @@ class _Session:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
         summary = model_summary(config)  # refuses a model that cannot be trained, before the run has a directory
+        if weights is not None:
+            finetune.initial_values(config, weights)  # refuses those of another model
 
         trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
@@ -320,6 +351,14 @@ class _Session:
             result = self._show_finished(path, config, result_text, manifest=manifest, remarks=remarks)
             trackers.send_finished()
             return result
+
+    def _adjustment(self, path: Path, origin: Manifest | None) -> dict[str, Any]:
+        """What `prepare` does for `schedule_from_now`. All processes call this."""
+        if not self.schedule_from_now:
+            return {}
+        continued = schedule_restart.read_continued(path, origin) if self.signals.group.is_rank0 else None
+        continued = self.signals.group.broadcast_object("what the run continues", continued)
+        return {"adjust": partial(schedule_restart.restarted, run=schedule_restart.Continued(*continued))}
 
     def _show_finished(
         self, path: Path, config: Config, result_text: str, *, manifest: Manifest | None, remarks: list[str]
@@ -429,8 +468,8 @@ class _Session:
         )
 
     def _saved_digest(self, origin: Manifest | None) -> str | None:
-        """The digest of the weights file that the run to be resumed stored; None for a new run."""
-        if self.config.finetune.weights is None or self.resume == "never":
+        """The digest of the given parameters that the run to be resumed stored; None for a new run."""
+        if self.resume == "never":
             return None
         try:
             saved = origin.config if origin else run_dir.run_config(self.workdir)
@@ -457,7 +496,7 @@ def _show_and_check(screen: Screen | Quiet, result: TrainResult, path: Path) -> 
 def _warnings(plan: Plan, group: ProcessGroup, *, saved_batches: SavedBatches | None, has_batch_norm: bool) -> list[str]:
     """Warnings to show before a run."""
     warnings: list[str | None] = []
-    if plan.config.finetune != Finetune() and plan.config.finetune.weights is None:
+    if plan.config.finetune != Finetune() and plan.config.finetune.digest is None:
         warnings.append("warning: fine-tuning from random weights, because finetune.weights is not given")
     warnings += [unused_tasks_warning(), core_binding_warning()]
     mesh = plan.config.mesh

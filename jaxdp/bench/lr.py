@@ -64,7 +64,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> dict[str, float 
 def field_for(config: Config, rate: float) -> float:
     """The value of schedule.learning_rate with which the schedule's peak at the first phase's batch is `rate`."""
     batch = config.batch[0].global_batch
-    at = schedules.learning_rate(config.schedule, config.schedule.warmup_epochs, epochs=math.inf, global_batch=batch)
+    peak_epoch = config.schedule.from_epoch + config.schedule.warmup_epochs
+    at = schedules.learning_rate(config.schedule, peak_epoch, epochs=math.inf, global_batch=batch)
     return rate * config.schedule.learning_rate / at
 
 

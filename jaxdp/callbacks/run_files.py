@@ -46,4 +46,8 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     }
     changed = [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]
     what = f"it changes {', '.join(changed)}" if changed else "learning rate and batch stay the same here"
-    return f"the plan above holds from epoch {samples / plan.examples:.2f} on, not for the epochs before; {what}"
+    epoch = f"epoch {samples / plan.examples:.2f}"
+    if samples == plan.schedule_start:
+        return f"the schedule starts anew at {epoch} and ends with the run at epoch {config.epochs:g}; {what}"
+    choice = "--schedule-from-now starts the schedule anew there instead"
+    return f"the plan above holds from {epoch} on, not for the epochs before; {what}; {choice}"

@@ -71,6 +71,8 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         run; PATH: the newest of another run, or a checkpoint, in a new directory"""
         accept_changes: Switch = False
         """Resume with a changed configuration"""
+        schedule_from_now: Switch = False
+        """Begin the learning-rate schedule anew at the checkpoint, for the epochs that remain; with --accept-changes"""
         profile: str | None = None
         """FIRST,COUNT: short for --logging.profile"""
         json: Switch = False
@@ -108,6 +110,7 @@ def _train(signals: "SignalHandler", arguments: list[str], program: str) -> None
         resume=options.resume,
         accept_changes=options.accept_changes,
         callbacks=recipe.callbacks(),
+        schedule_from_now=options.schedule_from_now,
         command=Command(screen, STARTED, signals, notes),
     )
     if options.json and group.is_rank0:

@@ -34,6 +34,7 @@ from jaxdp.distributed import runtime
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, is_url
 from jaxdp.models import preprocessing, weights
+from jaxdp.models.finetune import module_variables
 from jaxdp.parallel.mesh import choose_shape, make_mesh
 from jaxdp.setup.run_dir import CHECKPOINTS, lock_run_dir, run_config
 from jaxdp.storage.local import temporary_directory
@@ -232,6 +233,39 @@ def load_run(workdir: str | Path, checkpoint: str = "result", config: Config | N
             ),
             config,
         )
+
+
+@own_options()
+def load_params(run: str | Path, checkpoint: str = "result", *, averaged: bool = True) -> dict[str, Any]:
+    """The trained parameters of a run, as {"params": ..., "batch_stats": ...}: nested dicts of float32 NumPy arrays.
+
+    Those of a registered linen module are the variables of its `apply`; those of an nnx module are pure dicts, for
+    `nnx.replace_by_pure_dict`. `jaxdp.train(initial_params=...)` starts from them.
+
+    run: the directory or URL of a run, or the directory of a checkpoint. checkpoint: which of a run: result (the newest, or
+    with early stopping the best), newest, best, or its number of samples. averaged: the weights of evaluations, which are
+    averaged with `optimizer.average_decay`; False: those that were trained last.
+
+    Raises ConfigError if the run or the checkpoint is missing or corrupt, or its model is not registered.
+    """
+    loaded = _load_any(run, str(checkpoint))
+    state = loaded.state
+    trees = state.evaluated if averaged else (state.params, state.batch_stats)
+    return module_variables(*jax.device_get(trees))
+
+
+def _load_any(run: str | Path, checkpoint: str) -> LoadedRun:
+    """The state of a run, or of a checkpoint at a path."""
+    if is_url(run) or not ((path := Path(expand_user(run, "run"))) / MANIFEST).exists():
+        return load_run(run, checkpoint)
+    if checkpoint != "result":
+        reason = f"{path} is itself a checkpoint"
+        raise ConfigError("checkpoint", checkpoint, reason=reason, hint="omit it, or give the directory of the run")
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        raise ConfigError("run", str(path), reason=str(error), hint="use another checkpoint") from None
+    return _load(manifest, manifest.config)
 
 
 def _load(manifest: Manifest, config: Config) -> LoadedRun:

@@ -162,8 +162,9 @@ def _describe_schedule(plan: Plan) -> str:
     if schedule.name == "goyal" and batches != {GOYAL_BATCH}:
         scaled = (f"{schedule.learning_rate * batch / GOYAL_BATCH:.4g} at batch {batch}" for batch in sorted(batches))
         rate += f" at batch {GOYAL_BATCH}, scaled to {', '.join(scaled)}"
-        start = f" from {plan.learning_rate(0):.4g}"
-    return f"{schedule.name}, {rate}, {plural(schedule.warmup_epochs, 'epoch', '.3g')} of warm-up{start}"
+        start = f" from {plan.learning_rate(plan.schedule_start):.4g}"
+    anew = f", from epoch {schedule.from_epoch:.2f} on" if schedule.from_epoch else ""
+    return f"{schedule.name}, {rate}, {plural(schedule.warmup_epochs, 'epoch', '.3g')} of warm-up{start}{anew}"
 
 
 def _describe_hours(plan: Plan, rate: float | None) -> str:
@@ -238,9 +239,11 @@ def _describe_stopping(plan: Plan, patience: int) -> str:
 
 
 def _rates(plan: Plan, phase: PlannedPhase) -> str:
-    """The first and the last learning rate of a phase, and the highest if it is neither."""
-    stride = max(1, phase.steps // 10_000)
-    steps = sorted({*range(0, phase.steps, stride), phase.steps - 1})
+    """The first and the last learning rate of a phase, and the highest if it is neither; from the schedule's start on."""
+    first_step, stride = _first_scheduled_step(plan, phase), max(1, phase.steps // 10_000)
+    if first_step >= phase.steps:
+        return f"as before the schedule's start at epoch {plan.config.schedule.from_epoch:.2f}"
+    steps = sorted({*range(first_step, phase.steps, stride), phase.steps - 1})
     rates = [plan.learning_rate(phase.first_sample + step * phase.global_batch) for step in steps]
     first, highest, last = (f"{rate:.4g}" for rate in (rates[0], max(rates), rates[-1]))
     return f"{first} to {last}" if highest in (first, last) else f"{first} up to {highest}, then down to {last}"
@@ -249,6 +252,12 @@ def _rates(plan: Plan, phase: PlannedPhase) -> str:
 def _sample_points(plan: Plan) -> list[int]:
     points = set()
     for phase in plan.phases:
-        picks = {round(i * (phase.steps - 1) / 20) for i in range(21)}
+        first = _first_scheduled_step(plan, phase)
+        picks = {round(first + i * (phase.steps - 1 - first) / 20) for i in range(21) if first < phase.steps}
         points |= {phase.first_sample + pick * phase.global_batch for pick in picks}
     return sorted(points)
+
+
+def _first_scheduled_step(plan: Plan, phase: PlannedPhase) -> int:
+    """The number of steps of a phase before the schedule's start."""
+    return max(0, -(-(plan.schedule_start - phase.first_sample) // phase.global_batch))

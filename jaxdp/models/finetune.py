@@ -1,53 +1,115 @@
-"""Fine-tuning: runs that start from a file of weights."""
+"""Given parameters: runs that start from a file (`finetune.weights`) or a tree (`initial_params`), and the tree of a run."""
 
 import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any
 
-from jaxdp.config import Config
-from jaxdp.errors import ConfigError, plural
+import jax
+import numpy as np
+
+from jaxdp import models
+from jaxdp.config import RESNET, Config
+from jaxdp.errors import ConfigError, kind_of, plural
+from jaxdp.models.flax_modules import ROOT
 from jaxdp.models.resnet import HEAD
-from jaxdp.models.weights import NETWORK_FIELDS, Weights, flag_of, read
+from jaxdp.models.weights import (
+    NETWORK_FIELDS,
+    TREES,
+    NamedTensors,
+    Weights,
+    digest_of,
+    flag_of,
+    listed,
+    named_tensors,
+    read,
+    read_named,
+)
 from jaxdp.network import InitialValues
 
-FIELD = "finetune.weights"
+FIELD, ARGUMENT = "finetune.weights", "initial_params"
+Shape = tuple[int, ...]
+TREE_HINT = 'give {"params": ..., "batch_stats": ...} of arrays, as `jaxdp.load_params` and `init` of a linen module return it'
+
+
+def from_tree(config: Config, tree: Any) -> NamedTensors:
+    """The arrays of `initial_params` by name. Raises ConfigError for another structure, and beside a file of weights."""
+    if config.finetune.weights is not None:
+        reason = f"finetune.weights ({config.finetune.weights}) gives initial parameters too"
+        raise ConfigError(ARGUMENT, reason=reason, hint="give one of them")
+    if not isinstance(tree, Mapping) or "params" not in tree or not {*tree} <= {"params", "batch_stats"}:
+        found = f"a mapping with {listed(map(str, tree))}" if isinstance(tree, Mapping) else kind_of(tree)
+        raise ConfigError(ARGUMENT, reason=f"{found} is not a tree of parameters", hint=TREE_HINT)
+    named = named_tensors(tree["params"], tree.get("batch_stats", {}))
+    tensors = {name: _checked_array(name, leaf) for name, leaf in named.items()}
+    return NamedTensors(ARGUMENT, tensors, digest_of(tensors), rooted=False)
+
+
+def _checked_array(name: str, leaf: Any) -> np.ndarray:
+    """A leaf of `initial_params` as float32. Raises ConfigError for other types and values that are not finite."""
+    array = np.asarray(leaf)
+    if not jax.numpy.issubdtype(array.dtype, jax.numpy.floating):
+        raise ConfigError(ARGUMENT, reason=f"{name} has dtype {array.dtype}", hint="convert it to float32")
+    with np.errstate(over="ignore"):  # what is beyond the range of float32 becomes infinite
+        array = np.ascontiguousarray(array, np.float32)
+    if not np.isfinite(array).all():
+        raise ConfigError(ARGUMENT, reason=f"{name} has values that are not finite", hint="give finite values")
+    return array
 
 
 def saved_digest(config: Config, saved: Config) -> str | None:
-    """The digest of the weights file in the `saved` config of a run; None if `config` names another file."""
+    """The digest of the given parameters in the `saved` config of a run; None if `config` names another file."""
     return saved.finetune.digest if config.finetune.weights == saved.finetune.weights else None
 
 
-def read_weights(config: Config, saved_digest: str | None = None) -> tuple[Config, Weights | None]:
-    """The config with the digest of its weights file, and the weights; None if the run starts without weights.
+def read_weights(
+    config: Config, saved_digest: str | None = None, given: NamedTensors | None = None
+) -> tuple[Config, Weights | NamedTensors | None]:
+    """The config with the digest of the given parameters, and these; None if the run starts from the seed.
 
-    saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the file: if it is missing, the
-    weights are None. Raises ConfigError if the file cannot be used, has another digest than the config, or is of another
-    network.
+    saved_digest: the digest that the run to be resumed stored. Such a run no longer needs the parameters: if the file is
+    missing, or `initial_params` is, they are None. given: those of `initial_params`. Raises ConfigError if the file cannot be
+    used, if the parameters have another digest than the config, or are of another ResNet.
     """
     finetune = config.finetune
-    if finetune.weights is None:
-        return config, None
-    if saved_digest is not None and finetune.digest in (None, saved_digest) and not os.path.exists(finetune.weights):
-        return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=saved_digest)), None
-    weights = read(finetune.weights, FIELD, blur_pool=config.model.blur_pool)
+    is_absent = given is None and (finetune.weights is None or not os.path.exists(finetune.weights))
+    if is_absent and finetune.digest in (None, saved_digest) and (saved_digest or finetune.weights is None):
+        return with_digest(config, saved_digest), None
+    if given is None and finetune.weights is None:
+        reason = "it is of parameters that are not given"
+        raise ConfigError("finetune.digest", finetune.digest, reason=reason, hint=f"give {FIELD}, or {ARGUMENT} in Python")
+    weights = given or _read_file(config)
     if finetune.digest not in (None, weights.digest):
-        raise ConfigError(
-            FIELD,
-            finetune.weights,
-            reason=f"its digest is {weights.digest}, but finetune.digest is {finetune.digest!r}",
-            hint="use the file of that digest, or omit finetune.digest for a new run",
-        )
+        reason = f"its digest is {weights.digest}, but finetune.digest is {finetune.digest!r}"
+        raise _error(config, reason, "use the file of that digest, or omit finetune.digest for a new run")
+    if isinstance(weights, Weights):
+        _check_network(config, weights)
+        _check_classifier_bias(config, weights)
+    return with_digest(config, weights.digest), weights
+
+
+def _read_file(config: Config) -> Weights | NamedTensors:
+    path = config.finetune.weights
+    assert path is not None
+    return read(path, FIELD, blur_pool=config.model.blur_pool) if config.model.name == RESNET else read_named(path, FIELD)
+
+
+def with_digest(config: Config, digest: str | None) -> Config:
+    """The config with the digest of given parameters."""
+    return dataclasses.replace(config, finetune=dataclasses.replace(config.finetune, digest=digest))
+
+
+def _check_network(config: Config, weights: Weights) -> None:
+    """Raise ConfigError for a file of another ResNet than the config's."""
     for name in [name for name in NETWORK_FIELDS if name != "classes"]:
         in_file, expected = getattr(weights.model, name), getattr(config.model, name)
         if in_file != expected:
             raise ConfigError(
                 FIELD,
-                finetune.weights,
+                config.finetune.weights,
                 reason=f"it has the {name} {in_file!r}, but model.{name} is {expected!r}",
                 hint=f"use {flag_of(name, in_file)}, or other weights",
             )
-    _check_classifier_bias(config, weights)
-    return dataclasses.replace(config, finetune=dataclasses.replace(finetune, digest=weights.digest)), weights
 
 
 def _check_classifier_bias(config: Config, weights: Weights) -> None:
@@ -58,14 +120,16 @@ def _check_classifier_bias(config: Config, weights: Weights) -> None:
         raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint=hint)
 
 
-def is_missing(config: Config, weights: Weights | None) -> bool:
-    """Whether the weights file of a run no longer exists."""
-    return config.finetune.weights is not None and weights is None
+def is_missing(config: Config, weights: Weights | NamedTensors | None) -> bool:
+    """Whether a run that began from given parameters is resumed without them."""
+    return config.finetune.digest is not None and weights is None
 
 
 def missing_file_warning(config: Config) -> str:
-    """One line about a run that is resumed without its weights file."""
+    """One line about a run that is resumed without the parameters from which it began."""
     finetune = config.finetune
+    if finetune.weights is None:
+        return f"{ARGUMENT} is not given; the run does not need it to resume, and keeps its digest {finetune.digest}"
     return f"{finetune.weights} no longer exists; the run does not need it to resume, and keeps its digest {finetune.digest}"
 
 
@@ -74,19 +138,114 @@ def keeps_head(config: Config, weights: Weights) -> bool:
     return weights.model.classes == config.model.classes
 
 
-def initial_values(config: Config, weights: Weights | None) -> InitialValues | None:
-    """The parameters and statistics of a file, without its classifier unless `keeps_head`; None if the config names no file.
+def initial_values(config: Config, weights: Weights | NamedTensors | None) -> InitialValues | None:
+    """The given parameters and statistics that a run starts from; None if the config says that there are none.
 
-    Raises ConfigError if the run lacks its file, and for an initial bias of a classifier that is the file's.
+    A classifier for another number of classes is left out. Raises ConfigError if the run lacks its parameters, if they are of
+    another network, and for an initial bias of a classifier that is the file's.
     """
-    if config.finetune.weights is None:
+    if config.finetune.digest is None:
         return None
+    if weights is None and config.finetune.weights is None:
+        raise ConfigError(ARGUMENT, reason="not given, and the run has no checkpoint to resume from", hint="give it again")
     if weights is None:
         reason = "file not found, and the run has no checkpoint to resume from"
         raise ConfigError(FIELD, config.finetune.weights, reason=reason, hint="restore the file")
+    if isinstance(weights, NamedTensors):
+        return _matching_values(config, weights)
     _check_classifier_bias(config, weights)
     params, head = weights.params, "with its classifier"
     if not keeps_head(config, weights):
         params = {name: tree for name, tree in params.items() if name not in HEAD}
         head = f"with a new classifier for {plural(config.model.class_count, 'class')}"
-    return InitialValues(params, weights.batch_stats, f"starting from {weights.path} ({weights.describe()}), {head}")
+    tensors = named_tensors(params, weights.batch_stats)
+    return InitialValues(tensors, f"starting from {weights.path} ({weights.describe()}), {head}")
+
+
+def _matching_values(config: Config, given: NamedTensors) -> InitialValues:
+    """Those of the given tensors that the model has. The others, and tensors that are not given, are listed.
+
+    Raises ConfigError for a tensor of another shape, unless that follows from the number of classes, and if none matches.
+    """
+    shapes = _shapes(config)
+    tensors = given.tensors if given.rooted else _with_root(given.tensors, shapes)
+    used = {name: tensor for name, tensor in tensors.items() if name in shapes}
+    if not used:
+        reason = f"no tensor has a name of the model's: there is {min(tensors)!r}" if tensors else "there are no tensors"
+        raise _error(config, reason, f"names of the model are such as {min(shapes)!r}")
+    different = {name for name, tensor in used.items() if tensor.shape != shapes[name]}
+    asks_for_bias = config.model.classifier_bias != "zero"
+    more = _shapes_for_another_class(config) if different or asks_for_bias else shapes
+    of_classes = {name for name, shape in shapes.items() if more.get(name) != shape}
+    for_other_classes = {n for n in different & of_classes if _differ_in_classes(used[n].shape, shapes[n], more.get(n))}
+    if wrong := sorted(different - for_other_classes):
+        reason = f"{wrong[0]} has shape {used[wrong[0]].shape}, but that of the model has {shapes[wrong[0]]}"
+        raise _error(config, reason, "give tensors of this model, or without those that shall follow the seed")
+    if asks_for_bias and not different and of_classes <= used.keys():
+        reason = f"not used: the run starts with the classifier of {given.source}"
+        raise ConfigError("model.classifier_bias", config.model.classifier_bias, reason=reason, hint="omit it")
+    used = {name: tensor for name, tensor in used.items() if name not in different}
+    words = [f"{len(used)} of the model's {plural(len(shapes), 'tensor')}", *given.notes]
+    words += [f"new for {plural(config.model.class_count, 'class')}: {listed(different)}"] * bool(different)
+    absent = shapes.keys() - used.keys() - different
+    words += [f"not given, so from the seed: {listed(absent)}"] * bool(absent)
+    left_out = tensors.keys() - shapes.keys()
+    words += [f"not in the model, so left out: {listed(left_out)}"] * bool(left_out)
+    return InitialValues(used, f"starting from {given.source} ({'; '.join(words)})")
+
+
+def _error(config: Config, reason: str, hint: str) -> ConfigError:
+    """An error about the given parameters."""
+    path = config.finetune.weights
+    return ConfigError(*(ARGUMENT,) if path is None else (FIELD, path), reason=reason, hint=hint)
+
+
+def _shapes(config: Config) -> dict[str, Shape]:
+    """The shapes of the model's tensors by name."""
+    shape = (config.data.image_size, config.data.image_size, 3)
+    trees = jax.eval_shape(lambda: models.create(config.model, platform="any").init(jax.random.key(0), shape))
+    return {name: leaf.shape for name, leaf in named_tensors(*trees).items()}
+
+
+def _shapes_for_another_class(config: Config) -> dict[str, Shape]:
+    """The shapes with one class more, by which those that follow from the number of classes are known."""
+    more = dataclasses.replace(config.model, classes=config.model.class_count + 1)
+    try:
+        return _shapes(dataclasses.replace(config, model=more))
+    except ConfigError:  # the model allows its own number of classes alone
+        return _shapes(config)
+
+
+def _differ_in_classes(given: Shape, shape: Shape, more: Shape | None) -> bool:
+    """Whether a given shape differs from the model's in dimensions alone that follow from the number of classes."""
+    if more is None or not len(given) == len(shape) == len(more):
+        return False
+    return all(found == own or own != other for found, own, other in zip(given, shape, more, strict=True))
+
+
+def without_root(name: str) -> str:
+    """The name of a tensor without the first part that those of registered models have."""
+    for tree in TREES:
+        name = name.replace(f"{tree}{ROOT}/", tree, 1) if name.startswith(f"{tree}{ROOT}/") else name
+    return name
+
+
+def _with_root(tensors: dict[str, np.ndarray], shapes: dict[str, Shape]) -> dict[str, np.ndarray]:
+    """Tensors with the names of the model's."""
+    full = {without_root(name): name for name in shapes}
+    return {full.get(name, name): tensor for name, tensor in tensors.items()}
+
+
+def module_variables(params: dict, batch_stats: dict) -> dict[str, Any]:
+    """The trees of a state as those of the module: without the first part of names, and without stages."""
+    trees = {"params": params, "batch_stats": batch_stats}
+    if not any(name.split("/")[0] == ROOT for name in params):  # a ResNet
+        return trees
+    variables: dict[str, Any] = {"params": {}, "batch_stats": {}}
+    for name, leaf in named_tensors(params, batch_stats).items():
+        tree, *path = without_root(name).split("/")
+        node = variables[tree]
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = leaf
+    return variables

@@ -1,4 +1,5 @@
-"""Reads and writes safetensors files of ResNet weights, with jaxdp's names or with those of torchvision and timm."""
+"""Reads and writes safetensors files of weights: of ResNets with jaxdp's names or those of torchvision and timm, of registered
+models with jaxdp's."""
 
 import dataclasses
 import hashlib
@@ -9,6 +10,7 @@ import os
 import re
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -41,6 +43,8 @@ FIRST_KERNELS = {
     "torchvision": ("conv1.weight", "conv1.0.weight"),
 }
 LISTED = 10  # names of tensors in a message
+TREES = ("params/", "batch_stats/")
+ROUNDED = "rounded from float64 to float32"
 NESTED = ("model_ema", "state_dict_ema", "state_dict", "model")  # weights in checkpoints of torchvision, timm and Lightning
 TORCH_NAME = re.compile(
     r"(?:(?:layer\d+\.\d+\.)?(?:conv|bn)\d|conv1\.[0-6]|layer\d+\.\d+\.se\.fc[12]|layer\d+\.\d+\.downsample\.[0-2]|fc)\.[a-z_]+"
@@ -80,6 +84,20 @@ class Weights(NamedTuple):
         return ", ".join([f"{model.title}{width}{stem}, {plural(model.class_count, 'class')}, with {naming}", *self.notes])
 
 
+class NamedTensors(NamedTuple):
+    """Tensors of a network of any kind by name, such as params/net/head/kernel, in float32.
+
+    source: where they are from, for messages. digest: as that of `Weights`. notes: the conversions that reading took. rooted:
+    whether names have the first part that those of registered models have in a file.
+    """
+
+    source: str
+    tensors: dict[str, np.ndarray]
+    digest: str
+    notes: tuple[str, ...] = ()
+    rooted: bool = True
+
+
 class _InvalidWeights(ValueError):
     """Why a file cannot be used and what to do about it."""
 
@@ -89,17 +107,30 @@ class _InvalidWeights(ValueError):
 
 
 def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> Weights:
-    """Read a safetensors file; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
+    """Read a file of a ResNet; its tensor names decide whether it is jaxdp's or torchvision's. field: for error messages.
 
     blur_pool: `model.blur_pool` of a file that states none: names and shapes are the same with timm's BlurPool and without.
 
     Raises ConfigError for a missing file, another format, another network, missing or unexpected tensors, wrong shapes, values
     that are not finite, and negative variances.
     """
+    return _read(path, field, lambda name, data: _parse(name, data, blur_pool))
+
+
+def read_named(path: str | Path, field: str) -> NamedTensors:
+    """Read the tensors params/... and batch_stats/... of a safetensors file, which `jaxdp export` has written for any model.
+
+    Raises ConfigError for a missing file, another format, no such tensors, other types than floating-point numbers, values that
+    are not finite, and negative variances.
+    """
+    return _read(path, field, _parse_named)
+
+
+def _read(path: str | Path, field: str, parse: Callable[[str, bytes], Any]) -> Any:
     check_local(path, field)
     path = expand_user(path, field)
     try:
-        return _parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES), blur_pool)
+        return parse(str(path), read_regular(path, preprocessing.MAX_FILE_BYTES))
     except FileNotFoundError:
         hint = "" if os.path.dirname(path) else "jaxdp downloads no weights, see docs/weights.md"
         raise ConfigError(field, str(path), reason="file not found", hint=hint) from None
@@ -109,13 +140,31 @@ def read(path: str | Path, field: str = "FILE", *, blur_pool: str = "none") -> W
         raise ConfigError(field, str(path), reason=error.reason, hint=error.hint) from None
 
 
-def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
+def _stored_tensors(path: str, data: bytes) -> dict[str, Tensor]:
     try:
-        stored = {name: Tensor(item["dtype"], tuple(item["shape"]), item["data"]) for name, item in deserialize(data)}
+        return {name: Tensor(item["dtype"], tuple(item["shape"]), item["data"]) for name, item in deserialize(data)}
     except (SafetensorError, ValueError, OverflowError, MemoryError) as error:
         if _is_pickled(data):
             raise _InvalidWeights("the file is a pickle, and reading it could run code in it", _conversion(path)) from None
         raise _InvalidWeights(f"not a safetensors file ({first_line(error)})") from None
+
+
+def _parse_named(path: str, data: bytes) -> NamedTensors:
+    stored = _stored_tensors(path, data)
+    named = {name: tensor for name, tensor in stored.items() if name.startswith(TREES)}
+    if not named:
+        found = f"tensors such as {min(stored)!r}" if stored else "no tensors"
+        hint = "give a file that `jaxdp export` has written, or its names: params/net/PATH and batch_stats/net/PATH"
+        raise _InvalidWeights(f"no names of jaxdp: the file has {found}", hint)
+    tensors = {name: _convert(name, tensor, shape=tensor.shape, naming="jaxdp") for name, tensor in named.items()}
+    notes = [ROUNDED] * any(tensor.dtype == "F64" for tensor in named.values())
+    others = stored.keys() - named.keys()
+    notes += [f"neither params nor batch_stats, so left out: {listed(others)}"] * bool(others)
+    return NamedTensors(path, tensors, digest_of(tensors), tuple(notes))
+
+
+def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
+    stored = _stored_tensors(path, data)
     stored, notes = _strip_prefix({name: tensor for name, tensor in stored.items() if name.split(".")[-1] != COUNTER})
     stored, filtered = without_filters(stored)
     naming = _naming(stored)
@@ -133,7 +182,7 @@ def _parse(path: str, data: bytes, blur_pool: str) -> Weights:
         name: _convert(names[name], stored[names[name]], shape=like.shape, naming=naming) for name, like in expected.items()
     }
     if any(tensor.dtype == "F64" for tensor in stored.values()):
-        notes += ("rounded from float64 to float32",)
+        notes += (ROUNDED,)
     if stated is None:
         notes += (f"the file does not name its BlurPool; assumed: {blur_pool.replace('_', ' ')}",)
     params, batch_stats = (_tree(tensors, part) for part in ("params", "batch_stats"))
@@ -189,15 +238,20 @@ def _strip_prefix(stored: dict[str, Tensor]) -> tuple[dict[str, Tensor], tuple[s
     if not prefix:
         return stored, ()
     notes = [f"prefix {prefix!r} removed"]
-    if foreign := sorted(name for name in stored if not name.startswith(prefix)):
-        shown = ", ".join(map(repr, foreign[:LISTED])) + f" and {len(foreign) - LISTED} more" * (len(foreign) > LISTED)
-        notes.append(f"{plural(len(foreign), 'tensor')} without it left out: {shown}")
+    if foreign := [name for name in stored if not name.startswith(prefix)]:
+        notes.append(f"{plural(len(foreign), 'tensor')} without it left out: {listed(foreign)}")
     return {name.removeprefix(prefix): tensor for name, tensor in stored.items() if name.startswith(prefix)}, tuple(notes)
 
 
 def _is_network(stored: dict[str, Tensor], prefix: str) -> bool:
     """Whether the names with this prefix are those of a ResNet, and not of one of its blocks."""
     return f"{prefix}layer1.0.conv1.weight" in stored
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names of tensors in the order of the alphabet, and the number of others."""
+    ordered = sorted(names)
+    return ", ".join(map(repr, ordered[:LISTED])) + f" and {len(ordered) - LISTED} more" * (len(ordered) > LISTED)
 
 
 def _naming(stored: dict[str, Tensor]) -> str:
@@ -279,7 +333,7 @@ def _convert(name: str, stored: Tensor, *, shape: tuple[int, ...], naming: str) 
 def named_tensors(params: dict, batch_stats: dict) -> dict:
     """The leaves of both trees by path, such as params/layer1_0/conv1/kernel."""
     trees = {"params": params, "batch_stats": batch_stats}
-    return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(trees)}
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(trees)}
 
 
 def _tree(tensors: dict[str, np.ndarray], part: str) -> dict:

@@ -6,7 +6,6 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from jaxdp.config import Schedule
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
@@ -73,8 +72,11 @@ def _devices(run: History) -> str | None:
     return f"{run.result['devices']} {run.result['device_kind']}" if run.status == "finished" else None
 
 
-def _rate(schedule: Schedule) -> str:
-    return f"{schedule.learning_rate:g}" if schedule.name in SCHEDULES.builtin else schedule.name
+def _rate(run: History) -> str:
+    schedule = run.config.schedule
+    rate = f"{schedule.learning_rate:g}" if schedule.name in SCHEDULES.builtin else schedule.name
+    anew = f", anew from epoch {schedule.from_epoch:.2f}" if schedule.from_epoch else ""
+    return f"{run.config.optimizer.name} {rate}{anew}"
 
 
 RESULTS = (
@@ -85,7 +87,7 @@ RESULTS = (
     Column("epochs", _logged("epoch"), "{:.2f}".format),
     Column("steps", _logged("step"), "{:,}".format),
     Column("global batch", lambda run: " → ".join(f"{batch:,}" for batch in _global_batches(run))),
-    Column("learning rate", lambda run: f"{run.config.optimizer.name} {_rate(run.config.schedule)}"),
+    Column("learning rate", _rate),
     Column("devices", _devices),
     Column("time", _measured("wall_seconds"), format_duration),  # no best: times of single runs vary
     Column("images/s", _measured("images_per_second"), "{:,.0f}".format),

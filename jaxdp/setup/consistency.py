@@ -46,11 +46,14 @@ def check(group: ProcessGroup, fingerprint_of_process: Callable[[], dict[str, st
     )
 
 
-def fingerprint(config: Config, resume: object = "auto", accept_changes: bool = False) -> dict[str, str]:
+def fingerprint(
+    config: Config, resume: object = "auto", accept_changes: bool = False, *, schedule_from_now: bool = False
+) -> dict[str, str]:
     """Name -> value, as text, of everything but the data that must be equal on all processes of a run."""
     fields = {name: repr(value) for name, value in flatten(dataclasses.asdict(config)).items() if name not in MAY_DIFFER}
     code = {"code of jaxdp": code_digest()} | {f"version of {name}": version for name, version in versions().items()}
-    return fields | code | {"--resume": str(resume), "--accept-changes": str(accept_changes)}
+    flags = {"--resume": resume, "--accept-changes": accept_changes, "--schedule-from-now": schedule_from_now}
+    return fields | code | {flag: str(value) for flag, value in flags.items()}
 
 
 def code_digest() -> str:

@@ -33,18 +33,21 @@ def prepare(
     datasets: tuple[Any, Any] | None = None,
     group: ProcessGroup | None = None,
     saved_batches: SavedBatches | None = None,
+    adjust: Callable[[Config, int], Config] = lambda config, examples: config,
     run: Callable[..., Any] = lambda function, *arguments: function(*arguments),
 ) -> tuple[Plan, list[jax.Device], Datasets]:
     """Start JAX, open the data and make the plan. Raises ConfigError if the run cannot be planned.
 
     datasets: (training, evaluation) in place of the config's. saved_batches: per-worker batches that are kept if these devices
-    allow it. run: calls the function that opens the data, which may take long.
+    allow it. adjust: changes the config once the number of training images is known. run: calls the function that opens the
+    data, which may take long.
     """
     group = group or runtime.current_group()
     devices = runtime.start(config.mesh, group, config.compile)
     progress.listener = group.status.record_progress
     opened = run(_open, config, datasets)
     config = with_class_weights(with_classes(config, opened.class_count), opened.train)
+    config = adjust(config, len(opened.train))
     sizes = {
         "examples": len(opened.train),
         "devices": len(devices),
@@ -102,8 +105,18 @@ def _check_profile(plan: Plan) -> None:
         raise ConfigError("logging.profile", profile, reason=reason, hint="use FIRST,COUNT within them")
 
 
-def check_fits(manifest: Manifest, *, plan: Plan, data_fingerprint: dict[str, str], accept_changes: bool) -> None:
-    """Raise ConfigError if a checkpoint is of other data, unless accepted, or of a position after the end of the run."""
+def check_fits(manifest: Manifest | None, *, plan: Plan, data_fingerprint: dict[str, str], accept_changes: bool) -> None:
+    """Raise ConfigError if a checkpoint is of other data, unless accepted, or of a position after the end of the run.
+
+    manifest: None for a run that starts from the beginning; then, and for an early checkpoint, the schedule must have begun.
+    """
+    if plan.schedule_start > (manifest.samples if manifest else 0):
+        at = f"{manifest.path} is at epoch {manifest.samples / plan.examples:g}" if manifest else "the run begins at epoch 0"
+        first = plan.config.schedule.from_epoch
+        hint = "use --schedule-from-now with --accept-changes to begin it there" if manifest else "omit it"
+        raise ConfigError("schedule.from_epoch", first, reason=f"{at}, before the schedule", hint=hint)
+    if manifest is None:
+        return
     saved, current = manifest.metadata.get("data"), data_fingerprint
     if saved not in (None, current) and not accept_changes:
         different = [f"{name}: {saved.get(name)} -> {current[name]}" for name in current if saved.get(name) != current[name]]

@@ -135,11 +135,13 @@ def prepare_run_dir(workdir: Path, config: Config, accept_changes: bool = False)
     has_log, has_checkpoint = log.exists() and log.stat().st_size > 0, checkpoints.exists() and any(checkpoints.iterdir())
     has_started = is_finished or has_log or has_checkpoint
     differences, all_changes = changes(saved, config), changes(saved, config, ignore=())
+    in_schedule = any(line.startswith(("epochs:", "batch.", "schedule.")) for line in differences)
     if differences and has_started and not accept_changes:
         raise _error(
             workdir,
             f"it holds a different run ({'; '.join(differences)})",
-            "use another --workdir, --resume never for a new run beside it, or --accept-changes to resume with these changes",
+            "use another --workdir, --resume never for a new run beside it, or --accept-changes to resume with these changes"
+            + ", and --schedule-from-now to begin the schedule anew" * in_schedule,
         )
     manifest = next(read_manifests(checkpoints), None)
     if manifest is not None:

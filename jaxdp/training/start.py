@@ -18,12 +18,12 @@ from jaxdp.validation import RESUME_SAFE_FIELDS, changes
 class StartPoint(NamedTuple):
     """What a run without a checkpoint starts from: a checkpoint of another run, or given values, or else the seed.
 
-    check: raises ConfigError for a checkpoint from which the run cannot continue. values: returns the given values, if any;
-    raises ConfigError if they are needed and missing.
+    check: raises ConfigError for a checkpoint, or None, from which the run cannot continue. values: returns the given values,
+    if any; raises ConfigError if they are needed and missing.
     """
 
     origin: Manifest | None = None
-    check: Callable[[Manifest], None] = lambda manifest: None
+    check: Callable[[Manifest | None], None] = lambda manifest: None
     values: Callable[[], InitialValues | None] = lambda: None
 
 
@@ -34,10 +34,10 @@ def restore_or_initialize(run: Run, start: StartPoint) -> None:
     """
     run.processes.set_activity("load", detail="restoring the newest checkpoint, if there is one")
     restored = _restore(run, start.origin)
+    start.check(restored)
     if restored is None:
         values, resume = start.values(), "starts over"
     else:
-        start.check(restored)
         run.progress = Progress(**restored.metadata["progress"])
         run.progress.sessions += 1
         if changes(restored.config, run.config, ignore=(*RESUME_SAFE_FIELDS, "stop")):

@@ -144,8 +144,14 @@ def create_state(config: Config, model: Network, mesh: Mesh) -> TrainState:
 
 def with_values(state: TrainState, values: InitialValues, mesh: Mesh) -> TrainState:
     """A state with given values in place of its own of the same names."""
-    params, batch_stats = jax.tree.map(partial(from_host, mesh=mesh), (values.params, values.batch_stats))
-    return state._replace(params=state.params | params, batch_stats=state.batch_stats | batch_stats)
+
+    def value(path: tuple, leaf: jax.Array) -> jax.Array:
+        given = values.tensors.get(jax.tree_util.keystr(path, simple=True, separator="/"))
+        return leaf if given is None else from_host(given, mesh)
+
+    return state._replace(
+        **jax.tree.map_with_path(value, {"params": state.params, "batch_stats": state.batch_stats}),
+    )
 
 
 def replicate(tree: Any, mesh: Mesh) -> Any:

@@ -244,7 +244,7 @@ def test_head_multiplier_scales_the_learning_rate_of_the_classifier(tiny_resnet)
         ({"frozen_stages": 1}, {}, "finetune.frozen_stages=1: requires finetune.weights"),
         ({"frozen_stages": 6, "weights": "w"}, {}, "finetune.frozen_stages=6: must be"),
         ({"head_multiplier": 0.0}, {}, "finetune.head_multiplier=0.0: must be"),
-        ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': requires finetune.weights"),
+        ({"digest": "0123456789abcdef"}, {}, "finetune.digest='0123456789abcdef': it is of parameters that are not given"),
         ({"weights": "missing"}, {}, "finetune.weights=.*missing': file not found"),
         ({"weights": "w"}, {"width": 8}, "it has the width 4, but model.width is 8; use --model.width 4, or other weights"),
         ({"weights": "w"}, {"stem": "imagenet"}, "it has the stem 'small', but model.stem is 'imagenet'"),

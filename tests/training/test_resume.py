@@ -85,7 +85,8 @@ def test_more_epochs_say_what_they_change(tiny, tmp_path):
     rate = 2.0 * (1 + np.cos(np.pi * (3.2 - 1) / (4 - 1))) / 2  # the cosine of 4 epochs at epoch 3.2, that of 3 has ended
     (line,) = (text for text in screen.lines if "the plan above" in text)
     assert line == (
-        f"the plan above holds from epoch 3.20 on, not for the epochs before; it changes learning rate 0 -> {rate:.4g}"
+        f"the plan above holds from epoch 3.20 on, not for the epochs before; it changes learning rate 0 -> {rate:.4g}; "
+        "--schedule-from-now starts the schedule anew there instead"
     )
     assert next(record for record in read_records(tmp_path) if record["samples"] > 160)["learning_rate"] == pytest.approx(rate)
 

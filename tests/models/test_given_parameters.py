@@ -1,0 +1,259 @@
+"""Parameters in and out of registered models: files, trees given to `train`, and `load_params`, compared with Flax."""
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx, traverse_util
+from helpers.flax_nets import LinenNet, NnxNet, StagedLinenNet, StagedNnxNet
+from helpers.runs import Interrupted, Recorder, outcome, train_shown, train_until
+from safetensors.numpy import load_file, save_file
+
+import jaxdp
+from jaxdp import ConfigError, train
+from jaxdp.config import Checkpoint, Finetune, Model, Optimizer, Phase
+from jaxdp.data.datasets import pixel_stats
+from jaxdp.inference.export import export
+from jaxdp.models.weights import named_tensors
+from jaxdp.setup.run_dir import run_config
+from jaxdp.training import loop
+from jaxdp.training.step_compiler import StepCompiler
+
+NETS = {
+    "linen": lambda config: LinenNet(config.classes),
+    "linen_stages": lambda config: StagedLinenNet(config.classes),
+    "nnx": lambda config, rngs: NnxNet(config.classes, rngs=rngs),
+    "nnx_stages": lambda config, rngs: StagedNnxNet(config.classes, rngs=rngs),
+}
+HEADS = {"linen": "params/net/head/Dense_0/", "nnx": "params/net/head/linear/"}
+
+
+def flax_tensors(kind, classes=6):
+    """Tensors of a module that Flax alone has initialized, with the names of an exported file."""
+    if kind.startswith("linen"):
+        trees = LinenNet(classes).init(jax.random.key(7), jnp.zeros((1, 16, 16, 3)), train=False)
+    else:
+        module = NnxNet(classes, rngs=nnx.Rngs(7))
+        trees = {"params": nnx.to_pure_dict(nnx.state(module, nnx.Param))}
+        trees["batch_stats"] = nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+    named = {
+        f"{tree}/net/{'/'.join(map(str, path))}": np.array(leaf)
+        for tree in trees
+        for path, leaf in traverse_util.flatten_dict(trees[tree]).items()
+    }
+    return {name: leaf + np.float32(0.5) * name.endswith(("/mean", "/var")) for name, leaf in named.items()}
+
+
+def with_net(config, kind, **finetuned):
+    jaxdp.register_model(kind, NETS[kind])
+    return dataclasses.replace(config, model=Model(name=kind, classes=6), finetune=Finetune(**finetuned))
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """A function that starts a run; returns its tensors before the first step and the line about them."""
+
+    def cut(run, *_):
+        states.append(run.state)
+        raise Interrupted
+
+    monkeypatch.setattr(loop, "_train_phase", cut)
+    monkeypatch.setattr(StepCompiler, "prepare_train", lambda *_: None)
+    states = []
+
+    def start(config, **options):
+        screen, number = Recorder(), len(states)
+        with pytest.raises(Interrupted):
+            train_shown(config, tmp_path / f"run-{number}", screen=screen, **options)
+        found = {name: np.asarray(leaf) for name, leaf in named_tensors(states[-1].params, states[-1].batch_stats).items()}
+        return found, "".join(text for text in screen.lines if "starting from" in text)
+
+    return start
+
+
+def set_variables(module, variables):
+    """As docs/weights.md says."""
+    page = (Path(__file__).parents[2] / "docs/weights.md").read_text()
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "set_variables" in block)
+    names = {"nnx": nnx}
+    exec(block, names)
+    names["set_variables"](module, variables)
+
+
+def saved(run, *_):
+    """Save the state before the first step."""
+    loop.save_now(run)
+    run.checkpoints.wait()
+    raise Interrupted
+
+
+def same(found, expected):
+    return {name for name, tensor in expected.items() if name in found and np.array_equal(found[name], tensor)}
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_run_starts_from_the_tensors_of_a_file(tiny, tmp_path, start, kind):
+    tensors = flax_tensors(kind)
+    save_file(tensors, tmp_path / "w.safetensors")
+    found, line = start(with_net(tiny, kind, weights=str(tmp_path / "w.safetensors")))
+    assert same(found, tensors) == found.keys()
+    assert line == f"starting from {tmp_path / 'w.safetensors'} ({len(tensors)} of the model's {len(tensors)} tensors)"
+
+
+@pytest.mark.parametrize("kind", ["linen_stages", "nnx"])
+def test_tensors_that_the_model_or_the_file_lacks_are_listed_and_a_classifier_for_other_classes_is_new(
+    tiny, tmp_path, start, kind
+):
+    """Values in float16 and float64 are converted."""
+    tensors, head = flax_tensors(kind, classes=9), HEADS[kind.split("_")[0]]
+    absent = next(name for name in tensors if name.endswith("/scale"))
+    del tensors[absent]
+    kernel = next(name for name in tensors if name.endswith("kernel") and "blocks" in name)
+    tensors[kernel] = tensors[kernel].astype(np.float16)
+    stored = tensors | {"params/net/tail/kernel": np.ones((2, 2)), "optimizer/count": np.ones(1, np.int64)}
+    save_file(stored, tmp_path / "w.safetensors")
+    config = with_net(tiny, kind, weights=str(tmp_path / "w.safetensors"))
+    found, line = start(config)
+    new = {absent, f"{head}kernel", f"{head}bias"}
+    assert same(found, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}) == found.keys() - new
+    seed, _ = start(with_net(tiny, kind))
+    assert new <= same(found, seed)
+    assert line.endswith(
+        f" ({len(found) - 3} of the model's {len(found)} tensors; rounded from float64 to float32; neither params "
+        f"nor batch_stats, so left out: 'optimizer/count'; new for 6 classes: '{head}bias', '{head}kernel'; not given, so "
+        f"from the seed: {absent!r}; not in the model, so left out: 'params/net/tail/kernel')"
+    )
+
+
+def change(name, tensor):
+    return lambda tensors: tensors | {name: tensor}
+
+
+HEAD, NORM = HEADS["linen"], "batch_stats/net/blocks_0/BatchNorm_0/"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (change(f"{HEAD}kernel", np.ones((5, 6), np.float32)), rf"{HEAD}kernel has shape \(5, 6\), but that of the model"),
+        (change(f"{NORM}mean", np.ones(5, np.int32)), f"{NORM}mean has dtype I32; convert it to one of"),
+        (change(f"{NORM}mean", np.full(5, np.nan, np.float32)), f"{NORM}mean has values that are not finite"),
+        (change(f"{NORM}var", np.full(5, -1, np.float32)), f"{NORM}var has a negative variance"),
+        (lambda _: {"conv1.weight": np.ones(3, np.float32)}, "no names of jaxdp: the file has tensors such as 'conv1"),
+        (lambda _: {"params/net/x": np.ones(3, np.float32)}, "no tensor has a name of the model's: there is 'params"),
+        (lambda _: {}, "no names of jaxdp: the file has no tensors"),
+    ],
+)  # fmt: skip
+def test_unusable_file_is_refused_in_one_line_before_the_run_has_a_directory(tiny, tmp_path, changed, message):
+    save_file(changed(flax_tensors("linen")), tmp_path / "w.safetensors")
+    config = with_net(tiny, "linen", weights=str(tmp_path / "w.safetensors"))
+    with pytest.raises(ConfigError, match=f"^finetune.weights='.*w.safetensors': {message}") as caught:
+        train(config, tmp_path / "run")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["linen_stages", "nnx_stages"])
+def test_loaded_parameters_work_in_flax_and_start_a_run(tiny, tmp_path, monkeypatch, start, kind):
+    """Reference: probabilities of `predict` and tensors of `export`, of a checkpoint before the first step."""
+    tensors = flax_tensors(kind)
+    save_file(tensors, tmp_path / "w.safetensors")
+    config = with_net(tiny, kind, weights=str(tmp_path / "w.safetensors"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_train_phase", saved)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "run")
+    variables = jaxdp.load_params(tmp_path / "run" / "checkpoints" / "0")
+    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3)).astype(np.uint8)
+    mean, std = (np.float32(stat) for stat in pixel_stats(config))
+    pixels = (images.astype(np.float32) - mean) / std
+    if kind == "linen_stages":
+        logits = LinenNet(6).apply(variables, pixels, train=False)
+    else:
+        module = NnxNet(6, rngs=nnx.Rngs(0))
+        set_variables(module, variables)
+        module.eval()
+        logits = module(pixels)
+    predicted = jaxdp.predict(tmp_path / "run", images, top=6)
+    ours = np.take_along_axis(np.asarray(jax.nn.softmax(logits)), predicted.classes, axis=1)
+    np.testing.assert_allclose(ours, predicted.probabilities, rtol=1e-5)
+
+    export(tmp_path / "run", tmp_path / "exported.safetensors")
+    found, line = start(with_net(tiny, kind), initial_params=variables)
+    assert same(found, load_file(tmp_path / "exported.safetensors")) == found.keys() == tensors.keys()
+    assert line == f"starting from initial_params ({len(tensors)} of the model's {len(tensors)} tensors)"
+
+
+def test_loaded_parameters_of_a_resnet_start_another_with_other_classes(tiny_resnet, start):
+    found, _ = start(dataclasses.replace(tiny_resnet, seed=3))
+    variables = traverse_util.unflatten_dict(found, sep="/")
+    more = dataclasses.replace(tiny_resnet, model=dataclasses.replace(tiny_resnet.model, classes=8))
+    started, line = start(more, initial_params=variables)
+    assert same(started, found) == found.keys() - {"params/fc_kernel", "params/fc_bias"}
+    assert "new for 8 classes: 'params/fc_bias', 'params/fc_kernel'" in line
+
+
+def test_run_from_given_parameters_resumes_exactly_with_them_and_without(tiny, tmp_path):
+    """Averaged parameters are those of evaluations; without averaging, those that were trained last."""
+    config = dataclasses.replace(tiny, optimizer=Optimizer(name="sgd", average_decay=0.5), epochs=1.2, batch=(Phase(8),))
+    config = dataclasses.replace(config, checkpoint=Checkpoint(every_epochs=0.32))
+    train(dataclasses.replace(config, seed=5), tmp_path / "first")
+    averaged, last = (jaxdp.load_params(tmp_path / "first", averaged=averaged) for averaged in (True, False))
+    assert not np.array_equal(averaged["params"]["kernel"], last["params"]["kernel"])
+    by_samples = jaxdp.load_params(tmp_path / "first", "newest")
+    assert jax.tree.all(jax.tree.map(np.array_equal, averaged, by_samples))
+
+    train(config, tmp_path / "whole", initial_params=averaged)
+    assert outcome(tmp_path / "whole")[3] != outcome(tmp_path / "first")[3]
+    digest = run_config(tmp_path / "whole").finetune.digest
+    for name, again in (("with", {"initial_params": averaged}), ("without", {})):
+        train_until(config, tmp_path / name, step=5, initial_params=averaged)
+        screen = Recorder()
+        train_shown(config, tmp_path / name, screen=screen, **again)
+        assert outcome(tmp_path / name) == outcome(tmp_path / "whole")
+        assert any(text.endswith(f"keeps its digest {digest}") for text in screen.lines) == (not again)
+
+    with pytest.raises(ConfigError, match=r"it holds a different run \(finetune.digest: "):
+        train(config, tmp_path / "whole", initial_params=last)
+    shutil.rmtree(tmp_path / "with" / "checkpoints")
+    with pytest.raises(
+        ConfigError, match="initial_params: not given, and the run has no checkpoint to resume from; give it again"
+    ):
+        train(dataclasses.replace(config, epochs=2.0), tmp_path / "with", accept_changes=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: {"kernel": np.ones(3)}, "initial_params: a mapping with 'kernel' is not a tree of "),
+        (lambda: np.ones(3), "initial_params: an? .*ndarray.* is not a tree of parameters"),
+        (lambda: {"params": {}}, "initial_params: there are no tensors"),
+        (lambda: {"params": {"kernel": np.ones((2, 6))}}, r"initial_params: params/net/kernel has shape \(2, 6\), but"),
+        (lambda: {"params": {"kernel": np.ones((768, 6), int)}}, "initial_params: params/kernel has dtype int64; convert it"),
+        (lambda: {"params": {"bias": np.full(6, np.inf)}}, "initial_params: params/bias has values that are not finite"),
+    ],
+)  # fmt: skip
+def test_unusable_initial_params_are_refused_in_one_line(tiny, tmp_path, given, message):
+    with pytest.raises(ConfigError, match=f"^{message}") as caught:
+        train(tiny, tmp_path / "run", initial_params=given())
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_initial_params_beside_a_file_or_its_digest_alone_are_refused(tiny, tmp_path):
+    for finetuned, given, message in (
+        (Finetune(weights="w"), {"params": {}}, r"initial_params: finetune.weights \(.*w\) gives initial parameters too"),
+        (
+            Finetune(digest="0123456789abcdef"),
+            None,
+            "finetune.digest='0123456789abcdef': it is of parameters that are not given",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(dataclasses.replace(tiny, finetune=finetuned), tmp_path, initial_params=given)

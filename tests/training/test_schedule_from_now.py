@@ -1,0 +1,183 @@
+"""A finished run that goes on with a schedule that begins anew, compared with optax's schedules."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import optax
+import pytest
+from helpers.runs import Recorder, outcome, read_records, train_shown, train_until
+
+import jaxdp
+from jaxdp import ConfigError, train
+from jaxdp.checkpoint.listing import checkpoint_paths
+from jaxdp.config import Checkpoint, Config, Mesh, Phase, Schedule
+from jaxdp.loggers.console import Quiet
+from jaxdp.loggers.plan_table import as_dict, summary_table
+from jaxdp.planning import make_plan
+from jaxdp.recipes import adapt
+from jaxdp.setup.run_dir import run_config
+from jaxdp.sizes import model_summary
+
+EXAMPLES = 50
+
+
+@pytest.fixture
+def short(tiny):
+    """Epochs of 50 images in steps of ten, a checkpoint after each epoch."""
+    schedule = Schedule(learning_rate=2.0, warmup_epochs=0.4)
+    return dataclasses.replace(
+        tiny,
+        epochs=1.0,
+        batch=(Phase(10),),
+        schedule=schedule,
+        checkpoint=Checkpoint(every_epochs=0.2, keep=9),
+        mesh=Mesh(cpu_devices=2),
+    )
+
+
+def longer(config, epochs):
+    return dataclasses.replace(config, epochs=epochs)
+
+
+def continued(config, workdir, **options):
+    """Continue with a new schedule; the lines that the run shows."""
+    screen = Recorder()
+    train_shown(config, workdir, screen=screen, accept_changes=True, schedule_from_now=True, **options)
+    return screen.lines
+
+
+def rates(workdir):
+    return {record["samples"]: record["learning_rate"] for record in read_records(workdir) if "loss" in record}
+
+
+def by_optax(begin, end):
+    """Samples after a step -> rate: warm-up of 20 images to 2, then the cosine to 0 at the end, counted from `begin`."""
+    cosine = optax.warmup_cosine_decay_schedule(0.0, 2.0, warmup_steps=20, decay_steps=end - begin)
+    return {samples + 10: float(cosine(samples - begin)) for samples in range(begin, end, 10)}
+
+
+def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(short, tmp_path):
+    train_shown(short, tmp_path, screen=Quiet())
+    lines = continued(longer(short, 2.0), tmp_path)
+    assert (
+        "the schedule starts anew at epoch 1.00 and ends with the run at epoch 2; learning rate and batch stay the same here"
+    ) in lines
+    continued(longer(short, 4.0), tmp_path)
+    expected = by_optax(0, 50) | by_optax(50, 100) | by_optax(100, 200)
+    assert rates(tmp_path) == pytest.approx(expected, abs=1e-6)
+    assert run_config(tmp_path).schedule.from_epoch == 2.0
+    assert train(longer(short, 4.0), tmp_path, accept_changes=True, schedule_from_now=True).samples == 200  # finished: shown
+    recomputed = Recorder()
+    train_shown(longer(short, 5.0), tmp_path, screen=recomputed, accept_changes=True)
+    rate = 2 * (1 + np.cos(np.pi * (4 - 0.4) / (5 - 0.4))) / 2
+    assert (
+        f"the plan above holds from epoch 4.00 on, not for the epochs before; it changes learning rate 0 -> {rate:.4g}; "
+        "--schedule-from-now starts the schedule anew there instead"
+    ) in recomputed.lines
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
+def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(short, tmp_path, elsewhere):
+    """On other devices the rates are the same."""
+    train_shown(short, tmp_path / "first", screen=Quiet())
+    options = {"accept_changes": True, "schedule_from_now": True} | ({"resume": tmp_path / "first"} if elsewhere else {})
+    config = longer(short, 2.0)
+    for name in ("whole", "cut", "moved"):
+        if not elsewhere:
+            shutil.copytree(tmp_path / "first", tmp_path / name)
+        if name != "whole":  # before and after the first checkpoint of the new schedule
+            train_until(config, tmp_path / name, step=6, **options)
+            train_until(config, tmp_path / name, step=8, **options)
+        config = dataclasses.replace(config, mesh=Mesh(cpu_devices=1 if name == "moved" else 2))
+        train_shown(config, tmp_path / name, screen=Quiet(), **options)
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
+    assert rates(tmp_path / "moved") == rates(tmp_path / "whole")
+    assert rates(tmp_path / "whole") == pytest.approx(by_optax(0, 50) | by_optax(50, 100), abs=1e-6)
+    assert jaxdp.evaluate(None, tmp_path / "cut")["samples"] == 100
+    with pytest.raises(ConfigError, match=r"it holds a different run \(schedule.from_epoch: 1 -> 0\); use"):
+        train(longer(short, 2.0), tmp_path / "cut")
+
+
+def test_another_rate_and_batch_begin_with_the_new_schedule(short, tmp_path):
+    train_shown(short, tmp_path, screen=Quiet())
+    schedule = Schedule(name="polynomial", learning_rate=1.0, start=0.5, warmup_epochs=0.4, power=1.0)
+    lines = continued(dataclasses.replace(short, epochs=2.0, batch=(Phase(25),), schedule=schedule), tmp_path)
+    (line,) = (text for text in lines if "starts anew" in text)
+    assert line.endswith("it changes learning rate 0 -> 0.5, batch 10 -> 25")
+    assert [rate for samples, rate in rates(tmp_path).items() if samples > 50] == pytest.approx([0.5, 1 - 0.1 / 0.6])
+
+
+def test_damaged_checkpoint_before_the_new_schedule_names_what_to_do_and_that_works(short, tmp_path):
+    train_shown(short, tmp_path, screen=Quiet())
+    options = {"accept_changes": True, "schedule_from_now": True}
+    train_until(longer(short, 2.0), tmp_path, step=6, **options)
+    newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
+    while newest.name != "50":
+        shutil.rmtree(newest)
+        newest, older, *_ = checkpoint_paths(tmp_path / "checkpoints")
+    shutil.rmtree(newest)
+    with pytest.raises(
+        ConfigError, match=rf"^schedule.from_epoch=1.0: {older} is at epoch 0.8, before the schedule; use --sch"
+    ):
+        train(dataclasses.replace(longer(short, 2.0), schedule=run_config(tmp_path).schedule), tmp_path)
+    train(longer(short, 2.0), tmp_path, **options)
+    assert run_config(tmp_path).schedule.from_epoch == 0.8
+
+
+@pytest.mark.parametrize(
+    ("epochs", "schedule", "message"),
+    [
+        (
+            1.0,
+            {},
+            r"schedule.from_epoch=1.0: the schedule must begin before the end of the run \(epochs=1\); use more --epochs",
+        ),
+        (1.2, {}, r"schedule.warmup_epochs=0.4: must be less than the 0.2 epochs of the .* 1 to 1.2; use .* 0.06667, or more"),
+        (
+            2.0,
+            {"name": "goyal", "boundaries": (0.5, 1.5)},
+            r"schedule.boundaries=\(0.5, 1.5\): must be less than the 1 epochs .*; use --schedule.boundaries 0.25 0.75,",
+        ),
+    ],
+)
+def test_schedule_that_does_not_fit_into_the_added_epochs_is_refused(short, tmp_path, epochs, schedule, message):
+    train_shown(short, tmp_path, screen=Quiet())
+    config = dataclasses.replace(short, epochs=epochs, schedule=dataclasses.replace(short.schedule, **schedule))
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        continued(config, tmp_path)
+    assert (tmp_path / "result.json").exists()
+
+
+def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
+    with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from; omit it$"):
+        continued(short, tmp_path)
+    begins_later = dataclasses.replace(short, schedule=dataclasses.replace(short.schedule, from_epoch=0.5))
+    with pytest.raises(
+        ConfigError, match=r"^schedule.from_epoch=0.5: the run begins at epoch 0, before the schedule; omit it$"
+    ):
+        train(begins_later, tmp_path / "later")
+    train_shown(short, tmp_path, screen=Quiet())
+    with pytest.raises(ConfigError, match=r"schedule.from_epoch: 0 -> 1.*, or --accept-changes .*, and --schedule-from-now to"):
+        train(longer(short, 2.0), tmp_path, schedule_from_now=True)
+
+
+def test_plan_shows_the_schedule_from_its_beginning(short):
+    schedule = dataclasses.replace(short.schedule, from_epoch=1.2)
+    config = dataclasses.replace(short, epochs=3.0, batch=(Phase(10, until_epoch=1.0), Phase(20)), schedule=schedule)
+    plan = make_plan(config, examples=EXAMPLES, devices=2)
+    table = summary_table(plan, "2", model_summary(config))
+    text = " ".join(table.columns[1].cells)
+    assert "cosine, learning rate 2, 0.4 epochs of warm-up, from epoch 1.20 on" in text
+    assert "learning rate as before the schedule's start at epoch 1.20" in text
+    assert "learning rate 1 up to " in text  # the first step of 20 images at or past 60
+    assert min(epoch for epoch, _ in as_dict(plan, model_summary(config))["learning_rate"]) == 1.4
+
+
+def test_warm_up_of_a_recipe_is_not_scaled_to_the_length_of_the_whole_run():
+    """Phases are: their ends are epochs of the run."""
+    recipe = Config(epochs=10.0, batch=(Phase(8, 5.0), Phase(16)), schedule=Schedule(warmup_epochs=1.0))
+    flags = ["--epochs", "20"]
+    scaled, anew = (adapt(recipe, [*flags, *more]).config for more in ([], ["--schedule-from-now"]))
+    assert (scaled.schedule.warmup_epochs, anew.schedule.warmup_epochs) == (2.0, 1.0)
+    assert scaled.batch == anew.batch == (Phase(8, 10.0), Phase(16))
