@@ -6,7 +6,6 @@ tables in `choices.py` and `schedules.py`. The fields that only some choices rea
 their section inherits; the tables at the end of the sections name the record of each choice.
 """
 
-import math
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -846,19 +845,3 @@ def chance_loss(config: Config) -> float:
 def crops_while_loading(config: Config) -> bool:
     """Whether random crops are taken while images are decoded, rather than on the device."""
     return config.data.augmentation == "random_resized_crop" and not SOURCES[config.data.source].in_memory
-
-
-def evaluation_side(config: Config) -> int:
-    """Short side that evaluated images are resized to, in pixels. A crop ratio is converted as in timm."""
-    data = config.data
-    if data.eval_resize is not None:
-        return data.eval_resize
-    if data.eval_crop is not None:
-        return math.floor(data.evaluated_size / data.eval_crop)
-    trained_on_crops = crops_while_loading(config) or data.stored_size not in (None, data.image_size)
-    return round(data.evaluated_size * 8 / 7) if trained_on_crops else data.evaluated_size
-
-
-def evaluation_share(config: Config) -> float:
-    """Side of the center crop of evaluated images as a share of the short side, before the resize."""
-    return config.data.eval_crop or config.data.evaluated_size / evaluation_side(config)

@@ -1,7 +1,8 @@
 """Parts of a config in a few words, for tables, logs, plots and model cards."""
 
 from jaxdp.choices import AUTO_AUGMENTS, OPTIMIZERS
-from jaxdp.config import Config, Optimizer, evaluation_share, evaluation_side
+from jaxdp.config import Config, Optimizer
+from jaxdp.evaluation_size import evaluation_share, evaluation_side
 from jaxdp.schedules import MOMENTUM_BATCH
 
 HELD_OUT_LABELS = "plain labels"

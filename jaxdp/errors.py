@@ -1,15 +1,11 @@
 """Exceptions, exit codes, and helpers that turn values and errors into one printable line."""
 
-import contextlib
 import difflib
 import errno
 import inspect
-import os
 import sys
-import traceback
 from collections.abc import Iterable
 from functools import partial
-from typing import IO
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
@@ -136,33 +132,3 @@ def printable(text: object, limit: int = 200) -> str:
 def printable_lines(text: object) -> str:
     """`printable` for messages that quote untrusted text: keeps line breaks and does not truncate."""
     return "\n".join(printable(line, sys.maxsize - 1) for line in str(text).split("\n"))
-
-
-def discard_output(stream: IO[str], error: OSError) -> str:
-    """Redirect stdout or stderr, which cannot be written, to /dev/null: what it holds and what follows is lost without errors.
-
-    Returns a line that says so.
-    """
-    name = getattr(stream, "name", "output")
-    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
-        if (number := stream.fileno()) in (1, 2):
-            name = {1: "stdout", 2: "stderr"}[number]
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, number)
-            os.close(null)
-            stream.flush()
-    return f"{name} cannot be written ({error.strerror or error}); the run continues without it"
-
-
-def not_imported(error: BaseException) -> str | None:
-    """The package that is missing or that failed while being imported; None for any other error."""
-    missing = [error.name] if isinstance(error, ImportError) and error.name else []
-    packages = [name.split(".")[0] for name in missing + _modules_being_imported(error)]
-    return next((name for name in packages if name != "jaxdp"), None)
-
-
-def _modules_being_imported(error: BaseException) -> list[str]:
-    """The modules that were being imported when the error was raised, innermost first."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = (frame.f_globals.get("__name__") for frame in reversed(frames) if frame.f_code.co_name == "<module>")
-    return [name for name in modules if name]

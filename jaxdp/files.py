@@ -1,5 +1,6 @@
-"""Reading of regular local files, and atomic writes, at paths given by the user."""
+"""Reading of regular local files, and atomic writes, at paths given by the user; outputs that cannot be written."""
 
+import contextlib
 import errno
 import os
 import re
@@ -206,3 +207,19 @@ def write_output(path: Path, data: bytes) -> None:
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
+
+
+def discard_output(stream: IO[str], error: OSError) -> str:
+    """Redirect stdout or stderr, which cannot be written, to /dev/null: what it holds and what follows is lost without errors.
+
+    Returns a line that says so.
+    """
+    name = getattr(stream, "name", "output")
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+        if (number := stream.fileno()) in (1, 2):
+            name = {1: "stdout", 2: "stderr"}[number]
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)
+            stream.flush()
+    return f"{name} cannot be written ({error.strerror or error}); the run continues without it"

@@ -16,13 +16,13 @@ from jaxdp.errors import (
     EXIT_FAILURE,
     OneLine,
     first_line,
-    not_imported,
     one_of,
     printable,
     printable_lines,
 )
 from jaxdp.files import check_no_password, expand_user, is_url
 from jaxdp.flag_help import asks_for_help, rows
+from jaxdp.imports import not_imported
 
 COMMANDS = {
     "train": "Train a model",

@@ -4,9 +4,10 @@ from functools import partial
 
 import numpy as np
 
-from jaxdp.config import Config, crops_while_loading, evaluation_share, evaluation_side
+from jaxdp.config import Config, crops_while_loading
 from jaxdp.data.decode import center_crop, crop_and_resize, random_numbers, random_resized_crop, resize_and_crop
 from jaxdp.data.loader import Transform
+from jaxdp.evaluation_size import evaluation_share, evaluation_side
 
 
 def training_transform(config: Config) -> tuple[Transform, int]:

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import IO, TextIO
 
 from jaxdp.distributed.preemption import STOP_SIGNALS, StopSignals
-from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError, discard_output
+from jaxdp.errors import EXIT_CONFIG, EXIT_STOPPED, ConfigError
+from jaxdp.files import discard_output
 
 SIGNAL_EXIT_CODE = 128  # plus the number of the signal
 GRACE_SECONDS = 10.0  # for the other processes to exit after the first failure

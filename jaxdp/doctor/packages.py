@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import jaxdp
 from jaxdp.doctor.check_result import ResultBuilder
-from jaxdp.errors import first_line, not_imported
+from jaxdp.errors import first_line
+from jaxdp.imports import not_imported
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

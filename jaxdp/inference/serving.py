@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxdp import __version__
-from jaxdp.config import RESNET, Config, evaluation_share
+from jaxdp.config import RESNET, Config
 from jaxdp.data.datasets import pixel_stats
 from jaxdp.data.transforms import evaluation_sides
 from jaxdp.errors import ConfigError
+from jaxdp.evaluation_size import evaluation_share
 from jaxdp.inference.load_run import LoadedRun
 from jaxdp.models import preprocessing, weights
 from jaxdp.models.summary import check_image_size

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from jaxdp.errors import discard_output, plural, printable_lines
+from jaxdp.errors import plural, printable_lines
+from jaxdp.files import discard_output
 
 PRINT_SECONDS = 15.0  # least time between printed step lines without a terminal: a log stays short
 PLAIN_WIDTH = 128

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing, evaluation_share, evaluation_side
+from jaxdp.config import EVAL_RESIZES, Config, Data, Preprocessing
 from jaxdp.config_words import evaluation_words
 from jaxdp.errors import ConfigError, first_line
+from jaxdp.evaluation_size import evaluation_share, evaluation_side
 from jaxdp.files import read_regular
 from jaxdp.validation import validate
 

@@ -14,10 +14,11 @@ from PIL import Image, ImageOps
 import jaxdp
 from jaxdp import models
 from jaxdp.cli.main import main
-from jaxdp.config import Augment, Config, Data, evaluation_side
+from jaxdp.config import Augment, Config, Data
 from jaxdp.data import datasets, decode, transforms
 from jaxdp.data.augment import normalize
 from jaxdp.errors import ConfigError
+from jaxdp.evaluation_size import evaluation_side
 from jaxdp.inference.predict import make_prediction_step
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.validation import validate

@@ -17,7 +17,8 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Config, Data, Preprocessing, evaluation_share
+from jaxdp.config import Config, Data, Preprocessing
+from jaxdp.evaluation_size import evaluation_share
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
