@@ -34,11 +34,6 @@ Batch = dict[str, jax.Array]
 PixelStats = tuple[PixelStat, PixelStat]  # mean and standard deviation, on the 0-255 scale
 
 
-def _varying(tree: Any) -> Any:
-    """The same values, marked as different on every device, so that JAX adds no reduction when it differentiates."""
-    return lax.pcast(tree, AXES, to="varying")
-
-
 def local_gradient(
     config: Config,
     model: Network,
@@ -118,7 +113,7 @@ def accumulate_gradients(gradient_of: Callable[[Batch], Any], batch: Batch, coun
     def add(total: Any, micro_batch: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient_of(micro_batch)), None
 
-    total, _ = lax.scan(add, _varying(zeros), micro_batches)
+    total, _ = lax.scan(add, allreduce.varying(zeros), micro_batches)
     return jax.tree.map(lambda x: x / count, total)
 
 
@@ -143,7 +138,7 @@ def compute_gradients(
     (tree, buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux: see
     `request_flags.as_flags`.
     """
-    varying, batch = _varying(params), dict(batch)
+    varying, batch = allreduce.varying(params), dict(batch)
     own_requests = batch.pop(request_flags.BATCH_KEY, None)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
     # after the backward pass, so that the scaled backward pass uses the full range of float16.
@@ -186,7 +181,8 @@ def compute_gradients(
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     if own_requests is not None:
         aux |= {request_flags.BATCH_KEY: request_flags.as_flags(own_requests)}
-    return gradient, allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
+    # With synchronized batch normalization the moments are equal on all devices.
+    return gradient, allreduce.all_reduce_mean(allreduce.varying(aux), strategy, bucket_bytes=None, sent=reductions)
 
 
 def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
