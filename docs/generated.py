@@ -31,6 +31,7 @@ MODULE_NAMES = [
     "jaxdp.losses.binary_cross_entropy",
     "jaxdp.losses.cross_entropy",
     "jaxdp.models.create",
+    "jaxdp.models.ResNet",
     "jaxdp.optim.lamb",
     "jaxdp.optim.lars",
     "jaxdp.planning.Plan",
