@@ -28,6 +28,8 @@ SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["d
 
 # What pages and signatures name besides `jaxdp.__all__`. `strict` builds report missing names.
 MODULE_NAMES = [
+    "jaxdp.data.Loader",
+    "jaxdp.data.open_datasets",
     "jaxdp.losses.binary_cross_entropy",
     "jaxdp.losses.cross_entropy",
     "jaxdp.models.create",

@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers see; the names are those of the table below and `plan`
+    from jaxdp import data as data
     from jaxdp import losses as losses
     from jaxdp import models as models
     from jaxdp import optim as optim
@@ -59,6 +60,7 @@ _MODULE_OF = {
     "TrainResult": "jaxdp.training.result",
 }
 _MODULES = (
+    "data",
     "losses",
     "models",
     "optim",

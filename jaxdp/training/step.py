@@ -216,12 +216,14 @@ def make_train_step(
     mesh: Mesh | AbstractMesh,
     *,
     pixel_stats: PixelStats,
-    accumulation: int,
+    accumulation: int = 1,
     resident: bool = False,
 ) -> jax.stages.Wrapped:
     """step(state, batch, hyperparameters) -> (state, metrics), jitted; the state is donated.
 
-    state: as `make_placement(config, model, mesh)` places it.
+    config: its augmentation, loss, optimizer and reduction are those of the step. model: `jaxdp.models.create(config.model)`.
+    pixel_stats: mean and standard deviation of pixels, 0 to 255, with which images are normalized.
+    state: of `create_state`, as `make_placement(config, model, mesh)` places it.
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the
