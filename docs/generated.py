@@ -28,7 +28,22 @@ SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["d
 
 
 # What pages and signatures name besides `jaxdp.__all__`. `strict` builds report missing names.
-MODULE_NAMES = ["jaxdp.planning.Plan", "jaxdp.planning.PlannedPhase", "jaxdp.report.write", "jaxdp.training.run.Run"]
+MODULE_NAMES = [
+    "jaxdp.data.Loader",
+    "jaxdp.data.open_datasets",
+    "jaxdp.losses.binary_cross_entropy",
+    "jaxdp.losses.cross_entropy",
+    "jaxdp.models.create",
+    "jaxdp.models.ResNet",
+    "jaxdp.optim.lamb",
+    "jaxdp.optim.lars",
+    "jaxdp.planning.Plan",
+    "jaxdp.planning.PlannedPhase",
+    "jaxdp.report.write",
+    "jaxdp.schedules.learning_rate",
+    "jaxdp.schedules.momentum",
+    "jaxdp.training.run.Run",
+]
 
 # Config fields
 

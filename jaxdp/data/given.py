@@ -93,7 +93,7 @@ def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
         raise ConfigError("datasets", reason=reason)
-    training, evaluation = (_as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
+    training, evaluation = (as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
     return training, evaluation
 
 
@@ -101,7 +101,7 @@ def _is_image(item: Any) -> bool:
     return getattr(item, "ndim", 0) >= 2
 
 
-def _as_source(item: Any, name: str) -> ItemSource:
+def as_source(item: Any, name: str) -> ItemSource:
     """A source of a pair of arrays (images, labels); any other object unchanged."""
     if isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[0], list) and all(map(_is_image, item[0])):
         hint = "give arrays: (numpy.stack(images), numpy.array(labels))"

@@ -132,6 +132,7 @@ def _create_resnet(config: ModelConfig, platform: str | None, custom_vjp: bool) 
             blur_pool=config.blur_pool,
             classifier_bias=0.0 if config.classifier_bias == "zero" else -math.log(config.class_count),
             drop_path=config.drop_path,
+            draws=False,
         )
     )
 

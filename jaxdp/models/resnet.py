@@ -1,9 +1,9 @@
 """ResNet v1.5 in Flax linen (He et al., arXiv 1512.03385; stride on the 3x3 convolution, as in torchvision and MLPerf).
 
 Initialization follows Goyal et al. (arXiv 1706.02677, section 5.1): He for convolutions, N(0, 0.01) for the classifier, and a
-zero scale in the last batch normalization of each block, so that every block starts as the identity. The modules set weights to
-their standard deviations; `jaxdp.models.sample_params` then multiplies all of them by one long normal draw, which compiles much
-faster than 54 draws.
+zero scale in the last batch normalization of each block, so that every block starts as the identity. In a run the modules set
+weights to their standard deviations; `jaxdp.models.sample_params` then multiplies all of them by one long normal draw, which
+compiles much faster than 54 draws.
 """
 
 import math
@@ -48,6 +48,11 @@ def he_std(_: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) ->
     return jnp.full(shape, math.sqrt(2 / (shape[0] * shape[1] * shape[3])), dtype)
 
 
+def drawn(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
+    """The initializer that draws from normal distributions with the standard deviations that another one gives."""
+    return lambda key, shape, dtype: std(key, shape, dtype) * jax.random.normal(key, shape, dtype)
+
+
 class Conv(nn.Module):
     """Convolution without bias. size: of the kernel; method: see `jaxdp.models.convolution.convolve`.
 
@@ -62,12 +67,13 @@ class Conv(nn.Module):
     method: str = "direct"
     folds: bool = False
     blur_pool: str = "none"
+    kernel_init: nn.initializers.Initializer = he_std
 
     @nn.compact
     def __call__(self, x: jax.Array, center: jax.Array | None = None) -> jax.Array | Projection:
         """center: what was subtracted from x for a convolution that folds; see `Projection`."""
         channels = x.shape[-1]
-        kernel = self.param("kernel", he_std, (self.size, self.size, channels, self.features), jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, (self.size, self.size, channels, self.features), jnp.float32)
         stride = self.stride
         if blurs_input(self.blur_pool, channels, stride):
             x = blur(x, stride if self.size == 1 else 1)  # a 1x1 convolution reads no other pixels than those of its stride
@@ -85,10 +91,11 @@ class Conv(nn.Module):
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization that reports the moments of its input instead of updating moving averages.
+    """Batch normalization that reports the moments of its input.
 
-    In training it stores the batch's mean and mean square ([C] float32) in the collection `moments`; the training step averages
-    them over workers and updates the moving averages once. Returns a term, because the ReLU behind it computes the output: a
+    In training it stores the batch's mean and mean square ([C] float32) in the collection `moments` if that is mutable; the
+    training step averages them over workers and updates the moving averages once. If `batch_stats` is mutable, it updates them
+    itself, as Flax does with this momentum. Returns a term, because the ReLU behind it computes the output: a
     `FoldedTerm` of a `Projection`, else a `BatchNormTerm`.
     """
 
@@ -96,6 +103,7 @@ class BatchNorm(nn.Module):
     fusion: Fusion = Fusion()
     custom_vjp: bool = True
     zero_scale: bool = False
+    momentum: float = 0.9
 
     @nn.compact
     def __call__(self, x: jax.Array | Projection) -> Term:
@@ -126,10 +134,17 @@ class BatchNorm(nn.Module):
         return BatchNormTerm(x, Normalization(scale, bias, *self._report(mean, square)))
 
     def _report(self, mean: jax.Array, square: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Store the moments; return mean and variance."""
+        """Store the moments, or update the moving averages; return mean and variance."""
+        variance = jnp.maximum(square - mean * mean, 0.0)
+        if self.is_initializing():
+            return mean, variance
         self.sow("moments", "mean", mean, reduce_fn=lambda _, new: new, init_fn=lambda: None)
         self.sow("moments", "square", square, reduce_fn=lambda _, new: new, init_fn=lambda: None)
-        return mean, jnp.maximum(square - mean * mean, 0.0)
+        if self.is_mutable_collection("batch_stats"):
+            for name, new in (("mean", mean), ("var", variance)):
+                old: jax.Array = self.get_variable("batch_stats", name)
+                self.put_variable("batch_stats", name, self.momentum * old + (1 - self.momentum) * new)
+        return mean, variance
 
 
 class Block(nn.Module):
@@ -191,7 +206,12 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet v1.5.
+    """ResNet v1.5 (He et al., arXiv 1512.03385) as a Flax module.
+
+    `init(key, images, train=False)` returns {"params", "batch_stats"}; `apply(variables, images, train=True,
+    mutable=["batch_stats"])` the logits and the running statistics after one more batch. images: [B, H, W, 3], normalized.
+    depth: 18, 34, 50, 101 or 152. classes: their number. momentum: of the running statistics, of this device's batches unless
+    `axes` names the axes of a `shard_map`. draws: False for initial weights that are standard deviations, for `sample_params`.
 
     width: channels of the first ResNet stage; stem: "imagenet" (7x7, max pooling), "deep" (three 3x3, max pooling) or "small"
     (3x3); shortcut: "strided" or "pooled"; stem and shortcut of ResNet-D (He et al., arXiv 1812.01187, section 4) are the
@@ -216,6 +236,8 @@ class ResNet(nn.Module):
     blur_pool: str = "none"
     classifier_bias: float = 0.0
     drop_path: float = 0.0
+    momentum: float = 0.9
+    draws: bool = True
 
     @property
     def segments(self) -> tuple[tuple[str, ...], ...]:
@@ -244,12 +266,16 @@ class ResNet(nn.Module):
         fusion = Fusion(self.axes, self.convolution)
         fused = train and self.custom_vjp
 
+        def weights(std: nn.initializers.Initializer) -> nn.initializers.Initializer:
+            return drawn(std) if self.draws else std
+
         def conv(features: int, size: int, stride: int = 1, *, name: str, folds: bool = True) -> Conv:
             folds = folds and train and self.folds
-            return Conv(features, size, stride, self.dtype, self.convolution, folds, self.blur_pool, name=name)
+            form = (self.dtype, self.convolution, folds, self.blur_pool, weights(he_std))
+            return Conv(features, size, stride, *form, name=name)
 
         def norm(*, zero_scale: bool = False, name: str) -> BatchNorm:
-            return BatchNorm(train, fusion, self.custom_vjp, zero_scale, name=name)
+            return BatchNorm(train, fusion, self.custom_vjp, zero_scale, self.momentum, name=name)
 
         def relu(
             *terms: Term, shortcut: jax.Array | None = None, gate: jax.Array | None = None, centered: bool = False
@@ -262,7 +288,7 @@ class ResNet(nn.Module):
 
         def excitation(term: BatchNormTerm, *, name: str) -> jax.Array:
             means = squeeze(fusion, term) if fused else mean_over_positions(term)
-            return Excitation(he_std, self.dtype, name=name)(means)
+            return Excitation(weights(he_std), self.dtype, name=name)(means)
 
         def stem(images: jax.Array) -> jax.Array:
             x = images.astype(self.dtype)
@@ -279,7 +305,8 @@ class ResNet(nn.Module):
 
         def head(x: jax.Array) -> jax.Array:
             x = x.astype(jnp.float32).mean((1, 2))
-            kernel = self.param("fc_kernel", nn.initializers.constant(0.01), (x.shape[-1], self.classes), jnp.float32)
+            kernel_init = weights(nn.initializers.constant(0.01))
+            kernel = self.param("fc_kernel", kernel_init, (x.shape[-1], self.classes), jnp.float32)
             bias = self.param("fc_bias", nn.initializers.constant(self.classifier_bias), (self.classes,), jnp.float32)
             return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32) + bias
 

@@ -1,6 +1,10 @@
-"""Parameter updates as optax transformations: optimizers and loss scaling. Learning rates are in `jaxdp/schedules.py`."""
+"""Parameter updates as optax transformations: optimizers and loss scaling. Learning rates are in `jaxdp/schedules.py`.
 
+`lars` and `lamb` are ordinary optax transformations for any program.
+"""
+
+from jaxdp.optim.adam import lamb
 from jaxdp.optim.lars import lars
 from jaxdp.optim.optimizer import build_optimizer, check_elementwise, check_registered
 
-__all__ = ["build_optimizer", "check_elementwise", "check_registered", "lars"]
+__all__ = ["build_optimizer", "check_elementwise", "check_registered", "lamb", "lars"]

@@ -1,10 +1,12 @@
-"""Adam's update (Kingma & Ba, arXiv 1412.6980) for a momentum that changes between steps."""
+"""Adam's update (Kingma & Ba, arXiv 1412.6980) for a momentum that changes between steps, and LAMB, which scales it."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxdp.optim.lars import is_matrix_or_larger, scale_by_trust_ratio, with_schedules
 
 
 def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.GradientTransformation:
@@ -26,3 +28,25 @@ def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.Grad
         return updates, {"mean": (mean, mean_weight), "square": (square, square_weight)}
 
     return optax.GradientTransformation(init, update)
+
+
+def lamb(
+    learning_rate: Any, b1: Any = 0.9, b2: float = 0.999, *, eps: float = 1e-6, weight_decay: float = 1e-4
+) -> optax.GradientTransformation:
+    """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L |w| / |u| u.
+
+    m and s are unbiased moving averages of the gradient and its square, also where b1 changes. Decay b and the ratio of norms
+    apply to tensors of two or more dimensions, as with LARS.
+
+    learning_rate, b1: a float, a traced scalar or a schedule (step -> value). Its `update` needs the parameters.
+    """
+
+    def build(learning_rate: Any, b1: Any) -> optax.GradientTransformation:
+        return optax.chain(
+            scale_by_adam(b1=b1, b2=b2, eps=eps),
+            optax.add_decayed_weights(weight_decay, mask=is_matrix_or_larger),
+            scale_by_trust_ratio(),
+            optax.scale(-learning_rate),
+        )
+
+    return with_schedules(build, learning_rate, b1)

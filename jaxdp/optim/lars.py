@@ -88,13 +88,19 @@ def lars(
     trust_coefficient: float = 0.001,
     eps: float = 1e-6,
     nesterov: bool = False,
-    mask: Any = is_matrix_or_larger,
+    mask: Any = None,
 ) -> optax.GradientTransformation:
-    """v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with the learning rate in the velocity.
+    """LARS (You et al., arXiv 1708.03888): momentum SGD with a rate for each tensor by the ratio of the norms of weights w and
+    gradient g.
+
+    v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with learning rate L, velocity v, momentum m
+    and decay b. t = trust_coefficient * |w| / (|g| + b * |w| + eps), or 1 if a norm is 0.
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
-    parameters that returns one, True where trust ratio and decay apply.
+    parameters that returns one, True where trust ratio and decay apply (default: tensors of two or more dimensions).
+    Its `update` needs the parameters. optax.lars has |g + b w| in the denominator, and no momentum that changes.
     """
+    mask = is_matrix_or_larger if mask is None else mask
 
     def build(learning_rate: Any, momentum: Any) -> optax.GradientTransformation:
         return optax.chain(
@@ -104,12 +110,13 @@ def lars(
             optax.scale(-1.0),
         )
 
-    return _with_schedules(build, learning_rate, momentum)
+    return with_schedules(build, learning_rate, momentum)
 
 
-def _with_schedules(
+def with_schedules(
     build: Callable[[Any, Any], optax.GradientTransformation], learning_rate: Any, momentum: Any
 ) -> optax.GradientTransformation:
+    """What `build` makes of a learning rate and a momentum, of which each may be a schedule (step -> value)."""
     if not callable(learning_rate) and not callable(momentum):
         return build(learning_rate, momentum)
     return optax.inject_hyperparams(build)(learning_rate=learning_rate, momentum=momentum)

@@ -16,8 +16,8 @@ import optax
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Adam, Lars, Optimizer, Sgd
 from jaxdp.errors import ConfigError, first_line, kind_of
-from jaxdp.optim.adam import scale_by_adam
-from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars, scale_by_trust_ratio
+from jaxdp.optim.adam import lamb, scale_by_adam
+from jaxdp.optim.lars import MASKS, is_matrix_or_larger, lars
 from jaxdp.optim.squares import Squares, norm
 
 Scalar: TypeAlias = "float | jax.Array"
@@ -166,27 +166,17 @@ def _sgd(config: Sgd, learning_rate: Scalar, momentum: Scalar) -> optax.Gradient
     )
 
 
-def _adam(config: Adam, momentum: Scalar) -> optax.GradientTransformation:
-    return scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps)
-
-
 def _adamw(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
     """Adam with decoupled weight decay, algorithm 2 of Loshchilov & Hutter (arXiv 1711.05101)."""
     return optax.chain(
-        _adam(config, momentum),
+        scale_by_adam(b1=momentum, b2=config.beta2, eps=config.adam_eps),
         optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
         optax.scale(-learning_rate),
     )
 
 
 def _lamb(config: Adam, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:
-    """Algorithm 2 of You et al. (arXiv 1904.00962); tensors without decay are not scaled by their norm, as with LARS."""
-    return optax.chain(
-        _adam(config, momentum),
-        optax.add_decayed_weights(config.weight_decay, mask=is_matrix_or_larger),
-        scale_by_trust_ratio(),
-        optax.scale(-learning_rate),
-    )
+    return lamb(learning_rate, momentum, config.beta2, eps=config.adam_eps, weight_decay=config.weight_decay)
 
 
 CONSTRUCTORS: dict[str, Constructor] = OPTIMIZERS.implement({"lars": _lars, "sgd": _sgd, "adamw": _adamw, "lamb": _lamb})

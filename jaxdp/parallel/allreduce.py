@@ -134,15 +134,31 @@ def leaf_buckets(leaves: Sequence[Any], bucket_bytes: int | None, wire_dtype: An
     return assign_buckets(sizes, bucket_bytes)
 
 
+def varying(tree: Any) -> Any:
+    """The same values, marked as different on every device, so that JAX adds no reduction when it differentiates."""
+    axes = _axes_of(lax.axis_index(AXES))
+
+    def mark(leaf: jax.Array) -> jax.Array:
+        missing = axes - _axes_of(leaf)
+        return lax.pcast(leaf, tuple(missing), to="varying") if missing else leaf
+
+    return jax.tree.map(mark, tree)
+
+
+def _axes_of(value: jax.Array) -> frozenset[str]:
+    """The axes along which devices may have different values, as JAX tracks them; none inside `shard_map(check_vma=False)`."""
+    return jax.typeof(value).manual_axis_type.varying
+
+
 def all_reduce_mean(
     tree: Any,
-    strategy: str | Stage,
+    strategy: str | Stage = "torus",
     *,
     wire_dtype: Any = None,
     bucket_bytes: int | None = BUCKET_BYTES,
     sent: list | None = None,
 ) -> Any:
-    """The mean of `tree` over all devices, equal on every device: see `all_reduce_sum`."""
+    """The mean of `tree` over all devices, equal on every device; arguments and errors as in `all_reduce_sum`."""
     _check(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
     local = divide(tree, lax.axis_size(AXES))
     return all_reduce_sum(local, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sent=sent)
@@ -155,18 +171,18 @@ def divide(tree: Any, divisor: int) -> Any:
 
 def all_reduce_sum(
     tree: Any,
-    strategy: str | Stage,
+    strategy: str | Stage = "torus",
     *,
     wire_dtype: Any = None,
     bucket_bytes: int | None = BUCKET_BYTES,
     sharded: bool = False,
     sent: list | None = None,
 ) -> Any:
-    """The sum of `tree` over all devices, equal on every device. Call inside `shard_map` over both mesh axes.
+    """The sum of `tree` over all devices, equal on every device. Call inside `jax.shard_map` over a mesh of `make_mesh`.
 
-    tree: floating-point arrays of any shapes that differ between devices (varying, in the terms of JAX).
-    strategy: a name in `STRATEGIES`, or a function that is its single stage; pass check_vma=allreduce.check_vma(strategy) to
-        `shard_map`.
+    tree: floating-point arrays of any shapes, this device's.
+    strategy: the name of an all-reduce strategy, or a function that is its single stage. Pass check_vma=False to `shard_map`:
+        JAX can verify only some strategies (`check_vma`), and would itself sum the gradient of unmarked parameters.
     wire_dtype: the dtype in which vectors are sent and added, one of `WIRE_BYTES`; None keeps the dtype of each leaf.
     bucket_bytes: see `buckets.assign_buckets`.
     sharded: leave out the last stage of a strategy that gathers shards; each device gets its shard of every sum (see
@@ -174,7 +190,8 @@ def all_reduce_sum(
     sent: if given, (tree, its buckets) is appended, for audits.
 
     Returns leaves with their original dtypes. Raises ConfigError for an unknown strategy or dtype, a strategy that does not
-    support this number of devices, and leaves that are not floating-point.
+    support this number of devices, leaves that are not floating-point or are equal on all devices, and a call outside of
+    `shard_map`.
     """
     buckets = pack_buckets(tree, strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes, sharded=sharded)
     for bucket in buckets:
@@ -311,6 +328,15 @@ def _check(tree: Any, strategy: str | Stage, *, wire_dtype: Any, bucket_bytes: i
     for leaf in jax.tree.leaves(tree):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError("tree", reason=f"has a leaf of dtype {leaf.dtype}; leaves must be floating-point")
-    devices = lax.axis_size(AXES)
+    try:
+        devices, axes = lax.axis_size(AXES), _axes_of(lax.axis_index(AXES))
+    except NameError:
+        hint = "call it inside jax.shard_map over a mesh of jaxdp.make_mesh()"
+        raise ConfigError("tree", reason=f"there is no mesh with the axes {' and '.join(AXES)} here", hint=hint) from None
+    for leaf in jax.tree.leaves(tree):
+        if not axes <= _axes_of(leaf):
+            equal = f"has a leaf of shape {leaf.shape} that is equal on all devices, as a gradient that JAX has summed itself"
+            hint = "give jax.shard_map check_vma=False, or mark the parameters by jax.lax.pcast"
+            raise ConfigError("tree", reason=equal, hint=hint)
     if reason := unsupported_reason(strategy, devices):
         raise ConfigError("strategy", strategy, reason=f"cannot run on {plural(devices, 'device')}: {reason}")

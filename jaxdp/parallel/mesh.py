@@ -73,13 +73,22 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
     return default_shape(devices)
 
 
-def make_mesh(vertical: int, horizontal: int, devices: "Sequence[jax.Device] | None" = None) -> "jax.sharding.Mesh":
-    """A mesh of the first vertical * horizontal of `devices` (default: `jax.devices()`); consecutive devices form a row."""
+def make_mesh(
+    vertical: int | None = None, horizontal: int | None = None, devices: "Sequence[jax.Device] | None" = None
+) -> "jax.sharding.Mesh":
+    """A mesh with the axes "vertical" (rows) and "horizontal" (devices of a row); consecutive devices form a row.
+
+    vertical, horizontal: the sizes of the axes. Those that are None follow from the number of devices: without both, each
+    process is a row, and in a single process the mesh is nearly square. devices: the first vertical * horizontal of them are
+    used (default: `jax.devices()`). Raises ConfigError for sizes that do not fit the devices.
+    """
     import jax
     from jax.sharding import AxisType
 
-    devices = (jax.devices() if devices is None else devices)[: vertical * horizontal]
-    return jax.make_mesh((vertical, horizontal), AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
+    devices = jax.devices() if devices is None else devices
+    processes = len({device.process_index for device in devices})
+    shape = choose_shape(MeshConfig(vertical=vertical, horizontal=horizontal), len(devices), processes)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices[: math.prod(shape)])
 
 
 def devices_of_every_process(devices: list, used: int, processes: int) -> list:

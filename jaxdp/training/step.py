@@ -34,11 +34,6 @@ Batch = dict[str, jax.Array]
 PixelStats = tuple[PixelStat, PixelStat]  # mean and standard deviation, on the 0-255 scale
 
 
-def _varying(tree: Any) -> Any:
-    """The same values, marked as different on every device, so that JAX adds no reduction when it differentiates."""
-    return lax.pcast(tree, AXES, to="varying")
-
-
 def local_gradient(
     config: Config,
     model: Network,
@@ -121,7 +116,7 @@ def accumulate_gradients(gradient_of: Callable[[Batch], Any], batch: Batch, coun
     def add(total: Any, micro_batch: Batch) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, gradient_of(micro_batch)), None
 
-    total, _ = lax.scan(add, _varying(zeros), micro_batches)
+    total, _ = lax.scan(add, allreduce.varying(zeros), micro_batches)
     return jax.tree.map(lambda x: x / count, total)
 
 
@@ -146,7 +141,7 @@ def compute_gradients(
     (tree, buckets) of every reduction is appended, for an audit. If the batch holds "requests", so does aux: see
     `request_flags.as_flags`.
     """
-    varying, batch = _varying(params), dict(batch)
+    varying, batch = allreduce.varying(params), dict(batch)
     own_requests = batch.pop(request_flags.BATCH_KEY, None)
     # The gradient of the mean loss is the sum over devices of gradients that are divided by their number. Loss scaling divides
     # after the backward pass, so that the scaled backward pass uses the full range of float16.
@@ -189,7 +184,8 @@ def compute_gradients(
         gradient = jax.tree.map(lambda g: g / scale, gradient)
     if own_requests is not None:
         aux |= {request_flags.BATCH_KEY: request_flags.as_flags(own_requests)}
-    aux = allreduce.all_reduce_mean(aux, strategy, bucket_bytes=None, sent=reductions)
+    # With synchronized batch normalization the moments are equal on all devices.
+    aux = allreduce.all_reduce_mean(allreduce.varying(aux), strategy, bucket_bytes=None, sent=reductions)
     if (label_weight := aux.pop("label_weight", None)) is not None:  # of the global batch
         gradient = jax.tree.map(lambda g: g / label_weight, gradient)
         aux["loss"] /= label_weight
@@ -247,12 +243,14 @@ def make_train_step(
     mesh: Mesh | AbstractMesh,
     *,
     pixel_stats: PixelStats,
-    accumulation: int,
+    accumulation: int = 1,
     resident: bool = False,
 ) -> jax.stages.Wrapped:
     """step(state, batch, hyperparameters) -> (state, metrics), jitted; the state is donated.
 
-    state: as `make_placement(config, model, mesh)` places it.
+    config: its augmentation, loss, optimizer and reduction are those of the step. model: `jaxdp.models.create(config.model)`.
+    pixel_stats: mean and standard deviation of pixels, 0 to 255, with which images are normalized.
+    state: of `create_state`, as `make_placement(config, model, mesh)` places it.
     batch: {"images" [B, H, W, 3] uint8, "labels" [B] int32, "positions" [B] uint32}, rows sharded over all devices. With
     `resident` it has "indices" [B] int32 in place of "images", and all training images, uint8 [N, H, W, 3], are the fourth
     argument. hyperparameters: {"learning_rate", "momentum"}, float32 scalars, and {"seed"}, a uint32 scalar that draws the

@@ -37,6 +37,33 @@ def test_classifier_starts_from_the_frequency_of_its_classes():
     jax.tree.map(np.testing.assert_array_equal, params, usual)
 
 
+def test_module_updates_running_statistics_as_flax_does():
+    images = jnp.asarray(np.random.default_rng(1).normal(2, 3, (8, 6, 6, 4)), jnp.float32)
+    variables = {
+        "params": {"scale": jnp.ones(4), "bias": jnp.zeros(4)},
+        "batch_stats": {"mean": jnp.ones(4), "var": jnp.ones(4)},
+    }
+    _, ours = BatchNorm(train=True, momentum=0.8).apply(variables, images, mutable=["batch_stats"])
+    _, expected = nn.BatchNorm(use_running_average=False, momentum=0.8).apply(variables, images, mutable=["batch_stats"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, expected)
+
+
+def test_resnet_is_an_ordinary_module():
+    """Weights are drawn with the deviations of Goyal et al., section 5.1; statistics change where they are mutable."""
+    net, images = resnet.ResNet(depth=TWO_BLOCKS, classes=6, width=16, stem="small"), jnp.ones((2, 8, 8, 3))
+    variables = jax.jit(lambda key: net.init(key, images, train=True))(jax.random.key(0))
+    kernel, head = variables["params"]["layer2_0"]["conv1"]["kernel"], variables["params"]["fc_kernel"]
+    np.testing.assert_allclose(kernel.std(), np.sqrt(2 / (9 * 32)), rtol=0.05)
+    np.testing.assert_allclose(head.std(), 0.01, rtol=0.2)
+    assert variables.keys() == {"params", "batch_stats"}
+    assert jax.tree.structure(variables) == jax.tree.structure(net.init(jax.random.key(0), images, train=False))
+    logits, changed = net.apply(variables, images, train=True, mutable=["batch_stats"])
+    assert changed.keys() == {"batch_stats"}
+    before, after = (tree["batch_stats"]["layer1_0"]["bn1"]["mean"] for tree in (variables, changed))
+    assert (before != after).all()
+    np.testing.assert_array_equal(logits, net.apply(variables, images, train=True))
+
+
 # torchvision's published numbers
 @pytest.mark.parametrize(
     ("depth", "parameters", "giga_macs"),

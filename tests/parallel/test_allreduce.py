@@ -166,6 +166,31 @@ def test_all_reduce_mean_integer_leaf_raises_config_error():
         allreduce.all_reduce_mean({"count": jnp.zeros(3, jnp.int32)}, "psum")
 
 
+def test_all_reduce_outside_of_a_mesh_raises_config_error():
+    with pytest.raises(ConfigError, match=r"tree: there is no mesh with the axes vertical and horizontal here; .*shard_map"):
+        allreduce.all_reduce_sum(jnp.zeros(3))
+
+
+def gradient_of_mean(check_vma, mark=lambda params: params):
+    """d mean(w x) / dw = mean(x) for one row of x on each device."""
+
+    def per_device(weight, x):
+        gradient = jax.grad(lambda weight: (weight * x).mean())(mark(weight))
+        return allreduce.all_reduce_mean(gradient)
+
+    rows, everywhere = PartitionSpec(AXES), PartitionSpec()
+    specs = {"in_specs": (everywhere, rows), "out_specs": everywhere, "check_vma": check_vma}
+    return jax.jit(jax.shard_map(per_device, mesh=make_mesh(2, 4), **specs))(jnp.float32(2.0), jnp.arange(8.0))
+
+
+def test_a_gradient_that_jax_has_summed_itself_is_not_summed_again():
+    """Its mean over the devices would be their number times too large."""
+    with pytest.raises(ConfigError, match=r"equal on all devices, as a gradient that JAX has summed itself; .*check_vma=False"):
+        gradient_of_mean(check_vma=True)
+    assert gradient_of_mean(check_vma=False) == 3.5
+    assert gradient_of_mean(check_vma=True, mark=lambda weight: jax.lax.pcast(weight, AXES, to="varying")) == 3.5
+
+
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_all_reduce_mean_empty_leaf_stays_empty(strategy):
     inputs = random_tree({"empty": (0, 3), "some": (5,)}, 8)

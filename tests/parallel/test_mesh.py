@@ -1,6 +1,22 @@
 """Devices of meshes."""
 
+import jax
+import pytest
+
+import jaxdp
 from jaxdp.parallel.mesh import devices_of_every_process
+
+
+def test_a_side_that_is_not_given_follows_from_the_devices():
+    assert dict(jaxdp.make_mesh().shape) == {"vertical": 2, "horizontal": 4}
+    assert dict(jaxdp.make_mesh(horizontal=2).shape) == {"vertical": 4, "horizontal": 2}
+    mesh = jaxdp.make_mesh(1, 3, jax.devices()[2:])
+    assert mesh.devices.tolist() == [jax.devices()[2:5]]
+
+
+def test_a_mesh_with_more_devices_than_there_are_is_an_error():
+    with pytest.raises(jaxdp.ConfigError, match="mesh='3x3': needs 9 devices, 8 available"):
+        jaxdp.make_mesh(3, 3)
 
 
 def test_a_smaller_mesh_uses_the_first_devices_of_every_process():

@@ -1,0 +1,115 @@
+"""Batches of any data set on a mesh, for programs that are not jaxdp's: an iterator whose state resumes exactly."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxdp.config import MAX_CLASSES
+from jaxdp.data.decode import center_crop
+from jaxdp.data.given import ArrayItems, as_source
+from jaxdp.data.in_memory import ArraySource
+from jaxdp.data.loader import Loader as DecodedImages
+from jaxdp.data.prefetch import BatchSource, DeviceIterator
+from jaxdp.errors import ConfigError, kind_of
+from jaxdp.parallel.mesh import make_mesh
+
+
+class Loader(Iterator[dict[str, jax.Array]]):
+    """Shuffled batches, loaded in the background and placed on the devices: {"images", "labels", "positions"}.
+
+    images: [B, S, S, 3] uint8; labels: [B] int32; positions: [B] uint32, samples seen before each. Rows are sharded over all
+    devices of the mesh, and each process loads those of its own devices. The order is a function of `seed` and position alone:
+    every epoch is a new permutation, and batches continue across its end.
+
+    dataset: arrays (images [N, H, W, 3] uint8, labels [N]); an object with __len__ and __getitem__ -> (image, label), image as
+    uint8 pixels, a Pillow image or encoded bytes; or a data set of `open_datasets`, with its crops and sizes.
+    batch: images in a batch, of all devices. mesh: default `make_mesh()`. start: samples seen before the first batch. end: the
+    iterator ends with the batch that reaches so many samples (None: never). image_size: side of the center square, in pixels,
+    to which images are resized; required for objects.
+
+    `get_state` and `set_state` work as in Grain. Use it in a `with` block, or close it when done.
+    Raises ConfigError for a batch that the devices cannot share, or a data set that is none of these.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch: int,
+        *,
+        mesh: Mesh | None = None,
+        seed: int = 0,
+        start: int = 0,
+        end: int | None = None,
+        image_size: int | None = None,
+    ) -> None:
+        self.source, self.mesh = _as_batches(dataset, image_size), mesh or make_mesh()
+        if batch < 1 or batch % self.mesh.size:
+            reason = f"cannot be divided among {self.mesh.size} devices"
+            raise ConfigError("batch", batch, reason=reason, hint=f"use a multiple of {self.mesh.size}")
+        self.batch, self.seed, self.end = batch, seed, sys.maxsize if end is None else end
+        self._open(start)
+
+    def _open(self, start: int) -> None:
+        self.samples = start
+        self.batches = DeviceIterator(
+            self.source, self.mesh, seed=self.seed, first=start, end=self.end, global_batch=self.batch
+        )
+
+    def __next__(self) -> dict[str, jax.Array]:
+        """The next batch; raises what reading it raised."""
+        loaded = self.batches.next()
+        if loaded is None:
+            raise StopIteration
+        self.samples += self.batch
+        return loaded
+
+    def get_state(self) -> dict[str, int]:
+        """{"samples": seen so far, "seed", "examples"}: what `set_state` needs to continue behind the last batch."""
+        return {"samples": self.samples, "seed": self.seed, "examples": len(self.source)}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        """Continue where `get_state` was called, with this or another batch size, on any number of devices.
+
+        Raises ConfigError for a state of another seed or data set, whose order is another.
+        """
+        for name, own in (("seed", self.seed), ("examples", len(self.source))):
+            if state[name] != own:
+                reason = f"the state of the loader has {name}={state[name]}, this loader {own}"
+                raise ConfigError("state", reason=reason, hint="open the loader with the seed and the data of the state")
+        self.close()
+        self._open(int(state["samples"]))
+
+    def close(self) -> None:
+        """Stop loading."""
+        self.batches.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _as_batches(dataset: Any, image_size: int | None) -> BatchSource:
+    """The data set as a source of batches of one image size."""
+    if hasattr(dataset, "batch"):
+        return dataset
+    items = as_source(dataset, "training")
+    if isinstance(items, ArrayItems) and image_size is None:
+        images = items.images.reshape(*items.images.shape[:3], -1)  # [N, H, W, 1 or 3]
+        return ArraySource(np.broadcast_to(images, (*images.shape[:3], 3)), items.labels)
+    if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+        hint = "give arrays (images, labels), or an object with __len__ and __getitem__"
+        raise ConfigError("dataset", reason=f"{kind_of(dataset)} is no data set", hint=hint)
+    if image_size is None:
+        hint = "give the side in pixels, such as image_size=224"
+        raise ConfigError("image_size", None, reason="required for images of any size", hint=hint)
+
+    def crop(pixels: np.ndarray, out: np.ndarray, _: int) -> None:
+        center_crop(pixels, out, image_size)
+
+    return DecodedImages(items, transform=crop, size=image_size, classes=MAX_CLASSES)
