@@ -24,6 +24,7 @@ _MODULE_OF = {
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "first_gradient": "jaxdp.analysis.first_gradient",
+    "register_dataset": "jaxdp.registration",
     "register_model": "jaxdp.registration",
     "register_optimizer": "jaxdp.registration",
     "register_strategy": "jaxdp.registration",

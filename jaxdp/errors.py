@@ -13,6 +13,7 @@ from typing import IO
 
 EXIT_FAILURE, EXIT_CONFIG, EXIT_STOPPED = 1, 2, 75  # EXIT_STOPPED: stopped by a signal; the same command resumes
 
+LIBRARIES = {"jax", "jaxlib", "flax", "jaxdp", "contextlib", "functools"}  # an error is located in the code that calls them
 SIMILAR = 0.7  # least similarity of a suggestion, as difflib measures it
 
 
@@ -152,6 +153,13 @@ def discard_output(stream: IO[str], error: OSError) -> str:
             os.close(null)
             stream.flush()
     return f"{name} cannot be written ({error.strerror or error}); the run continues without it"
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """ " at FILE:LINE", the innermost place in a traceback that is neither jaxdp's nor of `LIBRARIES`; "" if there is none."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES]
+    return f" at {os.path.basename(own[-1].f_code.co_filename)}:{own[-1].f_lineno}" if own else ""
 
 
 def not_imported(error: BaseException) -> str | None:

@@ -23,7 +23,7 @@ from helpers.linear import NormalizedLinear
 
 import jaxdp
 from jaxdp import models
-from jaxdp.choices import MODELS, OPTIMIZERS
+from jaxdp.choices import MODELS, OPTIMIZERS, SOURCES
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.loggers import callbacks
@@ -40,7 +40,7 @@ os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0"
 @pytest.fixture(autouse=True)
 def tables_as_before():
     """Undo what a test registers, replaces or removes; the order of these tables is that of help texts and documents."""
-    tables = [part for table in (STRATEGIES, MODELS, OPTIMIZERS) for part in (table.entries, table.implementations)]
+    tables = [part for table in (STRATEGIES, MODELS, OPTIMIZERS, SOURCES) for part in (table.entries, table.implementations)]
     entries = [list(table.items()) for table in tables]
     yield
     for table, before in zip(tables, entries, strict=True):

@@ -315,7 +315,7 @@ PAGE = (Path(__file__).parent.parent / "docs/extending.md").read_text()
 BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(5))
+@pytest.mark.parametrize("block", [block for block in BLOCKS if "jaxdp.register" in block], ids=range(6))
 def test_examples_of_the_extending_page_can_be_planned(block):
     names = {}
     exec(block, names)
