@@ -58,6 +58,7 @@ _MODULE_OF = {
     "predict": "jaxdp.inference.predict",
     "Predictions": "jaxdp.inference.predict",
     "register_augmentation": "jaxdp.registration",
+    "register_dataset": "jaxdp.registration",
     "register_loss": "jaxdp.registration",
     "register_model": "jaxdp.registration",
     "register_optimizer": "jaxdp.registration",

@@ -16,16 +16,17 @@ from jaxdp.registry import Choice, Choices, Registry
 class Source(Choice):
     """A data source.
 
-    in_memory: it makes its images itself, in one size. from_python: the images are an argument of a function. needs_directory:
-    of the user's images. prepared: by tensorflow-datasets, under the same name. classes: their number, if known without the
-    data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the only training split without
-    its images, if there is another. train_images: size of the training set, if published. mean, std: pixel statistics for
-    normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about the images for model cards.
+    in_memory: it makes its images itself, in one size. from_python: the images are an argument of a function. layout: what
+    `data.directory` must name; "" if it may be omitted. prepared: by tensorflow-datasets, under the same name. classes: their
+    number, if known without the data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the
+    only training split without its images, if there is another. train_images: size of the training set, if published. mean,
+    std: pixel statistics for normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about
+    the images for model cards.
     """
 
     in_memory: bool = False
     from_python: bool = False
-    needs_directory: bool = False
+    layout: str = ""
     prepared: bool = False
     classes: int | None = None
     train_split: tuple[str, ...] | None = None
@@ -39,7 +40,7 @@ class Source(Choice):
     @property
     def own_images(self) -> bool:
         """Whether the images are the user's."""
-        return self.from_python or self.needs_directory
+        return not (self.in_memory or self.prepared)
 
 
 @dataclass(frozen=True)
@@ -168,13 +169,18 @@ SOURCES = Choices(
             std=52.0,
             remark="The images of this source are synthetic patterns.",
         ),
-        "folder": Source("images in `directory`/SPLIT/CLASS/", needs_directory=True),
+        "folder": Source("images in `directory`/SPLIT/CLASS/", layout="FOLDER, which contains SPLIT/CLASS/"),
         "given": Source("the `datasets` argument of `jaxdp.train`", from_python=True),
         "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167),
         "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000),
     },
-    other=Source("or any data set prepared by tensorflow-datasets, as NAME, NAME/CONFIG or NAME:VERSION", prepared=True),
+    other=Source(
+        "or a name registered with `jaxdp.register_dataset`, or any data set prepared by tensorflow-datasets, as NAME, "
+        "NAME/CONFIG or NAME:VERSION",
+        prepared=True,
+    ),
     other_reads="imagenet2012",
+    function="register_dataset",
 )
 BATCH_STATISTICS = Choices(
     "model.statistics",

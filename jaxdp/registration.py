@@ -5,12 +5,28 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Source
 from jaxdp.config import LARGEST, Config, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
+
+
+def register_dataset(name: str, factory: Callable) -> None:
+    """Register a data set for `Data(source=name)` in this process.
+
+    factory: a function of the config's `data` section that returns (training, evaluation) as the `datasets` argument of
+    `jaxdp.train` takes them: arrays (images uint8 [N, H, W, 3], labels [N]), or objects with __len__ and __getitem__ ->
+    (image, label). A list `class_names` of such an object names the classes. The function may read `data.directory` and the
+    splits, must return the same data in every process. Resuming or evaluating a run requires the same
+    registration. A repeated name replaces the data set; a name of tensorflow-datasets is hidden.
+    Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
+    """
+    if not callable(factory):
+        hint = f"for example jaxdp.register_dataset({name!r}, lambda data: (training, evaluation))"
+        raise ConfigError("register_dataset", name, reason=f"{kind_of(factory)} cannot be called", hint=hint)
+    SOURCES.register(name, Source(""), factory)
 
 
 def register_model(name: str, build: Any) -> None:

@@ -188,11 +188,9 @@ def _check_paths(config: Config) -> None:
 def _check_source(config: Config) -> None:
     """The source has the directory, splits and classes that it needs."""
     data, source = config.data, SOURCES[config.data.source]
-    if source.needs_directory and data.directory is None:
+    if source.layout and data.directory is None:
         reason = f"required with data.source={data.source!r}"
-        raise ConfigError(
-            "data.directory", None, reason=reason, hint="use --data.directory FOLDER, which contains SPLIT/CLASS/"
-        )
+        raise ConfigError("data.directory", None, reason=reason, hint=f"use --data.directory {source.layout}")
     for field, split, allowed in (
         ("data.train_split", data.train_split, source.train_split),
         ("data.eval_split", data.eval_split, source.eval_split),

@@ -22,7 +22,7 @@ from helpers.linear import NormalizedLinear
 
 import jaxdp
 from jaxdp import models
-from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS
+from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule
 from jaxdp.distributed import runtime
 from jaxdp.distributed.launch import reserved_port
@@ -38,7 +38,7 @@ runtime.start(Mesh(cpu_devices=8))
 os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace("optimization_level=0", "optimization_level=1")
 
 
-TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS)
+TABLES = (STRATEGIES, MODELS, OPTIMIZERS, LOSSES, SCHEDULES, AUTO_AUGMENTS, SOURCES)
 
 
 @pytest.fixture(autouse=True)

@@ -78,6 +78,22 @@ class Source(ABC):
         files are then not opened. Raises ConfigError for a data set that cannot be trained on.
         """
 
+    def splits(self, config: Config) -> Sequence[tuple[str, ItemSource]]:
+        """(name, images) of the training and the evaluation split.
+
+        Raises ConfigError if one of them does not exist, or for a source that makes its images itself.
+        """
+        raise _no_files(config)
+
+    def split(self, config: Config, name: str) -> ItemSource:
+        """The images of a split. Raises ConfigError as `splits`."""
+        raise _no_files(config)
+
+
+def _no_files(config: Config) -> ConfigError:
+    hint = "use folder or a prepared data set"
+    return ConfigError("data.source", config.data.source, reason="has no files to read", hint=hint)
+
 
 class EncodedItems(ItemSource, Protocol):
     """The encoded images of a split."""
@@ -140,6 +156,10 @@ class FileSource(Source):
         data_set, train_name = self.data_set(config), config.data.train_split
         train, name = data_set.open(train_name), data_set.evaluation_name(config.data.eval_split)
         return [(train_name, train), (name, data_set.open(name, _class_list(train)))]
+
+    def split(self, config: Config, name: str) -> EncodedItems:
+        """See `Source.split`."""
+        return self.data_set(config).open(name)
 
     def evaluation_split(self, config: Config) -> EncodedItems:
         """The evaluation split, without the training split, which need not exist. Raises ConfigError if it does not exist."""

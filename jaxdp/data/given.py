@@ -52,16 +52,16 @@ class Given(Source):
         raise _missing()
 
 
-def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False) -> Datasets:
-    """Data sets of (training, evaluation) items from Python; see `Source.open`."""
-    train, evaluation = _check_pair(pair)
+def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = False, source: str = GIVEN) -> Datasets:
+    """Data sets of (training, evaluation) items from Python; see `Source.open`. source: name of their data source."""
+    train, evaluation = check_pair(pair)
 
     def counted(classes: int) -> str:
         if isinstance(train, ArrayItems):
             return f"the arrays have {plural(classes, 'class')}, from 0 to the largest label, {classes - 1}"
         return f"the given data have {plural(classes, 'class')}"
 
-    opened = decode_items(config, train, evaluation, source=GIVEN, may_lack_classes=may_lack_classes, counted=counted)
+    opened = decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, counted=counted)
     return opened._replace(warnings=(*_label_warnings(train, evaluation), *opened.warnings))
 
 
@@ -82,7 +82,8 @@ def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
     return warnings
 
 
-def _check_pair(pair: Sequence[Any]) -> tuple[ItemSource, ItemSource]:
+def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
+    """The training and the evaluation items. Raises ConfigError for anything but a pair of arrays or of objects with items."""
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
         reason, hint = "are two arrays, not two data sets", "give ((images, labels), (evaluation_images, evaluation_labels))"

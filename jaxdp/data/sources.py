@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from jaxdp.choices import SOURCES
 from jaxdp.config import Config
 from jaxdp.data import given
-from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, EncodedItems, FileSource, Source, model_classes, with_classes
+from jaxdp.data.datasets import IN_MEMORY_BYTES, Datasets, Source, model_classes, with_classes
 from jaxdp.data.in_memory import ArraySource
 from jaxdp.data.loader import ItemSource
-from jaxdp.errors import ConfigError
 from jaxdp.registry import InModule, loaded
 
 PREPARED = InModule("jaxdp.data.prepared", "Prepared")  # also every name that is not in the table
@@ -30,29 +29,25 @@ SOURCES.implement(
 
 def source_of(config: Config) -> Source:
     """The data source that a config names."""
-    return loaded(SOURCES.implementations.get(config.data.source, PREPARED))
+    implementation = SOURCES.implementations.get(config.data.source, PREPARED)
+    if config.data.source in SOURCES.registered:
+        from jaxdp.data.registered import Registered
+
+        return Registered(implementation)
+    return loaded(implementation)
 
 
-def _files_of(config: Config) -> FileSource:
-    source = source_of(config)
-    if not isinstance(source, FileSource):
-        raise ConfigError(
-            "data.source", config.data.source, reason="has no files to read", hint="use folder or a prepared data set"
-        )
-    return source
+def open_splits(config: Config) -> Sequence[tuple[str, ItemSource]]:
+    """(name, images) of the training and the evaluation split.
 
-
-def open_splits(config: Config) -> Sequence[tuple[str, EncodedItems]]:
-    """(name, encoded images) of the training and the evaluation split.
-
-    Raises ConfigError if one of them does not exist, or for a source without files.
+    Raises ConfigError if one of them does not exist, or for a source that makes its images itself.
     """
-    return _files_of(config).splits(config)
+    return source_of(config).splits(config)
 
 
-def open_split(config: Config, split: str) -> EncodedItems:
-    """The encoded images of a split. Raises ConfigError as `open_splits`."""
-    return _files_of(config).data_set(config).open(split)
+def open_split(config: Config, split: str) -> ItemSource:
+    """The images of a split. Raises ConfigError as `open_splits`."""
+    return source_of(config).split(config, split)
 
 
 def inspect(config: Config) -> tuple[Config, int]:

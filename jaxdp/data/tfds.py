@@ -190,6 +190,7 @@ def open_builder(
         question = f"did you mean {suggestion}? " if suggestion else ""
         known = "".join(f"{source}, " for source in alternatives) + "or " * bool(alternatives)
         hint = f"{question}give {known}a data set of tensorflow-datasets, such as imagenette or cifar10"
+        hint += ", or give the recipe that registers the name with --config" * bool(alternatives)
         raise ConfigError(field, name, reason="unknown data set", hint=hint) from None
     except Exception as error:  # ImportError, ValueError, AssertionError, ParseError, by data set and damage
         if is_folder:

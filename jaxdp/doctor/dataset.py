@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxdp.choices import SOURCES
-from jaxdp.config import Config
+from jaxdp.config import MAX_CLASSES, Config
+from jaxdp.data.datasets import stated_classes
 from jaxdp.data.decode import ImageError, decode
 from jaxdp.data.loader import DataError, Loader
 from jaxdp.data.sources import open_splits
@@ -36,10 +37,11 @@ def check_data(result: ResultBuilder, config: Config) -> None:
         return
     if warnings := [text for _, split in splits for text in getattr(split, "warnings", ())]:
         result.warning("; ".join(warnings), "see docs/data.md")
-    classes = _class_count(splits[0][1])
+    classes = stated_classes(splits[0][1]) or config.model.classes
     try:
         check_classes(config, classes)
-        result.ok(plural(classes, "class"))
+        if classes is not None:
+            result.ok(plural(classes, "class"))
     except ConfigError as error:
         Problem.from_error(error).report(result, default_fix="")
 
@@ -92,4 +94,5 @@ def _splits(result: ResultBuilder, config: Config) -> list[tuple[str, Any]]:
 
 
 def _class_count(split: Any) -> int:
-    return split.classes if isinstance(split.classes, int) else len(split.classes)
+    """The number of classes; the largest one for data given by a function that does not state it."""
+    return stated_classes(split) or MAX_CLASSES

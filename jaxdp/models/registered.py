@@ -1,11 +1,9 @@
 """Registered models as networks: linen modules, nnx modules, and objects with init and apply."""
 
 import inspect
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -17,11 +15,11 @@ from jax.sharding import PartitionSpec
 from jaxdp.choices import MODELS
 from jaxdp.config import Model as ModelConfig
 from jaxdp.errors import ConfigError, first_line, kind_of, plural
+from jaxdp.imports import place_in_user_code
 from jaxdp.models.flax_modules import MODE_ARGUMENTS, ROOT, FlaxNet, LinenNet, NnxNet, UnusableModule
 from jaxdp.parallel.mesh import AXES, abstract_mesh
 from jaxdp.registration import model_hint
 
-LIBRARIES = {"jax", "jaxlib", "flax", "jaxdp", "contextlib", "functools"}  # an error is located in the code that calls them
 CLASS_COUNTS = ("classes", "num_classes")  # parameters of a module class, which then takes these in place of the config
 CONFIG_HINT = "the class was called with the model config; name its parameter `classes`, or register a function of (config)"
 CALL_HINT = f"a Flax module is called with images [B, H, W, 3] and those of {', '.join(MODE_ARGUMENTS)} that it takes"
@@ -238,10 +236,7 @@ def _errors_in_one_line(name: str, hint: str = CALL_HINT) -> Iterator[None]:
     except UnusableModule as error:
         raise ConfigError("model.name", name, reason=error.reason, hint=error.hint) from None
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        own = [frame for frame in frames if frame.f_globals.get("__name__", "").split(".")[0] not in LIBRARIES]
-        place = f" at {Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno}" if own else ""
-        reason = f"the model fails{place}: {type(error).__name__}: {first_line(error)}"
+        reason = f"the model fails{place_in_user_code(error)}: {type(error).__name__}: {first_line(error)}"
         hint = CONFIG_HINT if _expects_no_config(MODELS.implementation(name)) else hint
         raise ConfigError("model.name", name, reason=reason, hint=hint) from error
 

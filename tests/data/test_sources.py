@@ -305,3 +305,37 @@ def test_a_run_loads_no_code_of_other_sources():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"
+
+
+def striped(data):
+    """Four classes of 8x8 images by their brightness."""
+    labels = np.arange(40) % 4
+    images = (60 * labels).astype(np.uint8)[:, None, None] + np.zeros((40, 8, 8), np.uint8)
+    return (images, labels), (images[:20], labels[:20])
+
+
+def test_a_registered_data_set_trains_as_the_same_arrays_and_is_found_by_evaluate_and_doctor(tiny, tmp_path):
+    jaxdp.register_dataset("striped", striped)
+    data = Data(source="striped", image_size=16)
+    config = with_classes(dataclasses.replace(tiny, data=data, batch=tiny.batch[-1:], epochs=2.0), None)
+    by_name = jaxdp.train(config, tmp_path / "name")
+    given = jaxdp.train(config, tmp_path / "given", datasets=striped(data))
+    assert by_name.eval_loss == given.eval_loss
+    assert jaxdp.evaluate(None, tmp_path / "name")["eval_examples"] == 20
+    assert [len(items) for _, items in sources.open_splits(config)] == [40, 20]
+    del SOURCES.entries["striped"], SOURCES.implementations["striped"]
+    with pytest.raises(ConfigError, match=r"unknown data set; .*or give the recipe that registers the name with --config"):
+        jaxdp.evaluate(None, tmp_path / "name")
+
+
+def test_an_error_of_a_registered_data_set_names_its_line():
+    jaxdp.register_dataset("broken", lambda data: open("/missing/birds.csv"))
+    config = Config(data=Data(source="broken", image_size=32))
+    with pytest.raises(
+        ConfigError, match=r"data\.source='broken': its function fails at test_sources\.py:\d+: FileNotFoundError"
+    ):
+        sources.open_datasets(config)
+    with pytest.raises(ConfigError, match=r"register_dataset='birds': None cannot be called; for example"):
+        jaxdp.register_dataset("birds", None)
+    with pytest.raises(ConfigError, match=r"name='folder': reserved"):
+        jaxdp.register_dataset("folder", striped)
