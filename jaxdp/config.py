@@ -26,7 +26,7 @@ from jaxdp.choices import (
     STOP_METRICS,
 )
 from jaxdp.errors import ConfigError as ConfigError
-from jaxdp.registry import NAME_PATTERN, Choices, OneOf
+from jaxdp.registry import NAME_PATTERN, OneOf
 from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 from jaxdp.strategies import STRATEGIES
 
@@ -791,20 +791,6 @@ class Config(Section):
     logging: Logging = field(default_factory=Logging)
 
 
-TABLES: tuple[Choices, ...] = (
-    OPTIMIZERS,
-    MOMENTUM_RULES,
-    SCHEDULES,
-    LOSSES,
-    LOSS_SCALES,
-    AUGMENTATIONS,
-    AUTO_AUGMENTS,
-    MIXES,
-    SOURCES,
-    BATCH_STATISTICS,
-    STOP_METRICS,
-)
-
 # The record of each choice: what it reads besides the fields that all choices read. A registered choice reads every field.
 OPTIMIZERS.read("optimizer", sgd=Sgd, lars=Lars, adamw=Adam, lamb=Adam)
 LOSSES.read("optimizer", softmax=SoftmaxLoss, binary=BinaryLoss, binary_sum=BinaryLoss)
@@ -830,16 +816,6 @@ def phase_image_size(config: Config, index: int) -> int:
 def at_image_size(config: Config, size: int) -> Config:
     """The config of training steps on images of another size; not for evaluation."""
     return config if size == config.data.image_size else replace(config, data=replace(config.data, image_size=size))
-
-
-def divides_by_class_weights(config: Config) -> bool:
-    """Whether the sum of the labels' class weights divides the training loss, in place of the number of images."""
-    return bool(config.optimizer.class_weights) and config.data.mix == "none"
-
-
-def chance_loss(config: Config) -> float:
-    """The chance-level loss: that of equal scores for all classes, without class weights."""
-    return LOSSES[config.optimizer.loss].chance(config.model.class_count)
 
 
 def crops_while_loading(config: Config) -> bool:

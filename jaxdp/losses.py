@@ -1,7 +1,6 @@
 """Losses of smoothed, mixed and weighted labels, and the rank of the true class."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,6 @@ import optax
 
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
-from jaxdp.errors import ConfigError, first_line
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -53,26 +51,6 @@ def of_targets(loss: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..
         return loss(logits.astype(jnp.float32), soft_targets(optimizer, labels, logits.shape[-1], mix=mix))
 
     return of_labels
-
-
-def check_registered(optimizer: Optimizer, classes: int) -> None:
-    """Trace a registered loss and its gradient. Raises ConfigError if they fail, or if it does not return [B] float32."""
-    if optimizer.loss in LOSSES.builtin:
-        return
-    images, invalid = 3, partial(ConfigError, "optimizer.loss", optimizer.loss)
-    hint = "return the loss of each image, [B], of (logits [B, C], targets [B, C])"
-
-    def losses(logits: jax.Array) -> jax.Array:
-        return LOSS_FUNCTIONS[optimizer.loss](optimizer, logits, jnp.zeros(images, jnp.int32))
-
-    try:
-        found, _ = jax.eval_shape(partial(jax.vjp, losses), jax.ShapeDtypeStruct((images, classes), jnp.float32))
-    except Exception as error:
-        reason = f"the registered function failed: {type(error).__name__}: {first_line(error)}"
-        raise invalid(reason=reason, hint=hint) from error
-    if (found.shape, found.dtype) != ((images,), jnp.float32):
-        shape = f"{found.dtype} of shape {found.shape} for {images} images"
-        raise invalid(reason=f"the registered function returned {shape}", hint=hint)
 
 
 def label_weights(optimizer: Optimizer, labels: jax.Array, mix: Mix | None = None) -> jax.Array | None:

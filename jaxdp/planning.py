@@ -8,6 +8,7 @@ from jaxdp import schedules
 from jaxdp.config import LARGEST, RESNET, Config, phase_image_size
 from jaxdp.errors import ConfigError, plural
 from jaxdp.parallel.mesh import choose_shape
+from jaxdp.phases import phase_steps, samples_until
 from jaxdp.relations import check_class_weights, check_stop, check_targets
 from jaxdp.strategies import unsupported_reason
 
@@ -140,7 +141,7 @@ def make_plan(config: Config, *, examples: int, devices: int, hosts: int = 1, pr
     check_targets(config)  # again, now that the number of classes is known
     check_stop(config)
     machine = _Machine(devices, hosts, hosts if processes is None else processes)
-    spans = schedules.phase_steps(config.batch, config.epochs, examples)
+    spans = phase_steps(config.batch, config.epochs, examples)
     phases, errors = [], {}
     for index, span in enumerate(spans):
         if span[1] > 0:
@@ -278,7 +279,7 @@ def _check_rates(plan: Plan) -> None:
     """Raise ConfigError for a learning rate out of range, which factors at many boundaries can cause."""
     schedule, examples = plan.config.schedule, plan.examples
     start = plan.schedule_start
-    changes = {start + schedules.samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
+    changes = {start + samples_until(epoch, examples) for epoch in (schedule.warmup_epochs, *schedule.boundaries)}
     changes |= {start, *(phase.first_sample for phase in plan.phases)}
     within = {samples for samples in changes if start <= samples < plan.total_samples}
     for samples in sorted(within | {plan.phases[-1].end - 1}):

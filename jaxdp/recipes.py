@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import jaxdp.config
 from jaxdp.choices import AUGMENTATIONS, SOURCES
-from jaxdp.config import EVAL_RESIZES, TABLES, Config
+from jaxdp.config import EVAL_RESIZES, Config
 from jaxdp.errors import ConfigError, first_line, suggest
 from jaxdp.files import check_local, expand_user, known_recipes, read_text
 from jaxdp.flags import flag_value, parse
 from jaxdp.relations import unusable_fields
 from jaxdp.schedules import SCHEDULES
-from jaxdp.validation import from_json, validate, with_choices, with_fields
+from jaxdp.validation import TABLES, from_json, validate, with_choices, with_fields
 
 _shows_notes = ContextVar("shows_notes", default=True)
 # Variables of the launchers that `jaxdp.distributed.launchers` knows: number of processes -> rank

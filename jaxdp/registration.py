@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES, Source
-from jaxdp.config import LARGEST, Config, Schedule
+from jaxdp.config import LARGEST, Schedule
 from jaxdp.errors import ConfigError, first_line, kind_of
 from jaxdp.registry import Choice
 from jaxdp.schedules import SCHEDULES, Position
-from jaxdp.strategies import AUTO, STRATEGIES, Stage, Strategy
+from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
 
 def register_dataset(name: str, factory: Callable) -> None:
@@ -158,26 +158,3 @@ def model_hint(name: str) -> str:
     """What `register_model` takes, with an example."""
     example = f"jaxdp.register_model({name!r}, lambda config: Net(config.classes))"
     return f"register a Flax module, its class, or a function of (config) or (config, rngs) that returns one: {example}"
-
-
-def check_names(config: Config) -> None:
-    """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
-    MODELS.check(config.model.name)
-    OPTIMIZERS.check(config.optimizer.name)
-    LOSSES.check(config.optimizer.loss)
-    SCHEDULES.check(config.schedule.name)
-    AUTO_AUGMENTS.check(config.data.auto_augment)
-    STRATEGIES.check(config.reduce.strategy)
-    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
-        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
-
-
-def replicated_reason(config: Config) -> str | None:
-    """Why the update of a config cannot be sharded, or None if it can."""
-    strategy, optimizer = config.reduce.strategy, config.optimizer.name
-    if strategy != AUTO and not STRATEGIES[strategy].scatters:
-        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
-        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
-    if not OPTIMIZERS[optimizer].shards:
-        return f"optimizer.name={optimizer!r} is not registered as elementwise"
-    return None

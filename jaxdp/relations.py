@@ -4,11 +4,12 @@ import math
 from functools import partial
 from operator import attrgetter
 
-from jaxdp.choices import AUGMENTATIONS, SOURCES
+from jaxdp.choices import AUGMENTATIONS, AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.config import LARGEST_LEVEL, RESNET, TOP5_CLASSES, Config, Finetune, crops_while_loading
 from jaxdp.errors import ConfigError, one_of, plural
 from jaxdp.files import check_local
 from jaxdp.schedules import SCHEDULES
+from jaxdp.strategies import AUTO, STRATEGIES
 
 ALL_BLOCKS_FROZEN = 5  # of finetune.frozen_stages
 
@@ -233,3 +234,26 @@ RELATIONS = (
     _check_paths,
     _check_source,
 )
+
+
+def check_names(config: Config) -> None:
+    """Raise ConfigError if a name in a config, such as that of its model, is neither built in nor registered."""
+    MODELS.check(config.model.name)
+    OPTIMIZERS.check(config.optimizer.name)
+    LOSSES.check(config.optimizer.loss)
+    SCHEDULES.check(config.schedule.name)
+    AUTO_AUGMENTS.check(config.data.auto_augment)
+    STRATEGIES.check(config.reduce.strategy)
+    if config.reduce.update == "sharded" and (reason := replicated_reason(config)):
+        raise ConfigError("reduce.update", "sharded", reason=reason, hint="omit it, or use replicated")
+
+
+def replicated_reason(config: Config) -> str | None:
+    """Why the update of a config cannot be sharded, or None if it can."""
+    strategy, optimizer = config.reduce.strategy, config.optimizer.name
+    if strategy != AUTO and not STRATEGIES[strategy].scatters:
+        able = ", ".join(name for name, each in STRATEGIES.items() if each.scatters)
+        return f"reduce.strategy={strategy!r} does not begin with a reduce-scatter and end with an all-gather; {able} does"
+    if not OPTIMIZERS[optimizer].shards:
+        return f"optimizer.name={optimizer!r} is not registered as elementwise"
+    return None

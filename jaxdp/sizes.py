@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
-from jaxdp.config import Config, Optimizer, at_image_size, divides_by_class_weights, phase_image_size
+from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
 from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
@@ -18,10 +18,11 @@ def model_summary(config: Config) -> dict[str, Any]:
     gathered_messages: bytes of the parameters that a sharded update gathers, by message. norms_messages: of its messages of
     sums of squares.
     """
-    from jaxdp import augmentations, losses
+    from jaxdp import augmentations
     from jaxdp.models.summary import check_image_size, summary
+    from jaxdp.optim.checks import check_loss
 
-    losses.check_registered(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
+    check_loss(config.optimizer, config.model.class_count)  # before a run begins, as every run prints this
     augmentations.check(config)
     size = config.data.image_size
     check_image_size(config.model, config.data.evaluated_size, trained=size, field="data.eval_size")
@@ -39,7 +40,7 @@ def model_summary(config: Config) -> dict[str, Any]:
         tensors = [(size * width, "gradient") for name in sorted(segment) for size in sizes[name]]
         buckets = assign_buckets(tensors, config.reduce.bucket_bytes)
         messages += [sum(tensors[index][0] for index in indices) for indices in buckets]
-    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + divides_by_class_weights(config)
+    scalars = len(("loss", "accuracy", "request to save", "request to stop")) + _divides_by_class_weights(config)
     statistics = 4 * (counted["statistics"] + scalars)
     gathered = _gathered_messages(config, counted["shapes"], segments) if config.reduce.update == "sharded" else []
     return counted | {
@@ -112,13 +113,14 @@ def _state_bytes(optimizer: Optimizer, shapes: tuple[Any, Any], trainable_shapes
     """
     import jax
 
-    from jaxdp.optim import build_optimizer, check_registered
+    from jaxdp.optim import build_optimizer
+    from jaxdp.optim.checks import check_optimizer
 
     def size(tree: Any) -> int:
         return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
     (params, batch_stats), (trainable, _) = shapes, trainable_shapes
-    check_registered(optimizer, trainable)  # before a run begins, as every run prints this
+    check_optimizer(optimizer, trainable)  # before a run begins, as every run prints this
     sizes = {
         "parameters": size(params),
         "batch_statistics": size(batch_stats),
@@ -139,3 +141,8 @@ def input_bytes(plan: Plan) -> dict[str, int]:
         host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
         device = max(device, 2 * phase.per_device_batch * data.image_bytes)
     return {"host": host, "device": device}
+
+
+def _divides_by_class_weights(config: Config) -> bool:
+    """Whether the sum of the labels' class weights divides the training loss, in place of the number of images."""
+    return bool(config.optimizer.class_weights) and config.data.mix == "none"

@@ -12,13 +12,37 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from jaxdp.choices import AUGMENTATIONS, SOURCES
-from jaxdp.config import BELOW_ONE, SMALLEST, TABLES, Config, Section
+from jaxdp.choices import (
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    BATCH_STATISTICS,
+    LOSS_SCALES,
+    LOSSES,
+    MIXES,
+    OPTIMIZERS,
+    SOURCES,
+    STOP_METRICS,
+)
+from jaxdp.config import BELOW_ONE, SMALLEST, Config, Section
 from jaxdp.errors import ConfigError, suggest
 from jaxdp.files import check_no_password, expand_user
-from jaxdp.registration import check_names
-from jaxdp.relations import RELATIONS, unusable_fields
+from jaxdp.registry import Choices
+from jaxdp.relations import RELATIONS, check_names, unusable_fields
+from jaxdp.schedules import MOMENTUM_RULES, SCHEDULES
 
+TABLES: tuple[Choices, ...] = (
+    OPTIMIZERS,
+    MOMENTUM_RULES,
+    SCHEDULES,
+    LOSSES,
+    LOSS_SCALES,
+    AUGMENTATIONS,
+    AUTO_AUGMENTS,
+    MIXES,
+    SOURCES,
+    BATCH_STATISTICS,
+    STOP_METRICS,
+)
 # Fields that change where and how a run executes, not what it computes: a run may resume with other values.
 RESUME_SAFE_FIELDS = (
     "name",

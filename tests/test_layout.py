@@ -47,6 +47,7 @@ BASE = {
     "imports",
     "losses",
     "network",
+    "phases",
     "recipes",
     "records",
     "registration",

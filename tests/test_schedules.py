@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import schedules
+from jaxdp import phases, schedules
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
 from jaxdp.planning import make_plan
@@ -119,7 +119,7 @@ def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batch
         while seen < end:
             seen, steps = seen + phase.global_batch, steps + 1
         expected.append((first, steps))
-    assert schedules.phase_steps(phases, borders[-1], examples) == expected
+    assert phases.phase_steps(phases, borders[-1], examples) == expected
 
 
 # The products in float64 are 55000.00000000001, 7.000000000000001, 28.999999999999996 and 434.99999999999994.
@@ -128,15 +128,15 @@ def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batch
     [(1.1, 50_000, 55_000), (0.07, 100, 7), (0.29, 100, 29), (4.35, 100, 435), (1.0001, 10, 11)],
 )
 def test_an_epoch_counts_as_the_decimal_that_is_written(epoch, examples, samples):
-    assert schedules.samples_until(epoch, examples) == samples == math.ceil(exact(epoch) * examples)
+    assert phases.samples_until(epoch, examples) == samples == math.ceil(exact(epoch) * examples)
     steps = [(n - 1, n) for n in (samples - 1, samples, samples + 1)]
-    reached = [schedules.interval_elapsed(epoch, unit=examples, before=before, after=after) for before, after in steps]
+    reached = [phases.interval_elapsed(epoch, unit=examples, before=before, after=after) for before, after in steps]
     assert reached == [False, True, False]
 
 
 def test_an_interval_is_reached_once_for_each_multiple_in_a_step():
     def due(every, before, after):
-        return schedules.interval_elapsed(every, unit=50, before=before, after=after)
+        return phases.interval_elapsed(every, unit=50, before=before, after=after)
 
     assert [n for n in range(1, 200) if due(0.7, n - 1, n)] == [35, 70, 105, 140, 175]
     assert (due(0.7, 0, 34), due(0.7, 34, 150), due(0.7, 35, 69), due(None, 0, 500)) == (False, True, False, False)

@@ -7,14 +7,14 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from jaxdp.config import TABLES, Config, Data, Logging, Model, Optimizer
+from jaxdp.config import Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.supervisor import watch
 from jaxdp.distributed.verdict import Limits
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.plan_table import as_dict, summary_table
 from jaxdp.planning import make_plan
 from jaxdp.recipes import load_config
-from jaxdp.validation import changes, flatten, from_dict, validate, with_choices
+from jaxdp.validation import TABLES, changes, flatten, from_dict, validate, with_choices
 
 EXTREMES = (0, -1, 1, 0.5, 5e-324, 1e-308, 1e308, -1e308, math.nan, math.inf, -math.inf, 2**31, 2**32, 2**63, 2**64 + 1, 10**30)
 EXTREMES += ("", "x" * 5000, "\x1b[2J\n", True, None, ())

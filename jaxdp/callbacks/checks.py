@@ -5,7 +5,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from jaxdp.config import Config, LossScale, chance_loss
+from jaxdp.choices import LOSSES
+from jaxdp.config import Config, LossScale
 from jaxdp.errors import TrainingError
 from jaxdp.training.callback import Callback
 from jaxdp.training.ending import LOWER_THE_RATE
@@ -25,7 +26,7 @@ class StepChecks(Callback):
 
     def on_start(self, run: Run) -> None:
         scale = math.inf if run.config.optimizer.class_weights else 1.0  # the scale of weighted losses is the user's
-        self.loss_watch = LossWatch(scale * chance_loss(run.config), reported=run.progress.loss_exploded)
+        self.loss_watch = LossWatch(scale * _chance_loss(run.config), reported=run.progress.loss_exploded)
 
     def after_step(self, run: Run, metrics: Mapping[str, Any]) -> None:
         check_step(metrics, run.config)
@@ -43,7 +44,7 @@ class StepChecks(Callback):
         if result is None:
             return
         epoch = result.epochs if result.best_epoch is None else result.best_epoch
-        if warning := chance_level_warning(result.loss, epoch=epoch, chance=chance_loss(run.config)):
+        if warning := chance_level_warning(result.loss, epoch=epoch, chance=_chance_loss(run.config)):
             run.info(warning)
 
 
@@ -125,3 +126,8 @@ class LossWatch:
             f"learning rate {record['learning_rate']:.6g}) "
             f"have a mean above {self.limit:.4g}, {EXPLODED:g} times the chance-level loss; {checkpoint}"
         )
+
+
+def _chance_loss(config: Config) -> float:
+    """The chance-level loss: that of equal scores for all classes, without class weights."""
+    return LOSSES[config.optimizer.loss].chance(config.model.class_count)

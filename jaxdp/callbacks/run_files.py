@@ -1,6 +1,6 @@
 """What a session finds and leaves in the directory of the run, and from which checkpoint it continues."""
 
-from jaxdp import schedules
+from jaxdp import phases, schedules
 from jaxdp.checkpoint.manifest import Manifest
 from jaxdp.planning import Plan
 from jaxdp.records import RESUMING
@@ -36,7 +36,7 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     names = {line.partition(":")[0].partition(".")[0] for line in changes(saved, config)}
     if samples >= plan.total_samples or names.isdisjoint({"epochs", "batch", "schedule"}):
         return None
-    spans = schedules.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
+    spans = phases.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
     index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
     batch = saved.batch[index].global_batch
     rate = schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch)

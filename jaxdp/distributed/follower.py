@@ -103,7 +103,7 @@ class Follower:
         deadline = time.monotonic() + EXIT_SECONDS
         while time.monotonic() < deadline and not (self._written and self._written.left and self._others_left()):
             time.sleep(0.02)
-        self._let_others_exit()
+        _let_others_exit(self.cluster.rank)
 
     def check_board(self, own: Record) -> Verdict | None:
         """Called by the watchdog: says once that the board does not answer. The verdict if this process then stands still."""
@@ -118,7 +118,10 @@ class Follower:
         try:
             own = read_record(self.board, self.cluster.rank)
             self._refuse_duplicate(own)
-            if self._written is not None or (self._verdict is None and self._may_write(own)):
+            self._looks += 1
+            # What an earlier process of this rank has left does not change; what another one writes does.
+            is_free = own is None or own.left or self._is_gone(own) or self._looks > LOOKS
+            if self._written is not None or (self._verdict is None and is_free):
                 self._read(own)
                 self.supervisor.observe()
                 self._write()
@@ -134,11 +137,6 @@ class Follower:
         self._can_write = True
         self.supervisor.update(write_seconds=time.monotonic() - began)
         self._written = record
-
-    def _may_write(self, own: Record | None) -> bool:
-        """Whether no other process writes the file of this rank: what an earlier one has left does not change."""
-        self._looks += 1
-        return own is None or own.left or self._is_gone(own) or self._looks > LOOKS
 
     def _refuse_duplicate(self, own: Record | None) -> None:
         """End if another process writes the file of this rank, in this run or in another one in the same directory."""
@@ -193,7 +191,7 @@ class Follower:
         elif now - self._began >= limits.late_seconds:
             supervisor.print_report((verdict.waiting(alive, processes, limits) + self._other_coordinator(),))
         if found is not None and supervisor.record.verdict is None:
-            found = self._with_place(found)
+            found = self._placed(found)
             supervisor.update(verdict=found)
         return found
 
@@ -215,7 +213,7 @@ class Follower:
             limit = limits.silence_seconds + EXIT_SECONDS
             if self._records.silent_seconds(0, now) > limit:
                 reason = f"sent no sign of life for {limit:g} s ({verdict.SILENT_CAUSES})"
-                return self._with_place(verdict.blame(rank0, reason))
+                return self._placed(verdict.blame(rank0, reason))
         return rank0.verdict
 
     def _other_coordinator(self) -> str:
@@ -223,27 +221,19 @@ class Follower:
         others = self._strangers.alive.values()
         return verdict.other_coordinator(self.supervisor.record, next(iter(others))) if others else ""
 
-    def _with_place(self, found: Verdict) -> Verdict:
-        """The verdict with the place of a silent process of this host, which may hold its GIL: a signal asks for its stacks."""
-        record, limits = self._records.alive.get(-1 if found.rank is None else found.rank), self.supervisor.limits
-        if record is None or not (isinstance(self.board, Directory) and self._is_of_host(record)):
+    def _placed(self, found: Verdict) -> Verdict:
+        """The verdict with the place of a silent process of this host, which may hold its GIL."""
+        record, board = self._records.alive.get(-1 if found.rank is None else found.rank), self.board
+        if record is None or not isinstance(board, Directory) or record.machine != self.supervisor.record.machine:
             return found
-        if self._records.silent_seconds(record.rank, self.supervisor.status.clock) <= limits.silence_seconds:
-            return found
-        path = _stacks_path(self.board, record.rank)
-        with contextlib.suppress(OSError):
-            os.truncate(path, 0)
-            os.kill(record.pid, STACKS_SIGNAL)
-            time.sleep(STACKS_SECONDS)
-            return replace(found, place=stack_traces.place_of_dump(path.read_text(errors="replace")) or found.place)
-        return found
-
-    def _is_of_host(self, record: Record) -> bool:
-        return record.machine == self.supervisor.record.machine
+        is_silent = (
+            self._records.silent_seconds(record.rank, self.supervisor.status.clock) > self.supervisor.limits.silence_seconds
+        )
+        return replace(found, place=_place_by_signal(board, record) or found.place) if is_silent else found
 
     def _is_gone(self, record: Record) -> bool:
         """Whether a process of this host has ended."""
-        return self._is_of_host(record) and not _is_running(record.pid)
+        return record.machine == self.supervisor.record.machine and not _is_running(record.pid)
 
     def write_last(self) -> None:
         """Write that this process leaves. Rank 0, whose end makes JAX abort the others, waits for those that can print."""
@@ -259,12 +249,7 @@ class Follower:
             for rank in range(1, self.cluster.num_processes):
                 self._add(rank, read_record(self.board, rank), self.supervisor.status.clock)
             time.sleep(0.05)
-        self._let_others_exit()
-
-    def _let_others_exit(self) -> None:
-        """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
-        if self.cluster.rank == 0:
-            time.sleep(LEAVE_SECONDS)
+        _let_others_exit(self.cluster.rank)
 
     def _others_left(self) -> bool:
         """On rank 0, whether every other process has left, has ended or is silent; one that has not started may still come."""
@@ -280,6 +265,23 @@ class Follower:
 
 def _stacks_path(board: Directory, rank: int) -> Path:
     return board.path / f"{rank}.stacks"
+
+
+def _place_by_signal(board: Directory, record: Record) -> str:
+    """The place in the user's code of a process of this host, which writes its stacks on a signal; "" if it cannot."""
+    path = _stacks_path(board, record.rank)
+    with contextlib.suppress(OSError):
+        os.truncate(path, 0)
+        os.kill(record.pid, STACKS_SIGNAL)
+        time.sleep(STACKS_SECONDS)
+        return stack_traces.place_of_dump(path.read_text(errors="replace"))
+    return ""
+
+
+def _let_others_exit(rank: int) -> None:
+    """On rank 0, wait for processes that have said that they leave: JAX aborts every process that rank 0 leaves behind."""
+    if rank == 0:
+        time.sleep(LEAVE_SECONDS)
 
 
 def _is_running(pid: int) -> bool:

@@ -5,6 +5,6 @@
 
 from jaxdp.optim.adam import lamb
 from jaxdp.optim.lars import lars
-from jaxdp.optim.optimizer import build_optimizer, check_elementwise, check_registered
+from jaxdp.optim.optimizer import build_optimizer
 
-__all__ = ["build_optimizer", "check_elementwise", "check_registered", "lamb", "lars"]
+__all__ = ["build_optimizer", "lamb", "lars"]

@@ -3,14 +3,11 @@
 docs/extending.md lists the steps to add one.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxdp.choices import OPTIMIZERS
@@ -61,87 +58,6 @@ def _registered(config: Optimizer, learning_rate: Scalar, momentum: Scalar) -> o
         reason = f"the registered function returned {kind_of(built)}"
         raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint)
     return built
-
-
-def check_registered(config: Optimizer, params: Any) -> None:
-    """Trace the first update of a registered optimizer. params: arrays or shapes, float32.
-
-    Raises ConfigError if it fails, or if updates or the new state have other shapes or dtypes than parameters or state.
-    """
-    if config.name not in OPTIMIZERS.registered:
-        return
-
-    def first_update(params: Any, learning_rate: jax.Array, momentum: jax.Array) -> tuple[Any, Any, Any]:
-        rule = build_optimizer(config, learning_rate, momentum)
-        state = rule.init(params)
-        return state, *rule.update(params, state, params)
-
-    invalid = partial(ConfigError, "optimizer.name", config.name)
-    scalar = jax.ShapeDtypeStruct((), jnp.float32)
-    try:
-        state, updates, new_state = jax.eval_shape(first_update, params, scalar, scalar)
-    except ConfigError:
-        raise
-    except Exception as error:
-        hint = "updates have the structure of the parameters; learning rate and momentum are traced values"
-        raise invalid(reason=f"its update failed: {type(error).__name__}: {first_line(error)}", hint=hint) from error
-    expected = jax.eval_shape(lambda tree: tree, params)
-    if different := _difference(expected, updates):
-        raise invalid(reason=f"its updates differ from the parameters: {different}", hint="return an update of each parameter")
-    if different := _difference(state, new_state):
-        raise invalid(reason=f"its new state differs from that of init: {different}", hint="keep shapes and dtypes")
-
-
-def check_elementwise(config: Optimizer) -> None:
-    """Run three updates of a registered optimizer on two tensors and on halves of them; both must agree.
-
-    Raises ConfigError if they differ, or if the updates of halves fail: the update cannot be sharded.
-    """
-    if config.name not in OPTIMIZERS.registered:
-        return
-    random = np.random.default_rng(0)
-    params = {"matrix": random.normal(size=(1, 1, 8)), "vector": random.normal(size=(6,))}
-    gradients = [jax.tree.map(lambda p: 10 * random.normal(size=p.shape), params) for _ in range(3)]
-
-    def updated(half: slice) -> Any:
-        def cut(tree: Any) -> Any:
-            return jax.tree.map(lambda x: jnp.asarray(x[..., half], jnp.float32), tree)
-
-        now, rule = cut(params), build_optimizer(dataclasses.replace(config, clip_norm=None), 0.1, 0.9)
-        state = rule.init(now)
-        for gradient in gradients:
-            updates, state = rule.update(cut(gradient), state, now)
-            now = optax.apply_updates(now, updates)
-        return now
-
-    hint = "register it without elementwise=True, and use --reduce.update replicated"
-    try:
-        whole = updated(slice(None))
-        halves = {name: updated(slice(0, x.shape[-1] // 2))[name] for name, x in params.items()}
-        others = {name: updated(slice(x.shape[-1] // 2, None))[name] for name, x in params.items()}
-    except ConfigError:
-        raise
-    except Exception as error:
-        reason = f"the update of a part of each tensor failed: {type(error).__name__}: {first_line(error)}"
-        raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint) from error
-    for name, tensor in whole.items():
-        joined = np.concatenate([halves[name], others[name]], axis=-1)
-        if not np.allclose(joined, tensor, rtol=1e-5, atol=1e-6):
-            reason = "not elementwise: the update of a part of a tensor differs from that part of its update"
-            raise ConfigError("optimizer.name", config.name, reason=reason, hint=hint)
-
-
-def _difference(expected: Any, found: Any) -> str:
-    """The first leaf in which two trees of shapes differ, in words; "" if there is none."""
-    structure: Any = jax.tree.structure(expected)
-    if structure != jax.tree.structure(found):
-        return "another structure"
-    pairs = zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True)
-    for (path, like), leaf in pairs:
-        if (like.shape, like.dtype) != (leaf.shape, leaf.dtype):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            return f"{name} has shape {leaf.shape} and dtype {leaf.dtype}, not {like.shape} and {like.dtype}"
-    return ""
 
 
 def _lars(config: Lars, learning_rate: Scalar, momentum: Scalar) -> optax.GradientTransformation:

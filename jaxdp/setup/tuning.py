@@ -22,14 +22,14 @@ from jaxdp.distributed.process_group import ProcessGroup
 from jaxdp.errors import ConfigError
 from jaxdp.files import read_text, write_atomically
 from jaxdp.network import Network
-from jaxdp.optim import check_elementwise
+from jaxdp.optim.checks import check_elementwise
 from jaxdp.optim.squares import norm
 from jaxdp.parallel import allreduce, timing
 from jaxdp.parallel.allreduce import wire_dtype_of
 from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.shards import own_shard
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.registration import replicated_reason
+from jaxdp.relations import replicated_reason
 from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates
 from jaxdp.training.state import TrainState, create_state, make_optimizer, make_placement
 from jaxdp.training.step_compiler import mesh_of

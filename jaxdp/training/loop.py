@@ -19,9 +19,9 @@ from jaxdp.distributed.preemption import ForcedStop, StopTraining
 from jaxdp.distributed.process_group import REQUESTS, barrier
 from jaxdp.errors import TrainingError
 from jaxdp.files import RESULT, write_atomically
+from jaxdp.phases import interval_elapsed
 from jaxdp.planning import PlannedPhase
 from jaxdp.records import RECORD_FIELDS, to_json
-from jaxdp.schedules import interval_elapsed
 from jaxdp.training import ending, request_flags
 from jaxdp.training.callback import CallbackError
 from jaxdp.training.evaluation import ExampleCollector, evaluate
