@@ -187,9 +187,11 @@ class Follower:
             supervisor.print_report(tuple(verdict.report(alive, limits)))
         elif now - self._began >= limits.start_seconds:
             found = found or verdict.missing(self._records, processes, limits.start_seconds)
-            found = found and replace(found, reason=found.reason + self._other_coordinator())
+            found = found and replace(found, reason=found.reason + _other_coordinator(self.supervisor.record, self._strangers))
         elif now - self._began >= limits.late_seconds:
-            supervisor.print_report((verdict.waiting(alive, processes, limits) + self._other_coordinator(),))
+            supervisor.print_report(
+                (verdict.waiting(alive, processes, limits) + _other_coordinator(self.supervisor.record, self._strangers),)
+            )
         if found is not None and supervisor.record.verdict is None:
             found = self._placed(found)
             supervisor.update(verdict=found)
@@ -202,7 +204,7 @@ class Follower:
             if now - self._began >= limits.start_seconds:
                 run, seconds = self.supervisor.record.run, limits.start_seconds
                 reason = f"rank 0 did not start at {run} within {seconds:g} s, or does not share --workdir"
-                return Verdict(reason + self._other_coordinator())
+                return Verdict(reason + _other_coordinator(self.supervisor.record, self._strangers))
             return None
         number, lines = rank0.report
         if lines or number > 0:
@@ -216,20 +218,14 @@ class Follower:
                 return self._placed(verdict.blame(rank0, reason))
         return rank0.verdict
 
-    def _other_coordinator(self) -> str:
-        """What to add about processes that do not start because they give the coordinator a different name, else ""."""
-        others = self._strangers.alive.values()
-        return verdict.other_coordinator(self.supervisor.record, next(iter(others))) if others else ""
-
     def _placed(self, found: Verdict) -> Verdict:
         """The verdict with the place of a silent process of this host, which may hold its GIL."""
         record, board = self._records.alive.get(-1 if found.rank is None else found.rank), self.board
         if record is None or not isinstance(board, Directory) or record.machine != self.supervisor.record.machine:
             return found
-        is_silent = (
-            self._records.silent_seconds(record.rank, self.supervisor.status.clock) > self.supervisor.limits.silence_seconds
-        )
-        return replace(found, place=_place_by_signal(board, record) or found.place) if is_silent else found
+        if self._records.silent_seconds(record.rank, self.supervisor.status.clock) <= self.supervisor.limits.silence_seconds:
+            return found
+        return replace(found, place=_place_by_signal(board, record) or found.place)
 
     def _is_gone(self, record: Record) -> bool:
         """Whether a process of this host has ended."""
@@ -261,6 +257,12 @@ class Follower:
             for rank, record in self._records.alive.items()
             if rank != self.cluster.rank
         )
+
+
+def _other_coordinator(own: Record, strangers: Records) -> str:
+    """What to add about processes that do not start because they give the coordinator a different name, else ""."""
+    others = strangers.alive.values()
+    return verdict.other_coordinator(own, next(iter(others))) if others else ""
 
 
 def _stacks_path(board: Directory, rank: int) -> Path:
