@@ -36,7 +36,7 @@ from jaxdp.validation import TABLES, from_dict
 
 ROOT = Path(__file__).parent.parent
 EXTENDING_PAGE = (ROOT / "docs/extending.md").read_text()
-by_field = pytest.mark.parametrize("table", ids=lambda table: table.field)
+by_field = pytest.mark.parametrize("table", TABLES, ids=lambda table: table.field)
 
 
 def section_of(field: str) -> type:
