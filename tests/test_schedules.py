@@ -10,9 +10,10 @@ import optax
 import pytest
 
 import jaxdp
-from jaxdp import phases, schedules
+from jaxdp import schedules
 from jaxdp.config import Config, Phase, Schedule
 from jaxdp.errors import ConfigError
+from jaxdp.phases import interval_elapsed, phase_steps, samples_until
 from jaxdp.planning import make_plan
 from jaxdp.schedules import Position
 
@@ -119,7 +120,7 @@ def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batch
         while seen < end:
             seen, steps = seen + phase.global_batch, steps + 1
         expected.append((first, steps))
-    assert phases.phase_steps(phases, borders[-1], examples) == expected
+    assert phase_steps(phases, borders[-1], examples) == expected
 
 
 # The products in float64 are 55000.00000000001, 7.000000000000001, 28.999999999999996 and 434.99999999999994.
@@ -128,15 +129,15 @@ def test_phase_steps_equal_stepping_one_batch_at_a_time(examples, borders, batch
     [(1.1, 50_000, 55_000), (0.07, 100, 7), (0.29, 100, 29), (4.35, 100, 435), (1.0001, 10, 11)],
 )
 def test_an_epoch_counts_as_the_decimal_that_is_written(epoch, examples, samples):
-    assert phases.samples_until(epoch, examples) == samples == math.ceil(exact(epoch) * examples)
+    assert samples_until(epoch, examples) == samples == math.ceil(exact(epoch) * examples)
     steps = [(n - 1, n) for n in (samples - 1, samples, samples + 1)]
-    reached = [phases.interval_elapsed(epoch, unit=examples, before=before, after=after) for before, after in steps]
+    reached = [interval_elapsed(epoch, unit=examples, before=before, after=after) for before, after in steps]
     assert reached == [False, True, False]
 
 
 def test_an_interval_is_reached_once_for_each_multiple_in_a_step():
     def due(every, before, after):
-        return phases.interval_elapsed(every, unit=50, before=before, after=after)
+        return interval_elapsed(every, unit=50, before=before, after=after)
 
     assert [n for n in range(1, 200) if due(0.7, n - 1, n)] == [35, 70, 105, 140, 175]
     assert (due(0.7, 0, 34), due(0.7, 34, 150), due(0.7, 35, 69), due(None, 0, 500)) == (False, True, False, False)
