@@ -73,6 +73,11 @@ def test_polynomial_with_configuration_a_has_the_papers_values(epoch, value):
     assert schedules.polynomial(schedule, Position(epoch, 90)) == pytest.approx(value, rel=1e-6, abs=1e-12)
 
 
+def test_polynomial_with_another_power_is_that_of_the_rest_of_the_run():
+    schedule = Schedule("polynomial", 2.0, warmup_epochs=10, end=0.5, power=3.0)
+    assert schedules.polynomial(schedule, Position(40, 70)) == pytest.approx(0.5 + 1.5 * (1 - 30 / 60) ** 3)
+
+
 @pytest.mark.parametrize(
     ("epoch", "batch", "value"),
     [
