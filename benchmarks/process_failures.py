@@ -65,7 +65,12 @@ WITHOUT_STEP = (
     "stuck in constructor",
     "directory gone",
 )
-HANGS = ("suspended", "GIL held", "missing")  # the process at fault does not end by itself; a launcher or a person ends it
+HANGS = (
+    "suspended",
+    "GIL held",
+    "missing",
+    "stuck in constructor",
+)  # the process at fault does not end by itself; a launcher or a person ends it
 NAMED_ONCE = (
     "SIGTERM",
     "other config",
