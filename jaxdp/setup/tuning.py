@@ -151,6 +151,7 @@ class _Choices:
 
         label: what it is of, in messages. field: its name in the file. measure: returns it, and seconds by candidate.
         """
+        key = json.loads(json.dumps(key))  # as the file has it: with lists for tuples
         for row in self.rows:
             if row.get(field) in among and all(row.get(name) == value for name, value in key.items()):
                 self.info(f"{label}: {row[field]}, as measured before ({self.path})")

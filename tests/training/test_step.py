@@ -260,7 +260,9 @@ def test_class_weights_of_the_global_batch_divide_the_loss(normalized_linear, ov
     config = dataclasses.replace(
         linear_config(),
         optimizer=Optimizer(label_smoothing=0.1, class_weights=weights),
-        loss_scale=LossScale("static" if wire_dtype == "float16" else "none", 64.0 if wire_dtype == "float16" else 32768.0),
+        loss_scale=LossScale(
+            "static" if wire_dtype == "float16" else "none", initial=64.0 if wire_dtype == "float16" else 32768.0
+        ),
         reduce=Reduce(overlap=overlap, wire_dtype=wire_dtype),
         data=Data(source="synthetic", image_size=12),
     )
