@@ -320,7 +320,7 @@ def test_a_registered_data_set_trains_as_the_same_arrays_and_is_found_by_evaluat
     config = with_classes(dataclasses.replace(tiny, data=data, batch=tiny.batch[-1:], epochs=2.0), None)
     by_name = jaxdp.train(config, tmp_path / "name")
     given = jaxdp.train(config, tmp_path / "given", datasets=striped(data))
-    assert by_name.eval_loss == given.eval_loss
+    assert by_name.loss == given.loss
     assert jaxdp.evaluate(None, tmp_path / "name")["eval_examples"] == 20
     assert [len(items) for _, items in sources.open_splits(config)] == [40, 20]
     del SOURCES.entries["striped"], SOURCES.implementations["striped"]
