@@ -155,6 +155,7 @@ def test_schedule_from_now_on_two_processes_keeps_the_log_and_survives_a_kill(tm
     wait_for_lines(run, before.count("\n") + 1, process)
     os.kill(pids[1], signal.SIGKILL)
     process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
     wait_for_exit(launch(2, run, *flags))
     rates = [line["learning_rate"] for line in read_log(run / "metrics.jsonl") if "loss" in line and line["samples"] > 4 * 64]
     epochs = [samples / 64 for samples in range(0, 2 * 64, 16)]  # of the new schedule
