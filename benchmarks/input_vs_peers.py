@@ -24,7 +24,7 @@ from jaxdp.bench.input import make_images
 from jaxdp.config import Augment
 from jaxdp.data.decode import Scratch, decode, random_numbers, random_resized_crop
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.loader import Loader, default_threads
+from jaxdp.data.loader import DecodedImages, default_threads
 from jaxdp.data.prefetch import Prefetcher
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def jaxdp_batches(folder, workers):
     def shape(pixels, out, position):
         random_resized_crop(pixels, out, ranges=Augment(), random=random_numbers(0, position))
 
-    loader = Loader(ImageFolder.open(folder), transform=shape, size=SIZE, classes=2, threads=workers)
+    loader = DecodedImages(ImageFolder.open(folder), transform=shape, size=SIZE, classes=2, threads=workers)
     positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
     ahead = Prefetcher(lambda positions: loader.batch(positions % len(loader), positions), positions)
     while (batch := ahead.next()) is not None:

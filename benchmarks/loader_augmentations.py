@@ -30,7 +30,7 @@ from jaxdp.bench.input import make_images
 from jaxdp.config import Augment
 from jaxdp.data.decode import random_numbers, random_resized_crop
 from jaxdp.data.image_folder import ImageFolder
-from jaxdp.data.loader import Loader, default_threads
+from jaxdp.data.loader import DecodedImages, default_threads
 from jaxdp.data.prefetch import Prefetcher
 from jaxdp.data.sampler import repeated_positions
 
@@ -50,7 +50,7 @@ def jaxdp_batches(folder, workers, interpolation, repeats=1):
     def crop(pixels, out, position):
         random_resized_crop(pixels, out, ranges=ranges, random=random_numbers(0, position))
 
-    loader = Loader(ImageFolder.open(folder), transform=crop, size=SIZE, classes=2, threads=workers)
+    loader = DecodedImages(ImageFolder.open(folder), transform=crop, size=SIZE, classes=2, threads=workers)
     positions = np.arange(BATCH * (WARM_UP + COUNTED)).reshape(-1, BATCH)
 
     def load(positions):

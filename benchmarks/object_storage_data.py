@@ -35,7 +35,7 @@ from jaxdp.bench.environment import provenance
 from jaxdp.bench.input import make_images
 from jaxdp.config import Storage
 from jaxdp.data import prefetch, sources
-from jaxdp.data.loader import Loader
+from jaxdp.data.loader import DecodedImages
 from jaxdp.data.transforms import training_transform
 from jaxdp.storage.location import CONNECTIONS, open_location
 
@@ -89,7 +89,7 @@ def measure(
     if hasattr(opened, "start"):
         opened.start()
     transform, size = training_transform(config)
-    loader = Loader(opened, transform=transform, size=size, classes=2, threads=threads)
+    loader = DecodedImages(opened, transform=transform, size=size, classes=2, threads=threads)
     rows = [prefetch.Rows(p, p) for p in np.arange(len(loader) // BATCH * BATCH).reshape(-1, BATCH)]
     prefetch.read_ahead(loader, (prefetch.sample_ids(0, row.order, len(loader)) for row in rows))
     batches = prefetch.Prefetcher(lambda row: prefetch.load_images(loader, 0, row), rows)

@@ -30,11 +30,13 @@ SUBCOMMANDS = {"bench": [f"bench {name}" for name in bench.BENCHES], "data": ["d
 # What pages and signatures name besides `jaxdp.__all__`. `strict` builds report missing names.
 MODULE_NAMES = [
     "jaxdp.data.Loader",
+    "jaxdp.data.loader.ItemSource",
     "jaxdp.data.open_datasets",
     "jaxdp.losses.binary_cross_entropy",
     "jaxdp.losses.cross_entropy",
     "jaxdp.models.create",
     "jaxdp.models.ResNet",
+    "jaxdp.network.Network",
     "jaxdp.optim.lamb",
     "jaxdp.optim.lars",
     "jaxdp.planning.Plan",
@@ -43,6 +45,7 @@ MODULE_NAMES = [
     "jaxdp.schedules.learning_rate",
     "jaxdp.schedules.momentum",
     "jaxdp.training.run.Run",
+    "jaxdp.training.state.TrainState",
 ]
 
 # Config fields

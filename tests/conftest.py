@@ -21,6 +21,7 @@ import pytest
 from helpers.linear import NormalizedLinear
 
 import jaxdp
+import jaxdp.data.sources  # noqa: F401 - it implements SOURCES, which tables_as_before copies
 from jaxdp import models
 from jaxdp.choices import AUTO_AUGMENTS, LOSSES, MODELS, OPTIMIZERS, SOURCES
 from jaxdp.config import Config, Data, Logging, Mesh, Model, Optimizer, Phase, Schedule

@@ -21,7 +21,7 @@ from jaxdp.data.augment import augment, normalize
 from jaxdp.data.decode import Scratch, decode
 from jaxdp.data.image_folder import ImageFolder
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import ItemSource, Loader, default_threads
+from jaxdp.data.loader import DecodedImages, ItemSource, default_threads
 from jaxdp.data.sampler import sample_ids
 from jaxdp.data.transforms import training_transform
 
@@ -109,7 +109,7 @@ def _pipeline_stages(config: Config, mesh: Mesh, source: ItemSource, *, batch_si
     threads = config.data.threads or default_threads()
     classes = 1 + max(label for _, label in map(source.__getitem__, indices.tolist()))
     one_thread, all_threads = (
-        Loader(source, transform=transform, size=size, classes=classes, threads=count) for count in (1, threads)
+        DecodedImages(source, transform=transform, size=size, classes=classes, threads=count) for count in (1, threads)
     )
     ids = np.resize(indices, batch_size)
     host = {"images": all_threads.batch(ids, ids)[0], "positions": ids.astype(np.uint32)}

@@ -12,7 +12,7 @@ import numpy as np
 from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config, at_image_size, crops_while_loading, phase_image_size
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import ItemSource, Loader, OnBadImage, Transform
+from jaxdp.data.loader import DecodedImages, ItemSource, OnBadImage, Transform
 from jaxdp.data.prefetch import BatchSource
 from jaxdp.data.transforms import evaluation_transform, training_transform
 from jaxdp.errors import ConfigError
@@ -238,11 +238,11 @@ def _loaded(
     on_bad_image: OnBadImage,
     kind: str,
     warned: threading.Event,
-) -> Loader | ArraySource:
-    """A Loader, or all of its images in memory if they are small and few and their transform is not random."""
+) -> DecodedImages | ArraySource:
+    """`DecodedImages`, or all of its images in memory if they are small and few and their transform is not random."""
     transform, size = transform_and_size
     classes, threads = config.model.class_count, config.data.threads
-    loader = Loader(
+    loader = DecodedImages(
         source,
         transform=transform,
         size=size,
@@ -310,8 +310,8 @@ def pixel_stats(config: Config, source: str | None = None) -> tuple[float | tupl
     return mean or published.mean, std or published.std
 
 
-def prediction_loader(config: Config, source: ItemSource) -> Loader:
-    """Images prepared as for evaluation; unreadable ones are ignored and listed in `Loader.bad_images`."""
+def prediction_loader(config: Config, source: ItemSource) -> DecodedImages:
+    """Images prepared as for evaluation; unreadable ones are ignored and listed in `DecodedImages.bad_images`."""
     transform, size = evaluation_transform(config)
     classes, threads = config.model.class_count, config.data.threads
-    return Loader(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")
+    return DecodedImages(source, transform=transform, size=size, classes=classes, threads=threads, on_bad_image="ignore")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ArraySource:
-    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `Loader`.
+    """Images and labels in memory. images: uint8 [N, H, W, 3]; labels: int32 [N]; bad_images: see `DecodedImages`.
 
     source: the items, in the same order, of which the images were decoded.
     """

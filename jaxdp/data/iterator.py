@@ -12,7 +12,7 @@ from jaxdp.config import MAX_CLASSES
 from jaxdp.data.decode import center_crop
 from jaxdp.data.given import ArrayItems, as_source
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import Loader as DecodedImages
+from jaxdp.data.loader import DecodedImages
 from jaxdp.data.prefetch import BatchSource, DeviceIterator
 from jaxdp.errors import ConfigError, kind_of
 from jaxdp.parallel.mesh import make_mesh

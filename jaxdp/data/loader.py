@@ -42,7 +42,7 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Loader:
+class DecodedImages:
     """Batches from a source of single items, each image brought to [size, size, 3] by `transform`.
 
     classes: labels must lie in 0 .. classes - 1. on_bad_image, for images that cannot be read: "stop" raises DataError, "skip"

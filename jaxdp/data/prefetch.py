@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxdp.data.chunks import PREFETCH_DEPTH
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import Loader
+from jaxdp.data.loader import DecodedImages
 from jaxdp.data.sampler import repeated_positions, sample_ids
 from jaxdp.parallel.mesh import AXES
 
@@ -123,13 +123,13 @@ def _evaluated(source: BatchSource, first: int, *, batch_size: int, rows: np.nda
 
 def read_ahead(source: BatchSource, order: Iterable[np.ndarray]) -> None:
     """Let a source that fetches images over a network know the coming order. order: arrays of indices."""
-    if isinstance(source, Loader):
+    if isinstance(source, DecodedImages):
         source.read_ahead(order)
 
 
 def stop_reading(source: BatchSource) -> None:
     """Let threads that wait for images from a network fail, so that the process can exit."""
-    if isinstance(source, Loader):
+    if isinstance(source, DecodedImages):
         source.stop_reading()
 
 

@@ -9,7 +9,7 @@ from jaxdp.choices import SOURCES
 from jaxdp.config import MAX_CLASSES, Config
 from jaxdp.data.datasets import stated_classes
 from jaxdp.data.decode import ImageError, decode
-from jaxdp.data.loader import DataError, Loader
+from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.data.sources import open_splits
 from jaxdp.doctor.check_result import Problem, ResultBuilder
 from jaxdp.errors import ConfigError, StorageError, plural
@@ -52,7 +52,7 @@ def check_images(result: ResultBuilder, config: Config, info: Callable[[str], No
     for name, split in _splits(result, config):
         total = plural(len(split), "image", ",")
         info(f"decoding {total} of {name} ...")
-        loader = Loader(
+        loader = DecodedImages(
             split,
             transform=lambda pixels, out, position: None,
             size=1,

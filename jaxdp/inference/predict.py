@@ -17,7 +17,7 @@ from jaxdp.config import Config, Mesh, Preprocessing
 from jaxdp.data import prefetch
 from jaxdp.data.datasets import pixel_stats, prediction_loader
 from jaxdp.data.decode import ImageError
-from jaxdp.data.loader import Loader
+from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.files import expand_user, read_regular
 from jaxdp.inference.load_run import inference_batch, load_run, load_weights, weights_config
@@ -93,7 +93,7 @@ def _as_list(images: Any) -> list:
 
 
 class Images:
-    """Images in memory, and files by path, as a source for `Loader`. All labels are 0."""
+    """Images in memory, and files by path, as a source for `DecodedImages`. All labels are 0."""
 
     def __init__(self, images: Sequence[Any]) -> None:
         self.images = images
@@ -121,7 +121,7 @@ def predict_source(
 ) -> SourcePredictions:
     """Predict the most likely classes of all images of a source; unusable images are reported instead of raised.
 
-    source: as for `Loader`; its labels are ignored. Other arguments and errors are those of `predict`.
+    source: as for `DecodedImages`; its labels are ignored. Other arguments and errors are those of `predict`.
     """
     config = run_config(workdir)
     names = class_names(workdir, config.model.class_count)
@@ -206,7 +206,7 @@ def make_prediction_step(
 
 
 def _most_likely(
-    config: Config, evaluated: tuple[dict, dict], loader: Loader, *, top: int
+    config: Config, evaluated: tuple[dict, dict], loader: DecodedImages, *, top: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(classes int32 [N, top], probabilities float32 [N, top], usable bool [N]: whether the image could be decoded)."""
     check_image_size(config.model, config.data.evaluated_size, trained=config.data.image_size, field="data.eval_size")

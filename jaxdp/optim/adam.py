@@ -33,7 +33,7 @@ def scale_by_adam(*, b1: float | jax.Array, b2: float, eps: float) -> optax.Grad
 def lamb(
     learning_rate: Any, b1: Any = 0.9, b2: float = 0.999, *, eps: float = 1e-6, weight_decay: float = 1e-4
 ) -> optax.GradientTransformation:
-    """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L |w| / |u| u.
+    """LAMB, algorithm 2 of You et al. (arXiv 1904.00962): u = m / (sqrt(s) + eps) + b w; w = w - L norm(w) / norm(u) u.
 
     m and s are unbiased moving averages of the gradient and its square, also where b1 changes. Decay b and the ratio of norms
     apply to tensors of two or more dimensions, as with LARS.

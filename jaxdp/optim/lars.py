@@ -94,11 +94,11 @@ def lars(
     gradient g.
 
     v = m v + L t (g + b w); w = w - v (Nesterov: w = w - (L t (g + b w) + m v)), with learning rate L, velocity v, momentum m
-    and decay b. t = trust_coefficient * |w| / (|g| + b * |w| + eps), or 1 if a norm is 0.
+    and decay b. t = trust_coefficient * norm(w) / (norm(g) + b * norm(w) + eps), or 1 if a norm is 0.
 
     learning_rate, momentum: a float, a traced scalar or a schedule (step -> value). mask: a tree of bools, or a function of the
     parameters that returns one, True where trust ratio and decay apply (default: tensors of two or more dimensions).
-    Its `update` needs the parameters. optax.lars has |g + b w| in the denominator, and no momentum that changes.
+    Its `update` needs the parameters. optax.lars has norm(g + b w) in the denominator, and no momentum that changes.
     """
     mask = is_matrix_or_larger if mask is None else mask
 

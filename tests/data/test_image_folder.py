@@ -14,7 +14,7 @@ from jaxdp.config import Storage
 from jaxdp.data import image_folder, progress, sources
 from jaxdp.data.decode import ImageError
 from jaxdp.data.image_folder import find_images
-from jaxdp.data.loader import Loader
+from jaxdp.data.loader import DecodedImages
 from jaxdp.data.remote import Remote
 from jaxdp.data.remote_folder import RemoteFolder
 from jaxdp.errors import ConfigError
@@ -209,7 +209,7 @@ def test_names_with_control_characters_are_escaped(tmp_path):
     names = [source.name(index) for index in range(2)]
     assert names == [f"{place}/bad\\n\\x1b[31m.png", f"{place}/bad\\udcff.png"]
     assert source.warnings[0].endswith(f"{place}/note\\x1b]0;x\\x07.txt first")
-    loader = Loader(source, transform=None, size=8, classes=2, on_bad_image="ignore")
+    loader = DecodedImages(source, transform=None, size=8, classes=2, on_bad_image="ignore")
     loader.batch(np.arange(2), np.arange(2))
     assert sorted(loader.bad_images) == sorted(names)
     assert data_digest(loader).startswith("2 images, ")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from jaxdp.data import decode, loader, sources
 from jaxdp.data.decode import ImageError
-from jaxdp.data.loader import DataError, Loader
+from jaxdp.data.loader import DataError, DecodedImages
 
 
 def center(image, out, _):
@@ -49,7 +49,7 @@ def test_batch_with_damaged_image_raises_with_its_name(pictures):
 
 @pytest.mark.parametrize("pixels", [np.zeros((3, 8, 8), np.float32), np.zeros((3, 8, 8), np.uint8)])
 def test_batch_with_pixels_of_another_kind_says_what_to_return(pixels):
-    source = Loader([(pixels, 0)], transform=center, size=8, classes=2)
+    source = DecodedImages([(pixels, 0)], transform=center, size=8, classes=2)
     with pytest.raises(DataError, match=r"\(3, 8, 8\); return uint8 \[H, W, 3\], without ToTensor and Normalize; jaxdp norm"):
         source.batch(np.array([0]), np.array([0]))
 
@@ -67,14 +67,14 @@ def test_batch_skipping_damaged_images_takes_next_and_lists_them(pictures):
 
 def test_batch_skipping_last_image_takes_first():
     good = smooth_image(9, 9)
-    source = Loader([(good, 0), (good, 1), (b"broken", 1)], transform=center, size=9, classes=2, on_bad_image="skip")
+    source = DecodedImages([(good, 0), (good, 1), (b"broken", 1)], transform=center, size=9, classes=2, on_bad_image="skip")
     images, labels = source.batch(np.array([2]), np.array([0]))
     np.testing.assert_array_equal(images[0], good)
     assert labels.tolist() == [0]
 
 
 def test_batch_without_any_good_image_raises_even_if_skipping():
-    source = Loader([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
+    source = DecodedImages([(b"broken", 0)] * 3, transform=center, size=8, classes=2, on_bad_image="skip")
     with pytest.raises(DataError, match="no image of the data set can be used"):
         source.batch(np.array([1]), np.array([0]))
 
@@ -90,7 +90,7 @@ def test_batch_with_deleted_file_raises_with_its_name(pictures):
     "label", [-1, 3, 1.5, "1", None, [0, 1], np.nan, 2**70, np.uint64(2**63), np.array([True, False]), [1, [2]]]
 )
 def test_batch_with_invalid_label_raises_with_image_name(label):
-    source = Loader(
+    source = DecodedImages(
         [(np.zeros((9, 9, 3), np.uint8), label)],
         transform=center,
         size=8,
@@ -104,7 +104,7 @@ def test_batch_with_invalid_label_raises_with_image_name(label):
 
 @pytest.mark.parametrize("label", [1, True, np.uint8(1), np.bool_(True), np.array(1, np.int16), np.array([1], np.uint64)])
 def test_batch_accepts_labels_of_all_integer_and_boolean_types(label):
-    source = Loader([(np.zeros((9, 9, 3), np.uint8), label)], transform=center, size=8, classes=3)
+    source = DecodedImages([(np.zeros((9, 9, 3), np.uint8), label)], transform=center, size=8, classes=3)
     assert source.batch(np.array([0]), np.array([0]))[1].tolist() == [1]
 
 
@@ -117,7 +117,7 @@ def test_12_bit_values_in_16_bits_are_warned_about_once(form, largest, lines, ca
     Image.fromarray(deep).save(buffer, form)
     dark = encode(np.zeros((9, 9, 3), np.uint8), "PNG")
     items = [(dark, 0), *[(buffer.getvalue(), 0)] * 20]
-    Loader(items, transform=center, size=8, classes=3, kind="training image").batch(np.arange(21), np.arange(21))
+    DecodedImages(items, transform=center, size=8, classes=3, kind="training image").batch(np.arange(21), np.arange(21))
     shown = capsys.readouterr().err
     assert shown.count("\n") == lines
     assert ("is nearly black: the upper 8 of 16 bits are used, and all values are below 4,096" in shown) == bool(lines)
@@ -127,7 +127,7 @@ def test_12_bit_values_in_16_bits_are_warned_about_once(form, largest, lines, ca
 def test_black_images_of_16_bits_are_not_warned_about(form, capsys):
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((9, 9), np.uint16)).save(buffer, form)
-    Loader([(buffer.getvalue(), 0)], transform=center, size=8, classes=3).batch(np.arange(1), np.arange(1))
+    DecodedImages([(buffer.getvalue(), 0)], transform=center, size=8, classes=3).batch(np.arange(1), np.arange(1))
     assert capsys.readouterr().err == ""
 
 
@@ -159,7 +159,7 @@ def test_batch_with_raising_source_names_the_image(error):
     with pytest.raises(
         DataError, match=rf"image 2: the source raised {type(error).__name__}: .*; it must return \(image, label\)"
     ):
-        Loader(Raises(error), transform=center, size=8, classes=3).batch(np.array([2]), np.array([0]))
+        DecodedImages(Raises(error), transform=center, size=8, classes=3).batch(np.array([2]), np.array([0]))
 
 
 def test_batch_accepts_dicts_pillow_images_and_buffers():
@@ -167,7 +167,7 @@ def test_batch_accepts_dicts_pillow_images_and_buffers():
     data = encode(pixels, "PNG")
     palette = Image.fromarray(pixels).convert("P")
     items = [{"image": pixels, "label": 1}, (Image.fromarray(pixels), np.int64(1)), (bytearray(data), np.array([1]))]
-    source = Loader([*items, (memoryview(data), 1), (palette, 1)], transform=center, size=12, classes=2)
+    source = DecodedImages([*items, (memoryview(data), 1), (palette, 1)], transform=center, size=12, classes=2)
     images, labels = source.batch(np.arange(5), np.arange(5))
     for image in images[:4]:
         np.testing.assert_array_equal(image, pixels)

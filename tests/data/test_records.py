@@ -13,7 +13,7 @@ from helpers.tfds_miniature import crc32c_masked
 from jaxdp.config import Config, Data
 from jaxdp.data import records, sources, tfds
 from jaxdp.data.decode import center_crop
-from jaxdp.data.loader import DataError, Loader
+from jaxdp.data.loader import DataError, DecodedImages
 from jaxdp.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ def test_damaged_tfrecord_is_named_or_skipped(imagenet_tfrecord):
 
 def read_all(directory):
     source = tfds.TfdsSource.open("imagenet2012", str(directory), "train")
-    loader = Loader(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, classes=1000)
+    loader = DecodedImages(source, transform=lambda image, out, _: center_crop(image, out, 8), size=8, classes=1000)
     return loader.batch(np.arange(20), np.arange(20))
 
 

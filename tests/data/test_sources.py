@@ -19,7 +19,7 @@ from jaxdp.config import Config, Data
 from jaxdp.data import datasets, sources
 from jaxdp.data.datasets import Source, with_classes
 from jaxdp.data.in_memory import ArraySource
-from jaxdp.data.loader import Loader
+from jaxdp.data.loader import DecodedImages
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.recipes import load_config
@@ -225,9 +225,9 @@ def test_only_small_and_few_images_are_kept_in_memory(pictures, monkeypatch):
     assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, ArraySource)
     large = dataclasses.replace(folder_config(pictures, augmentation="pad_and_crop").data, image_size=65)
     config = dataclasses.replace(folder_config(pictures), data=large)
-    assert isinstance(sources.open_datasets(config).train, Loader)
+    assert isinstance(sources.open_datasets(config).train, DecodedImages)
     monkeypatch.setattr(datasets, "IN_MEMORY_BYTES", 24 * 32 * 32 * 3 - 1)
-    assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, Loader)
+    assert isinstance(sources.open_datasets(folder_config(pictures, augmentation="pad_and_crop")).train, DecodedImages)
 
 
 def test_is_resident_requires_images_in_memory(pictures):

@@ -22,7 +22,7 @@ from jaxdp.errors import ConfigError
 KERNEL_SECONDS = 1200  # timeout per cell, sufficient on a slow machine
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-ALLOWED = {"jaxdp", "numpy", "matplotlib", "jax", "flax", *sys.stdlib_module_names}
+ALLOWED = {"jaxdp", "numpy", "matplotlib", "jax", "flax", "optax", "orbax", *sys.stdlib_module_names}
 
 
 def short(config, mesh):
