@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxdp.choices import MIXES
-from jaxdp.config import TABLES, Augment, Config, Data, Model, Optimizer, Phase, Schedule
+from jaxdp.config import Augment, Config, Data, Model, Optimizer, Phase, Schedule
 from jaxdp.config_words import training_labels
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config, scale_schedule
-from jaxdp.validation import changes, from_dict, from_json, to_json, validate
+from jaxdp.validation import TABLES, changes, from_dict, from_json, to_json, validate
 
 TWO_PHASES = Config(batch=(Phase(until_epoch=3.0), Phase(global_batch=512)))
 
