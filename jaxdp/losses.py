@@ -8,6 +8,7 @@ import optax
 
 from jaxdp.choices import LOSSES
 from jaxdp.config import Optimizer
+from jaxdp.errors import ConfigError
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: float = 0.0) -> jax.Array:
@@ -59,16 +60,23 @@ def label_weights(optimizer: Optimizer, labels: jax.Array, mix: Mix | None = Non
     As in `torch.nn.functional.cross_entropy(weight=...)`: the weights divide where labels are classes, smoothed or not, and the
     number of images where they are probabilities, here those that mixup and CutMix make.
     """
-    if not optimizer.class_weights or mix is not None:
-        return None
-    return jnp.asarray(optimizer.class_weights, jnp.float32)[labels]
+    return _class_weights(optimizer)[labels] if optimizer.class_weights and mix is None else None
+
+
+def _class_weights(optimizer: Optimizer) -> jax.Array:
+    """[C] float32. Raises ConfigError for balanced ones, before the data are opened."""
+    if optimizer.class_weights == "balanced":
+        raise ConfigError(
+            "optimizer.class_weights", "balanced", reason="needs the training labels of a run", hint="give numbers"
+        )
+    return jnp.asarray(optimizer.class_weights, jnp.float32)
 
 
 def _softmax(optimizer: Optimizer, logits: jax.Array, labels: jax.Array, *, mix: Mix | None = None) -> jax.Array:
     if optimizer.class_weights:
         log_probabilities = jax.nn.log_softmax(logits.astype(jnp.float32))
         targets = soft_targets(optimizer, labels, logits.shape[-1], mix=mix)
-        return -(jnp.asarray(optimizer.class_weights, jnp.float32) * targets * log_probabilities).sum(-1)
+        return -(_class_weights(optimizer) * targets * log_probabilities).sum(-1)
     loss = cross_entropy(logits, labels, optimizer.label_smoothing)
     if mix is None:
         return loss

@@ -112,7 +112,8 @@ def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
 def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
     """Register a learning-rate schedule for `Schedule(name=name)` in this process.
 
-    rate: a function of the epoch (samples seen / training images, a Python float) that returns the learning rate, a number. It
+    rate: a function of the epoch (samples seen / training images since the schedule began, a Python float) that returns the
+    learning rate, a number. It
     is called on the host before each step, and by `jaxdp plan`, so it must depend on the epoch alone; other fields of
     `Schedule` are not used. Resuming a run requires the same registration. A repeated name replaces the schedule.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.

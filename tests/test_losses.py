@@ -148,6 +148,14 @@ def test_class_weights_with_another_loss_or_number_of_classes_are_refused(tiny):
         validate(dataclasses.replace(tiny, optimizer=Optimizer(class_weights=(0.0,) * 6)))
 
 
+class Labelled(list):
+    """A data set of the user's: 32 images with an array of their labels."""
+
+    def __init__(self, labels):
+        super().__init__(range(32))
+        self.labels = labels
+
+
 def test_balanced_class_weights_are_those_of_sklearn(tiny):
     from sklearn.utils.class_weight import compute_class_weight
 
@@ -159,6 +167,11 @@ def test_balanced_class_weights_are_those_of_sklearn(tiny):
         with_class_weights(config, ArraySource(np.zeros((32, 2, 2, 3)), labels % 5))
     with pytest.raises(ConfigError, match=r"has its labels only with the images; give a number for each class, or datasets"):
         with_class_weights(config, object())
+    for wrong in (labels[:-1], labels[:, None], labels.astype(np.float32), labels - 1, labels + 1):
+        with pytest.raises(ConfigError, match=r"the labels of the training set are \w+ of shape .* for 32 images"):
+            with_class_weights(config, Labelled(wrong))
+    with pytest.raises(ConfigError, match=r"class_weights='balanced': needs the training labels of a run"):
+        LOSS_FUNCTIONS["softmax"](config.optimizer, jnp.zeros((2, 6)), jnp.zeros(2, jnp.int32))
 
 
 @pytest.mark.parametrize("name", list(LOSSES))

@@ -2,6 +2,7 @@
 
 from jaxdp import phases, schedules
 from jaxdp.checkpoint.manifest import Manifest
+from jaxdp.errors import ConfigError
 from jaxdp.planning import Plan
 from jaxdp.records import RESUMING
 from jaxdp.setup import run_dir
@@ -39,9 +40,12 @@ def changed_plan(manifest: Manifest, plan: Plan) -> str | None:
     spans = phases.phase_steps(saved.batch, saved.epochs, round(samples / manifest.epoch))
     index = max(index for index, (first, steps) in enumerate(spans) if steps and first <= samples)
     batch = saved.batch[index].global_batch
-    rate = schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch)
+    try:
+        rate = f"{schedules.learning_rate(saved.schedule, manifest.epoch, epochs=saved.epochs, global_batch=batch):.4g}"
+    except ConfigError:  # a registered schedule that is not there, or that ends with its run
+        rate = "unknown"
     values = {
-        "learning rate": (f"{rate:.4g}", f"{plan.learning_rate(samples):.4g}"),
+        "learning rate": (rate, f"{plan.learning_rate(samples):.4g}"),
         "batch": (f"{batch}", f"{plan.phases[plan.phase_at(samples)].global_batch}"),
     }
     changed = [f"{name} {old} -> {new}" for name, (old, new) in values.items() if old != new]

@@ -24,7 +24,12 @@ def with_class_weights(config: Config, train: Any) -> Config:
         reason = f"data.source={config.data.source!r} has its labels only with the images"
         hint += ", or datasets with an attribute `labels`, an array of all labels"
         raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
-    counts = np.bincount(np.asarray(labels), minlength=config.model.class_count)
+    labels, classes = np.asarray(labels), config.model.class_count
+    if labels.shape != (len(train),) or labels.dtype.kind not in "iu" or not np.all((labels >= 0) & (labels < classes)):
+        reason = f"the labels of the training set are {labels.dtype} of shape {labels.shape} for {len(train)} images"
+        hint = f"must be a class, 0 to {classes - 1}, for each image, or {hint}"
+        raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)
+    counts = np.bincount(labels, minlength=classes)
     if not counts.all():
         reason = f"no training image has the class {counts.argmin()}"
         raise ConfigError("optimizer.class_weights", "balanced", reason=reason, hint=hint)

@@ -42,7 +42,9 @@ def short_run(
         data=Data(source="synthetic", image_size=16, augmentation="paper", train_examples=3 * images, eval_examples=images),
         model=Model(depth=18, width=4, stem="small", classes=6),
         batch=(Phase(global_batch=images),),
-        optimizer=dataclasses.replace(optimizer, momentum_rule="constant"),
+        optimizer=dataclasses.replace(
+            optimizer, momentum_rule="constant", loss="softmax", class_weights=(), target_threshold=None
+        ),
         schedule=Schedule(learning_rate=0.1, warmup_epochs=1.0),
         reduce=Reduce(strategy=reduce.strategy, update="sharded") if reduce.update == "sharded" else DEFAULT_REDUCE,
         mesh=Mesh(cpu_devices=cpu_devices),

@@ -156,14 +156,14 @@ def _loss_title(name: str) -> str:
 def _describe_schedule(plan: Plan) -> str:
     """The schedule with its learning rate, what that is scaled to for each batch, and its warm-up."""
     schedule, batches = plan.config.schedule, {phase.global_batch for phase in plan.phases}
+    anew = f", from epoch {schedule.from_epoch:.2f} on" if schedule.from_epoch else ""
     if schedule.name not in SCHEDULES.builtin:
-        return f"{schedule.name}, registered"
+        return f"{schedule.name}, registered{anew}"
     rate, start = f"learning rate {schedule.learning_rate:g}", ""
     if schedule.name == "goyal" and batches != {GOYAL_BATCH}:
         scaled = (f"{schedule.learning_rate * batch / GOYAL_BATCH:.4g} at batch {batch}" for batch in sorted(batches))
         rate += f" at batch {GOYAL_BATCH}, scaled to {', '.join(scaled)}"
         start = f" from {plan.learning_rate(plan.schedule_start):.4g}"
-    anew = f", from epoch {schedule.from_epoch:.2f} on" if schedule.from_epoch else ""
     return f"{schedule.name}, {rate}, {plural(schedule.warmup_epochs, 'epoch', '.3g')} of warm-up{start}{anew}"
 
 

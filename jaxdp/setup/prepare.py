@@ -113,7 +113,7 @@ def check_fits(manifest: Manifest | None, *, plan: Plan, data_fingerprint: dict[
     if plan.schedule_start > (manifest.samples if manifest else 0):
         at = f"{manifest.path} is at epoch {manifest.samples / plan.examples:g}" if manifest else "the run begins at epoch 0"
         first = plan.config.schedule.from_epoch
-        hint = "use --schedule-from-now with --accept-changes to begin it there" if manifest else "omit it"
+        hint = "use --schedule-from-now with --accept-changes to begin it there" if manifest else "use --schedule.from-epoch 0"
         raise ConfigError("schedule.from_epoch", first, reason=f"{at}, before the schedule", hint=hint)
     if manifest is None:
         return

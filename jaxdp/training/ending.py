@@ -18,7 +18,7 @@ LOWER_THE_RATE = "lower schedule.learning_rate or lengthen schedule.warmup_epoch
 def check_skipped(run: "Run") -> None:
     """Raise TrainingError if a run skipped all of its steps."""
     steps, scaling = run.progress.steps, run.config.loss_scale
-    if run.progress.skipped_steps == steps:
+    if steps and run.progress.skipped_steps == steps:
         scales = f" at loss scales of {scaling.MINIMUM:g} to {scaling.initial:g}" if scaling.name != "none" else ""
         hint = "use --model.dtype bfloat16" if scales else LOWER_THE_RATE
         raise TrainingError(f"all {steps} steps were skipped because no gradient was finite{scales}: {hint}")

@@ -29,7 +29,8 @@ from jaxdp.training.result import TrainResult, progress_now, versions
 from jaxdp.training.run import Run, StartedStep, open_batches
 from jaxdp.training.start import StartPoint, restore_or_initialize
 
-STEP_FIELDS = {*RECORD_FIELDS, "request"} - {"audit_share"}  # that a callback cannot log before the step
+# Fields that a callback cannot log; those that jaxdp's own callbacks log are free.
+RESERVED = {*RECORD_FIELDS, "request"} - {"audit_share", "waiting_share", "slowest_rank"}
 ADVICE_AFTER_ERROR = "to resume from it with changes, use --resume {path} --accept-changes and a new --workdir"
 
 
@@ -114,8 +115,8 @@ def _begin_step(run: Run, batch: dict[str, jax.Array]) -> None:
     run.signals.pass_sync_point()
     run.processes.status.begin_iteration("step")
     run.next_record = {}
-    with run.recording(run.next_record, reserved=STEP_FIELDS):
-        run.callbacks.call("before_step", run, batch)
+    with run.recording(run.next_record, reserved=RESERVED):
+        run.callbacks.call("before_step", run, batch.copy())
     if run.save_requested:
         save_now(run)
 
@@ -163,7 +164,7 @@ def complete_steps(run: Run, keep: int = 0) -> None:
         run.clock.end_step(record["global_batch"])
         record |= run.clock.throughput() | {"wall_seconds": run.clock.wall_seconds}
         run.progress.skipped_steps = record.get("skipped_steps", 0)
-        with run.recording(record, is_logged=step.is_logged):
+        with run.recording(record, is_logged=step.is_logged, reserved=RESERVED):
             run.callbacks.call("after_step", run, MappingProxyType(record))
             if run.is_logged:
                 run.clock.restart_throughput()
@@ -210,7 +211,7 @@ def evaluate_now(run: Run) -> dict[str, Any]:
         evaluation, run.examples = progress.position(run.plan.examples) | found, examples.arrays()
         processes.set_activity("evaluate", detail="writing the log")
         record = evaluation | {"wall_seconds": run.clock.wall_seconds}
-        with run.recording(record, is_logged=True):
+        with run.recording(record, is_logged=True, reserved=RESERVED):
             run.callbacks.call("after_evaluation", run, MappingProxyType(record))
         progress.last_evaluation, progress.evaluation_due = evaluation, False
     return evaluation

@@ -151,6 +151,7 @@ class Misuses(Callback):
     def after_step(self, run, metrics):
         if metrics["step"] == 2:
             self.attempt(run, loss=1.0)
+            self.attempt(run, eval_accuracy=1.0)
             self.attempt(run, name="text")
             with pytest.raises(TypeError):
                 metrics["loss"] = 0.0
@@ -161,8 +162,10 @@ def test_log_refuses_what_would_be_lost_or_overwritten(rare, tmp_path):
     train(rare, tmp_path, callbacks=[misuses])
     assert misuses.errors[0] == "log() adds to a record: call it in before_step, after_step or after_evaluation"
     already = "the record has this field already; choose another name"
-    assert misuses.errors[1:4] == [f"log({what}): {already}" for what in ("loss=2.0", "phase=2", "loss=1.0")]
-    assert len(misuses.errors) == 5
+    assert misuses.errors[1:5] == [
+        f"log({what}): {already}" for what in ("loss=2.0", "phase=2", "loss=1.0", "eval_accuracy=1.0")
+    ]
+    assert len(misuses.errors) == 6
 
 
 class Asks(Callback):
@@ -302,9 +305,16 @@ def test_train_with_objects_that_are_no_callbacks_raises(tiny, tmp_path, callbac
     assert not list(tmp_path.iterdir())
 
 
+class Empties(Callback):
+    """Removes the images and labels of every batch that it is shown."""
+
+    def before_step(self, run, batch):
+        batch.clear()
+
+
 def test_callbacks_change_nothing_of_a_run(tiny, tmp_path):
     train(tiny, tmp_path / "plain")
-    train(tiny, tmp_path / "watched", callbacks=[Events([]), Predicts()])
+    train(tiny, tmp_path / "watched", callbacks=[Events([]), Predicts(), Empties()])
     assert outcome(tmp_path / "watched") == outcome(tmp_path / "plain")
 
 

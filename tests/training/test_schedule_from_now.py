@@ -77,6 +77,14 @@ def test_schedule_of_the_added_epochs_is_that_of_optax_also_the_second_time(shor
     ) in recomputed.lines
 
 
+def test_registered_schedule_that_ends_with_its_run_can_be_followed_by_another(short, tmp_path):
+    table = [0.5, 0.25]
+    jaxdp.register_schedule("table", lambda epoch: table[int(epoch * 2)])
+    train_shown(dataclasses.replace(short, schedule=Schedule("table")), tmp_path, screen=Quiet())
+    lines = continued(longer(short, 2.0), tmp_path)
+    assert any("it changes learning rate unknown -> 0" in line for line in lines)
+
+
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in its directory", "in another"])
 def test_run_killed_in_the_new_warm_up_resumes_exactly_with_the_same_command(short, tmp_path, elsewhere):
     """On other devices the rates are the same."""
