@@ -66,9 +66,7 @@ def label_weights(optimizer: Optimizer, labels: jax.Array, mix: Mix | None = Non
 def _class_weights(optimizer: Optimizer) -> jax.Array:
     """[C] float32. Raises ConfigError for balanced ones, before the data are opened."""
     if optimizer.class_weights == "balanced":
-        raise ConfigError(
-            "optimizer.class_weights", "balanced", reason="needs the training labels of a run", hint="give numbers"
-        )
+        raise ConfigError("optimizer.class_weights", "balanced", reason="needs training labels", hint="give numbers")
     return jnp.asarray(optimizer.class_weights, jnp.float32)
 
 

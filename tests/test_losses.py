@@ -170,7 +170,7 @@ def test_balanced_class_weights_are_those_of_sklearn(tiny):
     for wrong in (labels[:-1], labels[:, None], labels.astype(np.float32), labels - 1, labels + 1):
         with pytest.raises(ConfigError, match=r"the labels of the training set are \w+ of shape .* for 32 images"):
             with_class_weights(config, Labelled(wrong))
-    with pytest.raises(ConfigError, match=r"class_weights='balanced': needs the training labels of a run"):
+    with pytest.raises(ConfigError, match=r"class_weights='balanced': needs training labels; give numbers"):
         LOSS_FUNCTIONS["softmax"](config.optimizer, jnp.zeros((2, 6)), jnp.zeros(2, jnp.int32))
 
 

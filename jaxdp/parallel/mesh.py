@@ -45,7 +45,7 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
     vertical, horizontal = config.vertical, config.horizontal
     if vertical is not None and horizontal is not None:
         needed = vertical * horizontal
-        if needed > devices:
+        if min(vertical, horizontal) < 1 or needed > devices:
             raise ConfigError(
                 "mesh",
                 f"{vertical}x{horizontal}",
@@ -55,7 +55,7 @@ def choose_shape(config: MeshConfig, devices: int, hosts: int = 1) -> tuple[int,
         return vertical, horizontal
     for name, side in (("vertical", vertical), ("horizontal", horizontal)):
         if side is not None:
-            if side > devices:
+            if not 1 <= side <= devices:
                 raise ConfigError(
                     f"mesh.{name}",
                     side,

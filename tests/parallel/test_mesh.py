@@ -17,6 +17,9 @@ def test_a_side_that_is_not_given_follows_from_the_devices():
 def test_a_mesh_with_more_devices_than_there_are_is_an_error():
     with pytest.raises(jaxdp.ConfigError, match="mesh='3x3': needs 9 devices, 8 available"):
         jaxdp.make_mesh(3, 3)
+    for sides in ((0, 2), (-1, -1), (0,), (None, -2)):
+        with pytest.raises(jaxdp.ConfigError, match=r"8 (devices )?available"):
+            jaxdp.make_mesh(*sides)
 
 
 def test_a_smaller_mesh_uses_the_first_devices_of_every_process():

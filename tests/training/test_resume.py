@@ -250,6 +250,14 @@ def test_resume_with_another_optimizer_raises_even_if_changes_are_accepted(origi
     assert "opt_state" not in str(caught.value)
 
 
+def test_resume_with_another_start_of_the_average_raises(tiny, tmp_path):
+    averaged = dataclasses.replace(tiny.optimizer, average_decay=0.9)
+    train_until(dataclasses.replace(tiny, optimizer=averaged), tmp_path, step=12)
+    warmup = dataclasses.replace(averaged, average_start="warmup")
+    with pytest.raises(ConfigError, match=r"began as unbiased, and its sums have other weights; use --optimizer.average-start"):
+        train(dataclasses.replace(tiny, optimizer=warmup), tmp_path, accept_changes=True)
+
+
 def test_train_with_more_epochs_extends_a_finished_run(tiny, tmp_path):
     train(tiny, tmp_path)
     longer = dataclasses.replace(tiny, epochs=4.0)
