@@ -21,7 +21,7 @@ class Source(Choice):
     number, if known without the data. train_split, eval_split: allowed values (None: any). disjoint: evaluation split -> the
     only training split without its images, if there is another. train_images: size of the training set, if published. mean,
     std: pixel statistics for normalization, on the scale 0 to 255, per channel or for all channels. remark: a sentence about
-    the images for model cards.
+    the images for model cards. mlperf: whether reports compare its runs with the target of MLPerf.
     """
 
     in_memory: bool = False
@@ -36,6 +36,7 @@ class Source(Choice):
     mean: float | tuple[float, ...] = (123.675, 116.28, 103.53)  # ImageNet's
     std: float | tuple[float, ...] = (58.395, 57.12, 57.375)
     remark: str = ""
+    mlperf: bool = False
 
     @property
     def own_images(self) -> bool:
@@ -170,8 +171,13 @@ SOURCES = Choices(
             remark="The images of this source are synthetic patterns.",
         ),
         "folder": Source("images in `directory`/SPLIT/CLASS/", layout="FOLDER, which contains SPLIT/CLASS/"),
+        "file": Source(
+            "`directory` is a CSV, TSV, Parquet or .npz file, a folder with one for each split, CIFAR as published, or a "
+            "data set of Hugging Face saved to disk",
+            layout="PATH, a CSV, TSV, Parquet or .npz file, or a folder with train.csv and val.csv, ...",
+        ),
         "given": Source("the `datasets` argument of `jaxdp.train`", from_python=True),
-        "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167),
+        "imagenet2012": Source("ImageNet", prepared=True, classes=1000, train_images=1_281_167, mlperf=True),
         "cifar10": Source("CIFAR-10", prepared=True, classes=10, train_images=50_000),
     },
     other=Source(

@@ -133,9 +133,19 @@ class OnDisk(Splits, EvalResize):
     """Images of any size that are read and decoded in the background."""
 
     directory: str | None = None
-    """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets)"""
+    """Directory of the image folder or of the prepared data sets (None: ~/tensorflow_datasets); for file its path"""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of decoding threads (None: one per core)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFile(OnDisk):
+    """Columns of a table."""
+
+    image_column: str | None = None
+    """Column of the images or their paths (file; None: image, img, path, file, file_name or filename)"""
+    label_column: str | None = None
+    """Column of the labels (file; None: label or class)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +168,7 @@ class Mixed(Section):
 
 
 @dataclass(frozen=True)
-class Data(OnDisk, Synthetic, Mixed, Preprocessing):
+class Data(InFile, Synthetic, Mixed, Preprocessing):
     """Data set, decoding and augmentation."""
 
     source: SourceName = "digits"
@@ -799,7 +809,16 @@ LOSS_SCALES.read("loss_scale", static=Scaled, dynamic=Scaled)
 AUGMENTATIONS.read("augment", paper=Flip, pad_and_crop=Flip, random_resized_crop=RandomResizedCrop)
 AUTO_AUGMENTS.read("augment", rand_augment=RandAugment, rand_augment_increasing=RandAugment, trivial_augment=TrivialAugment)
 MIXES.read("data", mixup=Mixed, cutmix=Mixed, mixup_or_cutmix=Mixed)
-SOURCES.read("data", digits=Splits, synthetic=Synthetic, folder=OnDisk, given=OnDisk, imagenet2012=OnDisk, cifar10=OnDisk)
+SOURCES.read(
+    "data",
+    digits=Splits,
+    synthetic=Synthetic,
+    folder=OnDisk,
+    file=InFile,
+    given=OnDisk,
+    imagenet2012=OnDisk,
+    cifar10=OnDisk,
+)
 BATCH_STATISTICS.read("model", moving_average=MovingAverage)
 
 

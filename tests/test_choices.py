@@ -68,7 +68,12 @@ def test_fields_of_an_optimizer_are_read_or_ignored():
     assert "optimizer.nesterov" in OPTIMIZERS.read_fields("sgd")
     assert {"optimizer.adam_eps", "optimizer.beta2"} <= {*OPTIMIZERS.ignored_fields("lars")}
     assert OPTIMIZERS.ignored_fields("registered_by_a_user") == []
-    assert SOURCES.ignored_fields("imagenette/320px") == ["data.eval_examples", "data.train_examples"]
+    assert SOURCES.ignored_fields("imagenette/320px") == [
+        "data.eval_examples",
+        "data.image_column",
+        "data.label_column",
+        "data.train_examples",
+    ]
 
 
 @by_field
@@ -137,7 +142,7 @@ CHOICES = [(table, name) for table in TABLES for name in table if (table, name) 
 
 @pytest.mark.parametrize(("table", "name"), CHOICES, ids=lambda part: getattr(part, "field", part))
 def test_flag_with_the_name_of_a_choice_selects_it(table, name):
-    flags = ["--data.directory", "/images"] if name == "folder" else []
+    flags = ["--data.directory", "/images"] if getattr(table[name], "layout", "") else []
     config = load_config("digits", [f"--{table.field.replace('_', '-')}", name, *flags])
     section, field = table.field.split(".")
     assert getattr(getattr(config, section), field) == name

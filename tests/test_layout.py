@@ -158,8 +158,8 @@ def test_every_public_name_is_there():
 
 
 def test_no_code_compares_the_name_of_a_data_source():
-    """What differs is a field of the source's entry. The report compares runs on ImageNet with MLPerf's."""
-    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "report" / name for name in ("summary.py", "tables.py")}:
+    """What differs is a field of the source's entry."""
+    for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
                 constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}

@@ -7,6 +7,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
+from jaxdp.choices import SOURCES
 from jaxdp.config import Config, Data, Logging, Model, Optimizer
 from jaxdp.distributed.supervisor import watch
 from jaxdp.distributed.verdict import Limits
@@ -37,6 +38,8 @@ def with_field_in_use(name: str) -> dict:
     """A valid config in which the field is in use."""
     readers = {table.field: table.readers[name] for table in TABLES if name in table.readers}
     chosen = {field: "cifar10" if "cifar10" in names else names[0] for field, names in readers.items()}  # needs no directory
+    if chosen.get(SOURCES.field) == "file":
+        chosen["data.directory"] = "/data"
     fields = dataclasses.asdict(with_choices(load_config("digits"), chosen))
     fields["batch"] = [dict(phase) for phase in fields["batch"]]
     if name.startswith("augment.") or name == "data.stored_size":

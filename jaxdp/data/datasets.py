@@ -218,7 +218,8 @@ def decode_items(
     transform = evaluation_transform(config)
     held_out = _loaded(evaluation, config, transform, on_bad_image=ignore, kind="evaluation image", warned=warned)
     both = (evaluation,) if train is evaluation else (train, evaluation)
-    warnings = [text for items in both for text in getattr(items, "warnings", ())]
+    warnings = [] if only_evaluates else _label_warnings(train, evaluation)
+    warnings += [text for items in both for text in getattr(items, "warnings", ())]
     return Datasets(
         held_out if only_evaluates else open_training(config),
         held_out,
@@ -289,6 +290,19 @@ def model_classes(config: Config, stated: int | None, *, counted: str | None = N
         hint = "labels are the numbers of the classes, from 0"
         raise ConfigError("model.classes", count, reason=f"the data set has more than {MAX_CLASSES:,} classes", hint=hint)
     return count
+
+
+def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
+    """What users should know about labels that are in memory."""
+    labels, held_out = getattr(train, "labels", None), getattr(evaluation, "labels", None)
+    if not (isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iub"):
+        return []
+    missing = sorted({*range(min(stated_classes(train) or 0, 2**20))} - {*np.unique(labels).tolist()})
+    from_one = "; if your labels count from 1, subtract 1" if missing[:1] == [0] else ""
+    warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
+    if isinstance(held_out, np.ndarray) and len(unseen := np.setdiff1d(held_out, labels)):
+        warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
+    return warnings
 
 
 def _class_names(source: ItemSource) -> tuple[str, ...]:

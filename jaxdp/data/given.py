@@ -22,16 +22,7 @@ class ArrayItems:
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         self.images, self.labels = images, labels
-        self.classes = int(labels.max()) + 1 if labels.size else 0
-
-    @property
-    def missing_classes(self) -> list[int]:
-        """Classes without an image."""
-        return sorted({*range(min(self.classes, 2**20))} - {*np.unique(self.labels).tolist()})
-
-    def labels_without(self, other: "ArrayItems") -> list[int]:
-        """The labels that the other has not."""
-        return np.setdiff1d(self.labels, other.labels).tolist()
+        self.classes: Any = int(labels.max()) + 1 if labels.size else 0
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,25 +52,12 @@ def open_pair(config: Config, pair: Sequence[Any], *, may_lack_classes: bool = F
             return f"the arrays have {plural(classes, 'class')}, from 0 to the largest label, {classes - 1}"
         return f"the given data have {plural(classes, 'class')}"
 
-    opened = decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, counted=counted)
-    return opened._replace(warnings=(*_label_warnings(train, evaluation), *opened.warnings))
+    return decode_items(config, train, evaluation, source=source, may_lack_classes=may_lack_classes, counted=counted)
 
 
 def _missing() -> ConfigError:
     hint = "pass them in Python: jaxdp.train(config, workdir, datasets=(training, evaluation))"
     return ConfigError("data.source", GIVEN, reason="the images are given from Python", hint=hint)
-
-
-def _label_warnings(train: ItemSource, evaluation: ItemSource) -> list[str]:
-    """What users should know about the labels of arrays."""
-    if not isinstance(train, ArrayItems):
-        return []
-    missing = train.missing_classes
-    from_one = "; if your labels count from 1, subtract 1" if missing[:1] == [0] else ""
-    warnings = [f"no training image has the label {missing[0]}, and labels count from 0{from_one}"] if missing else []
-    if isinstance(evaluation, ArrayItems) and (unseen := evaluation.labels_without(train)):
-        warnings.append(f"the evaluation set has the label {unseen[0]}, which no training image has")
-    return warnings
 
 
 def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:

@@ -54,8 +54,7 @@ class ImageFolder:
 
         root = split.parent
         if root.is_file():
-            table = "; docs/data.md#labels-in-a-csv-file has labels in a CSV file" if root.suffix.lower() == ".csv" else ""
-            raise error("is a file, not a directory", f"give the folder of the images{table}")
+            raise error("is a file, not a directory", "give the folder of the images, or use --data.source file")
         if not root.is_dir():
             raise error("directory not found", "give it with --data.directory; a relative path starts in the current directory")
         if not split.is_dir():

@@ -20,6 +20,7 @@ SOURCES.implement(
         "digits": InModule("jaxdp.data.digits", "Digits"),
         "synthetic": InModule("jaxdp.data.synthetic", "Synthetic"),
         "folder": InModule("jaxdp.data.folder", "Folder"),
+        "file": InModule("jaxdp.data.file", "File"),
         "given": InModule("jaxdp.data.given", "Given"),
         "imagenet2012": PREPARED,
         "cifar10": PREPARED,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 
-from jaxdp.choices import STOP_METRICS
+from jaxdp.choices import SOURCES, STOP_METRICS
 from jaxdp.config import Config
 from jaxdp.errors import ConfigError, plural
 from jaxdp.files import CONFIG
@@ -62,7 +62,7 @@ def summarize(config: Config, records: list[dict], damaged: int = 0) -> dict:
     last = evaluations[-1] if evaluations else {"epoch": records[-1]["epoch"] if records else 0.0, "eval_accuracy": None}
     best = best_evaluation(evaluations, config.stop.metric) or {"eval_accuracy": None, "epoch": None}
     epochs_to_target = reference = ratio = None
-    if config.data.source == "imagenet2012":
+    if SOURCES[config.data.source].mlperf:
         epochs_to_target = next((record["epoch"] for record in evaluations if record["eval_accuracy"] >= TARGET), None)
         batches = {phase.global_batch for phase in config.batch}
         reference = REFERENCE_EPOCHS.get(batches.pop()) if len(batches) == 1 else None
@@ -102,7 +102,7 @@ def as_text(summary: dict) -> str:
         by = "" if summary["best_by"] == "eval_accuracy" else f" by {summary['best_by']}"
         text += f", best{by} {100 * summary['best_accuracy']:.2f} % at epoch {summary['best_epoch']:.2f}"
     lines = [text]
-    if summary["source"] == "imagenet2012":
+    if SOURCES[summary["source"]].mlperf:
         epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]
         reached = "not reached" if epochs is None else f"reached after {epochs:.2f} epochs"
         mlperf = f"MLPerf reference: {reference:g} epochs (mean)" if reference else "no MLPerf reference for this batch size"

@@ -6,6 +6,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from jaxdp.choices import SOURCES
 from jaxdp.config_words import HELD_OUT_LABELS, training_labels
 from jaxdp.errors import printable
 from jaxdp.loggers.console import format_duration
@@ -222,7 +223,7 @@ def _numbers(run: History) -> dict[str, str]:
         numbers["damaged log lines, skipped"] = str(run.damaged)
     if config.logging.profile:
         numbers["traced steps (FIRST,COUNT), slower"] = config.logging.profile
-    if summary["source"] == "imagenet2012":
+    if SOURCES[summary["source"]].mlperf:
         epochs, reference = summary["epochs_to_target"], summary["reference_epochs"]
         numbers["epochs to 75.9 %"] = "not reached" if epochs is None else f"{epochs:.2f}"
         numbers["MLPerf reference, epochs"] = MISSING if reference is None else f"{reference:g}"

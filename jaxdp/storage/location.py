@@ -49,6 +49,7 @@ _S3 = Protocol("s3fs", _s3_options, {"max_concurrency": 1}, new_s3_store)  # wit
 _GCS = Protocol("gcsfs", _gcs_options, {}, new_gcs_store)
 _OTHER = Protocol("", dict, {}, None)
 PROTOCOLS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS}
+LOCAL = "file"  # fsspec's protocol of directories
 PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 READS = 3  # of an object whose content is not what its tag says
 REFUSED = {  # by botocore and aiohttp, before a request is sent
@@ -284,7 +285,7 @@ class Location:
     def _is_local(self) -> bool:
         """Whether this is a directory (file://), where fsspec would write in place."""
         protocols = (self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol
-        return "file" in protocols
+        return LOCAL in protocols
 
     def _local_path(self, name: str) -> Path:
         """The path of a file in a directory, whose parent is created."""

@@ -55,7 +55,7 @@ def test_open_lists_classes_in_order_and_returns_bytes(pictures):
         ),
         (
             lambda root: [root.rename(root.with_name("elsewhere")), root.write_text("")],
-            "is a file, not a directory; give the folder of the images$",
+            "is a file, not a directory; give the folder of the images, or use --data.source file$",
         ),
         (lambda root: (root / "val/cow").symlink_to(root / "nowhere"), "dangling link .*val/cow'; fix or remove it"),
     ],
@@ -69,7 +69,7 @@ def test_open_unusable_folder_raises_one_line(pictures, change, message):
 
 def test_open_a_table_of_labels_points_to_the_manual(tmp_path):
     (tmp_path / "labels.csv").touch()
-    with pytest.raises(ConfigError, match=r"'.*labels.csv': is a file, not a directory; .*; docs/data.md#labels-in-a-csv-file"):
+    with pytest.raises(ConfigError, match=r"'.*labels.csv': is a file, not a directory; .*--data.source file"):
         image_folder.ImageFolder.open(tmp_path / "labels.csv/train")
 
 

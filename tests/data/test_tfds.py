@@ -127,7 +127,7 @@ def test_open_a_folder_as_a_data_set_names_the_flags(tmp_path):
         (
             "imagnet",
             "train",
-            r"'imagnet': unknown data set; did you mean imagenette\? give digits, synthetic, folder, or a data set",
+            r"'imagnet': unknown data set; did you mean imagenette\? give digits, synthetic, folder, file, or a data set",
         ),
     ],
 )

@@ -1,0 +1,109 @@
+"""The interface of the formats that the data source `file` reads."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxdp.config import Data
+from jaxdp.data.datasets import EVALUATION_NAMES, EncodedItems, Splits
+from jaxdp.data.given import ArrayItems, as_source
+from jaxdp.errors import ConfigError, printable
+
+COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
+
+
+class Format(Splits):
+    """A data set in one place. path: its file or folder; data: the config's section.
+
+    has_columns: whether `data.image_column` and `data.label_column` have a meaning.
+    """
+
+    matches_classes, has_columns = True, False
+
+    def __init__(self, path: Path, data: Data) -> None:
+        self.path, self.data = path, data
+        for field in ("image_column", "label_column"):
+            if getattr(data, field) is not None and not self.has_columns:
+                raise ConfigError(f"data.{field}", getattr(data, field), reason=f"{path} has no columns", hint="omit it")
+
+    def error(self, reason: str, hint: str = "") -> ConfigError:
+        """An error of this place."""
+        return ConfigError("data.directory", str(self.path), reason=reason, hint=hint)
+
+    def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
+        """See `Splits.open`."""
+        names = self.names()
+        if name not in names:
+            hint = f"name one of {', '.join(sorted(names))} with --data.train-split or --data.eval-split"
+            raise self.error(f"it has no split {name!r}", hint)
+        return self.read(name, classes)
+
+    def column(self, header: Sequence[str], kind: str) -> str:
+        """The column of `COLUMNS` that the config names, or the only one with a usual name.
+
+        Raises ConfigError for one that is missing or not unique.
+        """
+        field, usual = f"{kind}_column", COLUMNS[kind]
+        chosen, flag = getattr(self.data, field), f"--data.{kind}-column"
+        found = [name for name in header if name == chosen or (chosen is None and name in usual)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise self.error(f"several columns may be meant: {', '.join(found)}", f"name one with {flag}")
+        shown = ", ".join(printable(name, 40) for name in header[:20])
+        if chosen is not None:
+            raise ConfigError(
+                f"data.{field}", chosen, reason=f"{self.path} has no such column", hint=f"its columns are {shown}"
+            )
+        raise self.error(f"no column {' or '.join(usual)}; its columns are {shown}", f"name the column with {flag}")
+
+    def arrays(self, pair: tuple, split: str, names: list[str] | None) -> "Arrays":
+        """(images, labels) of a split as items. Raises ConfigError for other shapes and types than `ArrayItems` has.
+
+        names: of the classes, None if unknown.
+        """
+        try:
+            items = as_source(pair, split)
+        except ConfigError as error:
+            raise self.error(error.reason, error.hint) from None
+        if not isinstance(items, ArrayItems):
+            hint = "store uint8 pixels of shape [N, H, W, 3] or [N, H, W]"
+            raise self.error(f"{split} images have the shape {pair[0].shape}", hint)
+        if len(items) == 0:
+            raise self.error(f"{split} has no images")
+        if items.labels.min() < 0:
+            raise self.error(f"{split} has the label {items.labels.min()}", "labels count from 0")
+        if names is not None and items.classes > len(names):
+            raise self.error(f"{split} has the label {items.classes - 1}, but there are {len(names)} class names")
+        return Arrays(items, split, names)
+
+    @abstractmethod
+    def read(self, name: str, classes: list[str] | None) -> EncodedItems:
+        """The images of an existing split; see `Splits.open`."""
+
+    def no_evaluation_split(self) -> ConfigError:
+        """See `Splits.no_evaluation_split`."""
+        reason = f"{str(self.path)!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
+        hint = f"name one with --data.eval-split; it has {', '.join(sorted(self.names()))}"
+        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
+
+class FormatOfOneFile(Format):
+    """A data set in one file, which may also be a single split."""
+
+    @abstractmethod
+    def whole(self, classes: list[str] | None) -> EncodedItems:
+        """The images of a file that is a single split; see `Splits.open`."""
+
+
+class Arrays(ArrayItems):
+    """Images and labels in memory; see `ArrayItems`. names: of the classes, if known; label: the split, for names of images."""
+
+    def __init__(self, items: ArrayItems, label: str, names: list[str] | None) -> None:
+        super().__init__(items.images, items.labels)
+        self.label = label
+        self.classes = names or self.classes
+
+    def name(self, index: int) -> str:
+        """The image's number and split."""
+        return f"image {index} of {self.label}"

@@ -1,0 +1,229 @@
+"""Tables of image paths and labels: CSV and TSV in UTF-8, and Parquet.
+
+The first line of a CSV or TSV file names the columns. Paths are relative to the folder of the table. A column `split` divides
+a table; without it a table is one split.
+"""
+
+import csv
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxdp.data import progress
+from jaxdp.data.decode import ImageError
+from jaxdp.data.file_format import FormatOfOneFile
+from jaxdp.data.labels import Labels
+from jaxdp.errors import first_line, plural, printable
+from jaxdp.files import read_regular
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET = ".parquet"
+IMAGE_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMN = (
+    ("image", "img", "path", "file", "file_name", "filename"),
+    ("label", "class"),
+    "split",
+)
+CHECKED = 10_000  # rows of a split, evenly spaced, whose files must exist at the start; others are found when they are read
+ROWS_AT_A_TIME = 2**16
+
+Row = tuple[int, str, str, str]
+"""(number in the file, path, label, split)"""
+
+
+class Strings(Sequence[str]):
+    """Many strings in one block of memory."""
+
+    def __init__(self) -> None:
+        self.block, self.ends = bytearray(), array("q", [0])
+
+    def append(self, text: str) -> None:
+        """Add a string."""
+        self.block += text.encode("utf-8", "surrogateescape")
+        self.ends.append(len(self.block))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.block[self.ends[index] : self.ends[index + 1]].decode("utf-8", "surrogateescape")
+
+
+class Table(FormatOfOneFile):
+    """A table on a disk, read once."""
+
+    has_columns = True
+
+    @cached_property
+    def rows(self) -> "Rows":
+        """All rows."""
+        return Rows(self, _parquet_rows(self) if self.path.suffix.lower() == PARQUET else _csv_rows(self))
+
+    def names(self) -> Sequence[str]:
+        """See `Splits.names`."""
+        if list(self.rows.splits) == [""]:
+            hint = "add it, with train or val in each row, or give a folder with train.csv and val.csv"
+            raise self.error(f"no column {SPLIT_COLUMN!r}", hint)
+        return list(self.rows.splits)
+
+    def read(self, name: str, classes: list[str] | None) -> "TableItems":
+        """See `Format.read`."""
+        of_row = np.asarray(self.rows.split_of_row, np.int32)
+        return TableItems(self, np.flatnonzero(of_row == self.rows.splits[name]), classes)
+
+    def whole(self, classes: list[str] | None) -> "TableItems":
+        """See `FormatOfOneFile.whole`."""
+        return TableItems(self, np.arange(len(self.rows.paths)), classes)
+
+    def columns(self, header: Sequence[str]) -> tuple[int, int, int | None]:
+        """Positions of the path, the label and the split. Raises ConfigError for a column that is missing or not unique."""
+        image, label = (header.index(self.column(header, kind)) for kind in ("image", "label"))
+        return image, label, header.index(SPLIT_COLUMN) if SPLIT_COLUMN in header else None
+
+
+class Rows:
+    """The rows of a table in about 30 bytes each besides their paths. splits: name -> number."""
+
+    def __init__(self, table: Table, rows: Iterator[Row]) -> None:
+        self.table, self.paths, self.numbers = table, Strings(), array("q")
+        self.splits: dict[str, int] = {}
+        self.split_of_row = array("i")
+        self.labels = Labels(self.name, table.error)
+        for number, path, label, split in rows:
+            self.numbers.append(number)
+            if not path:
+                raise table.error(f"row {number} has no path", "add it, or remove the row")
+            self.paths.append(path)
+            self.labels.append(label)
+            self.split_of_row.append(self.splits.setdefault(split, len(self.splits)))
+        if not self.numbers:
+            raise table.error("it has no rows")
+
+    def name(self, row: int) -> str:
+        """A row, counted from 0, as users count it: in CSV by its line, of which the first names the columns."""
+        return f"row {self.numbers[row]}"
+
+
+class TableItems:
+    """The encoded images of some rows of a table. classes: see `EncodedItems`; labels: [N] int32; paths: as in the table."""
+
+    def __init__(self, table: Table, rows: np.ndarray, classes: list[str] | None) -> None:
+        self.table, self.rows, self.folder = table, rows, table.path.parent
+        self.labels, self.classes = table.rows.labels.of(rows, classes)
+        self.warnings = self._duplicates()
+        self._check_files()
+
+    @property
+    def paths(self) -> Iterator[str]:
+        """The paths of the images."""
+        return (self.table.rows.paths[row] for row in self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[bytes, int]:
+        """(encoded image, label). Raises ImageError for a file that cannot be read."""
+        try:
+            return read_regular(self._path(index)), int(self.labels[index])
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+            raise ImageError(getattr(error, "strerror", None) or first_line(error)) from None
+
+    def _path(self, index: int) -> Path:
+        return self.folder / self.table.rows.paths[self.rows[index]]
+
+    def name(self, index: int) -> str:
+        """The image's path and row, printable."""
+        return printable(f"{self._path(index)} ({self.table.rows.name(self.rows[index])} of {self.table.path.name})", 4096)
+
+    def file_name(self, index: int) -> str:
+        """The name of the image's file."""
+        return self._path(index).name
+
+    def _check_files(self) -> None:
+        """Raise ConfigError for the first of the CHECKED rows without a file."""
+        for index in np.unique(np.linspace(0, len(self) - 1, CHECKED).astype(np.int64)):
+            progress.report()
+            if not os.path.exists(self._path(index)):
+                reason = f"{self.table.rows.name(self.rows[index])}: no file {printable(self._path(index), 4096)!r}"
+                raise self.table.error(reason, "fix the path, which is relative to the folder of the table, or remove the row")
+
+    def _duplicates(self) -> list[str]:
+        """A warning of paths that several rows have. Raises ConfigError if their labels differ."""
+        hashes = np.fromiter(map(hash, self.paths), np.int64, len(self))
+        order = np.argsort(hashes, kind="stable")
+        pairs = np.stack([order[:-1], order[1:]], axis=1)[hashes[order[:-1]] == hashes[order[1:]]]
+        repeated, paths = 0, self.table.rows.paths
+        for first, second in pairs.tolist():
+            if paths[self.rows[first]] != paths[self.rows[second]]:
+                continue
+            repeated += 1
+            if self.labels[first] != self.labels[second]:
+                rows = " and ".join(self.table.rows.name(self.rows[index]) for index in (first, second))
+                reason = f"{rows} give {printable(paths[self.rows[first]], 1000)!r} different labels"
+                raise self.table.error(reason, "remove one of them")
+        if not repeated:
+            return []
+        return [f"{plural(repeated, 'row')} of {self.table.path.name} name an image of an earlier row; it counts each time"]
+
+
+def _csv_rows(table: Table) -> Iterator[Row]:
+    delimiter = DELIMITERS[table.path.suffix.lower()]
+    try:
+        with open(table.path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+            header = next((_utf8(table, row, 1) for row in reader), None)
+            if header is None:
+                raise table.error("it is empty")
+            header = [name.strip() for name in header]
+            image, label, split = table.columns(header)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    reason = f"row {reader.line_num} has {plural(len(row), 'value')}, the first row {len(header)}"
+                    raise table.error(reason, "put values that contain the separator in double quotes")
+                _utf8(table, row, reader.line_num)
+                yield reader.line_num, row[image], row[label].strip(), "" if split is None else row[split].strip()
+    except csv.Error as error:
+        raise table.error(f"row {reader.line_num}: {error}", "check the quotes") from None
+    except OSError as error:
+        raise table.error(error.strerror or str(error)) from None
+
+
+def _utf8(table: Table, row: list[str], number: int) -> list[str]:
+    """The row. Raises ConfigError if it was not UTF-8: Python represents other bytes as surrogates."""
+    try:
+        "".join(row).encode()
+    except UnicodeEncodeError:
+        raise table.error(f"row {number} is not UTF-8", "save the file as UTF-8") from None
+    return row
+
+
+def _parquet_rows(table: Table) -> Iterator[Row]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise table.error("the package pyarrow is not installed", "pip install -e '.[hf]'") from None
+    try:
+        file = parquet.ParquetFile(table.path)
+        header = file.schema_arrow.names
+    except Exception as error:  # OSError, ArrowInvalid
+        raise table.error(f"damaged or not a Parquet file: {first_line(error)}") from None
+    positions = table.columns(header)
+    columns = [header[position] for position in positions if position is not None]
+    if str(file.schema_arrow.field(columns[0]).type) not in ("string", "large_string", "string_view"):
+        hint = "read images inside Parquet with the package datasets, and save them with save_to_disk"
+        raise table.error(f"the column {columns[0]!r} holds no paths", hint)
+    number = 0
+    try:
+        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
+            values = [batch.column(name).to_pylist() for name in columns]
+            for path, label, *split in zip(*values, strict=True):
+                number += 1
+                yield number, path or "", "" if label is None else str(label), str(split[0]) if split else ""
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise table.error(f"damaged after row {number}: {first_line(error)}") from None

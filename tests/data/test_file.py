@@ -1,0 +1,327 @@
+"""The data source `file`: tables, arrays, CIFAR and data sets of Hugging Face hold the images that others wrote there."""
+
+import csv
+import pickle
+import pickletools
+
+import numpy as np
+import pytest
+from helpers.images import smooth_image
+from PIL import Image
+
+import jaxdp
+from jaxdp.config import Config, Data
+from jaxdp.data import sources
+from jaxdp.data.decode import decode
+from jaxdp.data.table import Strings
+from jaxdp.data.tfds import OTHER_SOURCES
+from jaxdp.errors import ConfigError
+
+LABELS = [2, 0, 1, 0]
+NAMES = ["ape", "bee", "cat"]
+
+
+def config_of(path, **data) -> Config:
+    return Config(data=Data(source="file", directory=str(path), image_size=32, **data))
+
+
+def splits(path, **data):
+    return dict(sources.open_splits(config_of(path, **data)))
+
+
+def pixels(items):
+    return [
+        decode(image) if isinstance(image, bytes) else np.asarray(image)
+        for image, _ in map(items.__getitem__, range(len(items)))
+    ]
+
+
+def labels(items):
+    return [items[index][1] for index in range(len(items))]
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Four PNGs, gray, with a palette, with transparency and RGB, in tmp_path/images; their RGB pixels as Pillow has them."""
+    (tmp_path / "images").mkdir()
+    expected = []
+    for number, mode in enumerate(("L", "P", "RGBA", "RGB")):
+        image = Image.fromarray(smooth_image(20 + number, 24, seed=number)).convert(mode)
+        image.save(tmp_path / f"images/{number}.png")
+        expected.append(np.asarray(Image.open(tmp_path / f"images/{number}.png").convert("RGB")))
+    return expected
+
+
+def write_table(path, header, rows, delimiter=","):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("divided", [False, True])
+def test_tables_have_the_images_and_class_names_of_their_rows(tmp_path, images, suffix, divided):
+    rows = {split: [(f"images/{n}.png", NAMES[label]) for n, label in enumerate(LABELS)] for split in ("train", "val")}
+
+    def write(path, header, lines):
+        if suffix == "parquet":
+            pa = pytest.importorskip("pyarrow")
+            columns = {name: list(column) for name, column in zip(header, zip(*lines, strict=True), strict=True)}
+            pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), path)
+        else:
+            write_table(path, header, lines, "\t" if suffix == "tsv" else ",")
+
+    if divided:
+        for split, lines in rows.items():
+            write(tmp_path / f"{split}.{suffix}", ["path", "label"], lines)
+    else:
+        write(tmp_path / f"all.{suffix}", ["split", "path", "label"], [(s, *line) for s in rows for line in rows[s]])
+    for items in splits(tmp_path if divided else tmp_path / f"all.{suffix}").values():
+        assert labels(items) == LABELS
+        assert items.classes == NAMES
+        for found, expected in zip(pixels(items), images, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_numbers_are_labels_from_0_with_gaps_and_other_columns_are_named(tmp_path, images):
+    for split, numbers in (("train", (4, 0, 1, 0)), ("val", (4, 2, 1, 0))):
+        write_table(
+            tmp_path / f"{split}.csv", ["label", "id", "breed"], [("x", f"images/{n}.png", v) for n, v in enumerate(numbers)]
+        )
+    opened = sources.open_datasets(config_of(tmp_path, image_column="id", label_column="breed"))
+    assert (opened.class_count, opened.classes) == (5, ())
+    assert opened.train.labels.tolist() == [4, 0, 1, 0]
+    assert opened.warnings == (
+        "no training image has the label 2, and labels count from 0",
+        "the evaluation set has the label 2, which no training image has",
+    )
+
+
+HEADER = "path,label\n"
+GOOD = "images/0.png,ape\nimages/1.png,bee\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", r"train\.csv': it is empty"),
+        (HEADER, r"train\.csv': it has no rows"),
+        (
+            "file path,label\na,b\n",
+            r"no column image or .* or filename; its columns are file path, label; .*--data\.image-column",
+        ),
+        ("path,file,label\na,b,c\n", r"several columns may be meant: path, file; name one with --data\.image-column"),
+        (HEADER + GOOD + "images/9.png,ape\n", r"row 4: no file '.*images/9\.png'; fix the path, which is relative"),
+        (HEADER + GOOD + "images/0.png,bee\n", r"rows 2 and 4|row 2 and row 4 give 'images/0\.png' different labels; remove"),
+        (HEADER + "images/0.png\n", r"row 2 has 1 value, the first row 2; put values"),
+        (HEADER + "\n\nimages/0.png,\n", r"row 4 has no label"),
+        (HEADER + ",ape\n", r"row 2 has no path"),
+        (HEADER + 'images/0.png,"ape\n', r"row 2: unexpected end of data; check the quotes"),
+        (HEADER + "images/0.png,-1\nimages/1.png,0\n", r"row 2: the label '-1' is negative; labels count from 0"),
+        ((HEADER + "images/0.png,\xe9t\xe9\n").encode("latin-1"), r"row 2 is not UTF-8; save the file as UTF-8"),
+        ((HEADER + GOOD).encode("utf-16"), r"row 1 is not UTF-8; save the file as UTF-8"),
+    ],
+)
+def test_an_unusable_table_is_refused_with_its_row(tmp_path, images, table, message):
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
+    with pytest.raises(ConfigError, match=message):
+        splits(tmp_path)
+
+
+def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tmp_path, images):
+    (tmp_path / "train.csv").write_text(HEADER + GOOD + "images/0.png,ape\n")
+    (tmp_path / "val.csv").write_text(HEADER + "images/1.png,bee\n")
+    train, evaluation = splits(tmp_path).values()
+    assert train.warnings == ["1 row of train.csv name an image of an earlier row; it counts each time"]
+    assert (labels(evaluation), evaluation.classes) == ([1], ["ape", "bee"])
+    (tmp_path / "val.csv").write_text(HEADER + "images/1.png,eel\n")
+    with pytest.raises(ConfigError, match=r"val\.csv': row 2: the label 'eel' is not a class of the training split"):
+        splits(tmp_path)
+    (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
+    with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
+        splits(tmp_path)
+
+
+def test_a_table_takes_little_memory_besides_its_paths():
+    strings = Strings()
+    for number in range(10_000):
+        strings.append(f"images/{number:08}.jpg")
+    assert strings[9_999] == "images/00009999.jpg"
+    assert memoryview(strings.block).nbytes + strings.ends.itemsize * len(strings.ends) < 30 * len(strings)
+
+
+@pytest.mark.parametrize("keys", [("{}_images", "{}_labels"), ("x_{}", "y_{}"), None])
+def test_npz_files_have_their_arrays(tmp_path, keys):
+    generator = np.random.default_rng(0)
+    arrays = {split: generator.integers(0, 256, (4, 8, 8), np.uint8) for split in ("train", "test")}
+    if keys:
+        stored = {keys[0].format(split): images for split, images in arrays.items()}
+        stored |= {keys[1].format(split): np.array(LABELS)[:, None] for split in arrays}
+        np.savez(tmp_path / "all.npz", **stored, class_names=NAMES)
+    else:
+        for split, images in arrays.items():
+            np.savez_compressed(tmp_path / f"{split}.npz", images=images, labels=LABELS, class_names=NAMES)
+    for split, items in splits(tmp_path / "all.npz" if keys else tmp_path).items():
+        assert (labels(items), items.classes) == (LABELS, NAMES)
+        np.testing.assert_array_equal(pixels(items), arrays[split])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.zeros(1)}, r"no images and labels of splits among its arrays a; name them train_images"),
+        ({"x_train": np.zeros((2, 8, 8)), "y_train": np.zeros(2, int)}, r"train images are float64 of shape \(2, 8, 8\)"),
+        (
+            {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, None])},
+            r"'y_train' cannot be read: Object arrays",
+        ),
+        (
+            {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])},
+            r"train has the label -1; labels count from 0",
+        ),
+    ],
+)
+def test_unusable_arrays_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "all.npz", **arrays)
+    with pytest.raises(ConfigError, match=message):
+        splits(tmp_path / "all.npz")
+    (tmp_path / "all.npz").write_bytes((tmp_path / "all.npz").read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"damaged or not an \.npz file"):
+        splits(tmp_path / "all.npz")
+
+
+def python_2(content: bytes) -> bytes:
+    """A pickle of protocol 3 as Python 2 and its NumPy write it: bytes are strings."""
+    operations = {b"B": b"T", b"C": b"U"}
+    edited = bytearray(b"\x80\x02" + content[2:])
+    for operation, _, position in pickletools.genops(content):
+        code = operation.code.encode("latin-1")
+        edited[position : position + 1] = operations.get(code, code)
+    return bytes(edited).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+
+
+def write_cifar(folder, classes, binary):
+    """CIFAR with one image a class and file; returns {split: (images [N, 32, 32, 3], labels)}."""
+    folder.mkdir()
+    names, generator = [f"class_{n}" for n in range(classes)], np.random.default_rng(classes)
+    key = b"label_names" if classes == 10 else b"fine_label_names"
+    if binary:
+        file = "batches.meta.txt" if classes == 10 else "fine_label_names.txt"
+        (folder / file).write_text("\n".join(names) + "\n\n")
+    else:
+        meta = pickle.dumps({key: [name.encode() for name in names]}, protocol=3)
+        (folder / ("batches.meta" if classes == 10 else "meta")).write_bytes(python_2(meta))
+    files = {"train": [f"data_batch_{n}" for n in range(1, 6)], "test": ["test_batch"]} if classes == 10 else {}
+    expected = {}
+    for split, batches in (files or {"train": ["train"], "test": ["test"]}).items():
+        parts = []
+        for batch in batches:
+            planes, numbers = generator.integers(0, 256, (classes, 3, 32, 32), np.uint8), generator.permutation(classes)
+            parts.append((planes.transpose(0, 2, 3, 1), numbers))
+            if binary:
+                coarse = [bytes([7])] * (classes == 100)
+                records = [b"".join([*coarse, bytes([n]), image.tobytes()]) for n, image in zip(numbers, planes, strict=True)]
+                (folder / f"{batch}.bin").write_bytes(b"".join(records))
+            else:
+                stored = {b"data": planes.reshape(classes, -1), key[: -len("_names")] + b"s": numbers.tolist()}
+                (folder / batch).write_bytes(python_2(pickle.dumps(stored, protocol=3)))
+        expected[split] = tuple(map(np.concatenate, zip(*parts, strict=True)))
+    return expected
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, binary):
+    expected = write_cifar(tmp_path / "cifar", classes, binary)
+    for split, items in splits(tmp_path / "cifar").items():
+        if split == "train":
+            stored = (tmp_path / "cifar" / "data_batch_1").is_file() and pickle.loads(
+                (tmp_path / "cifar/data_batch_1").read_bytes(), encoding="bytes"
+            )
+            assert not stored or np.array_equal(
+                stored[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), expected[split][0][:10]
+            )
+        np.testing.assert_array_equal(pixels(items), expected[split][0])
+        assert labels(items) == expected[split][1].tolist()
+        assert items.classes == [f"class_{n}" for n in range(classes)]
+
+
+class Hostile:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_nothing(tmp_path, capsys):
+    write_cifar(tmp_path / "cifar", 10, binary=False)
+    file = tmp_path / "cifar/data_batch_3"
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:1000], whole[:-1], pickle.dumps([1]), pickle.dumps({b"data": [1], b"labels": [1]})):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"data_batch_3 (is damaged or truncated|has no uint8 pixels)"):
+            splits(tmp_path / "cifar")
+    file.write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [0]}))
+    with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
+        splits(tmp_path / "cifar")
+    assert "executed" not in capsys.readouterr().out
+    write_cifar(tmp_path / "binary", 100, binary=True)
+    (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
+    with pytest.raises(ConfigError, match=r"test\.bin is truncated: 5000 bytes; records have 3074"):
+        splits(tmp_path / "binary")
+
+
+def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=NAMES)})
+    rows = {"img": [str(tmp_path / f"images/{n}.png") for n in range(4)], "label": LABELS}
+    split = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "saved"))
+    for items in splits(tmp_path / "saved").values():
+        assert (labels(items), items.classes) == (LABELS, NAMES)
+        for found, expected in zip(pixels(items), images, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ConfigError, match=r"no column label or class|has no such column; its columns are img, label"):
+        splits(tmp_path / "saved", label_column="fine")
+    with pytest.raises(ConfigError, match=r"it is a single split of a data set; save a DatasetDict"):
+        splits(tmp_path / "saved/train")
+
+
+def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, images):
+    (tmp_path / "cifar.tar.gz").write_bytes(b"")
+    (tmp_path / "deep").mkdir()
+    write_cifar(tmp_path / "deep/cifar", 10, binary=True)
+    for place, message in (
+        ("none", r"no such file or folder"),
+        ("images/0.png", r"the file's format is not known; give a \.csv, \.tsv, \.parquet, \.npz file"),
+        ("cifar.tar.gz", r"not known; extract it, and give the folder"),
+        ("images", r"no data set of a known format; .*--data\.source folder"),
+        ("deep", r"use --data\.directory .*deep/cifar"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            splits(tmp_path / place)
+    with pytest.raises(ConfigError, match=r"data\.label_column='x': .*cifar has no columns; omit it"):
+        splits(tmp_path / "deep/cifar", label_column="x")
+    with pytest.raises(ConfigError, match=r"URLs are not supported"):
+        splits("s3://bucket/train.csv")
+    with pytest.raises(ConfigError, match=r"it has no split 'fit'; name one of test, train with"):
+        splits(tmp_path / "deep/cifar", train_split="fit")
+    (tmp_path / "train.csv").write_text(HEADER + GOOD)
+    with pytest.raises(ConfigError, match=r"no column 'split'; add it, with train or val"):
+        splits(tmp_path / "train.csv")
+    (tmp_path / "train.npz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"it has both train\.csv and train\.npz"):
+        splits(tmp_path)
+    assert "file" in OTHER_SOURCES
+
+
+def test_a_run_on_a_table_equals_one_on_the_same_images_in_folders(tiny, tmp_path, pictures):
+    for split in ("train", "val"):
+        rows = [(str(path.relative_to(pictures)), path.parent.name) for path in sorted((pictures / split).glob("*/*"))]
+        write_table(pictures / f"{split}.csv", ["path", "label"], rows)
+    results = {}
+    for source in ("folder", "file"):
+        changed = tiny.data.__class__(source=source, directory=str(pictures), image_size=32)
+        config = jaxdp.config.replace(tiny, data=changed, model=jaxdp.config.replace(tiny.model, classes=None), epochs=2.0)
+        results[source] = jaxdp.train(config, tmp_path / source)
+    assert results["file"].loss == results["folder"].loss
+    assert (tmp_path / "file/classes.json").read_text() == (tmp_path / "folder/classes.json").read_text()
+    assert jaxdp.evaluate(None, tmp_path / "file")["eval_examples"] == 12
