@@ -5,19 +5,21 @@ The Python version is pickled. It is read without calling anything that a pickle
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxdp.config import Data
 from jaxdp.data.file_format import Arrays, Format
 from jaxdp.errors import first_line
 from jaxdp.files import read_regular
 
-SIDE, CHANNELS = 32, 3
-PIXELS = CHANNELS * SIDE * SIDE
+SHAPE = (3, 32, 32)
+PIXELS = 3 * 32 * 32
 ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy array names
 
 
@@ -25,23 +27,14 @@ ARRAY_PARTS = {"_reconstruct", "ndarray", "dtype"}  # what the pickle of a NumPy
 class Version:
     """One of the published archives.
 
-    splits: name -> files. meta: file of the class names. labels: key of the labels in a pickle, or bytes before the pixels of a
-    binary record, of which the last is the label. names: key of the class names in a pickle.
+    splits: name -> files; meta: file of the class names; names: the class names in it; records: (pixels [N, 3072] uint8,
+    labels [N]) in a file. Both are functions of the file's content and may raise any exception if it is damaged.
     """
 
     splits: dict[str, tuple[str, ...]]
     meta: str
-    labels: str | int
-    names: str = ""
-
-
-BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-VERSIONS = (
-    Version({"train": BATCHES, "test": ("test_batch",)}, "batches.meta", "labels", "label_names"),
-    Version({"train": ("train",), "test": ("test",)}, "meta", "fine_labels", "fine_label_names"),
-    Version({"train": tuple(f"{batch}.bin" for batch in BATCHES), "test": ("test_batch.bin",)}, "batches.meta.txt", 1),
-    Version({"train": ("train.bin",), "test": ("test.bin",)}, "fine_label_names.txt", 2),
-)
+    names: Callable[[bytes], list[str]]
+    records: Callable[[bytes], tuple[np.ndarray, np.ndarray]]
 
 
 def version_in(folder: Path) -> Version | None:
@@ -50,14 +43,11 @@ def version_in(folder: Path) -> Version | None:
 
 
 class Cifar(Format):
-    """The splits train and test."""
+    """The splits train and test of a version."""
 
-    @property
-    def version(self) -> Version:
-        """The version in the folder."""
-        version = version_in(self.path)
-        assert version is not None
-        return version
+    def __init__(self, path: Path, data: Data, version: Version) -> None:
+        super().__init__(path, data)
+        self.version = version
 
     def names(self) -> Sequence[str]:
         """See `Splits.names`."""
@@ -65,56 +55,21 @@ class Cifar(Format):
 
     def read(self, name: str, classes: list[str] | None) -> Arrays:
         """See `Format.read`."""
-        parts = [self._read_file(file) for file in self.version.splits[name]]
-        pixels = np.concatenate([part[0] for part in parts]).reshape(-1, CHANNELS, SIDE, SIDE)
-        labels = np.concatenate([part[1] for part in parts])
-        return self.arrays((pixels.transpose(0, 2, 3, 1), labels), name, self._class_names())
+        parts = [self._parsed(file, self.version.records) for file in self.version.splits[name]]
+        pixels, labels = map(np.concatenate, zip(*parts, strict=True))
+        images = pixels.reshape(-1, *SHAPE).transpose(0, 2, 3, 1)  # [N, 32, 32, 3]
+        return self.arrays((images, labels), name, self._parsed(self.version.meta, self.version.names))
 
-    def _content(self, file: str) -> bytes:
+    def _parsed(self, file: str, parse: Callable[[bytes], Any]) -> Any:
+        """What a function finds in a file. Raises ConfigError for a file that is missing or damaged."""
         try:
-            return read_regular(self.path / file)
+            content = read_regular(self.path / file)
         except OSError as error:
             raise self.error(f"{file}: {error.strerror}", "extract the whole archive") from None
-
-    def _class_names(self) -> list[str]:
-        version, content = self.version, self._content(self.version.meta)
-        if isinstance(version.labels, int):
-            return content.decode("utf-8", "backslashreplace").split()
-        names = self._unpickle(version.meta, content, version.names)
-        return [name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else str(name) for name in names]
-
-    def _read_file(self, file: str) -> tuple[np.ndarray, np.ndarray]:
-        """(pixels [N, 3072] uint8, labels [N]) of a file."""
-        content, labels = self._content(file), self.version.labels
-        if isinstance(labels, str):
-            pixels = self._pixels(file, self._unpickle(file, content, "data"))
-            numbers = np.asarray(self._unpickle(file, content, labels))
-            if numbers.shape != pixels.shape[:1]:
-                raise self.error(
-                    f"{file} is damaged: {len(pixels)} images, labels of shape {numbers.shape}", "extract it again"
-                )
-            return pixels, numbers
-        if len(content) % (labels + PIXELS) or not content:
-            raise self.error(f"{file} is truncated: {len(content)} bytes", f"records have {labels + PIXELS}; extract it again")
-        records = np.frombuffer(content, np.uint8).reshape(-1, labels + PIXELS)
-        return records[:, labels:], records[:, labels - 1]
-
-    def _unpickle(self, file: str, content: bytes, key: str) -> Any:
-        """A value of a pickled dictionary."""
         try:
-            return {_text(name): value for name, value in Unpickler(io.BytesIO(content), encoding="bytes").load().items()}[key]
-        except Exception as error:  # EOFError, UnpicklingError, KeyError, ..., by damage
+            return parse(content)
+        except Exception as error:  # EOFError, UnpicklingError, KeyError, TypeError, ValueError, ..., by damage
             reason = f"{file} is damaged or truncated: {type(error).__name__}: {first_line(error)}"
-            raise self.error(reason, "extract the archive again") from None
-
-    def _pixels(self, file: str, array: Any) -> np.ndarray:
-        try:
-            _, (rows, columns), dtype, in_columns, content = array.state
-            if (columns, in_columns, _text(dtype.arguments[0])) != (PIXELS, False, "u1"):
-                raise ValueError(f"{rows}x{columns}, {dtype.arguments}")
-            return np.frombuffer(content, np.uint8).reshape(rows, columns)
-        except Exception as error:  # TypeError, ValueError, AttributeError, by damage
-            reason = f"{file} has no uint8 pixels of shape [N, {PIXELS}]: {first_line(error)}"
             raise self.error(reason, "extract the archive again") from None
 
 
@@ -127,16 +82,80 @@ class ArrayPart:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
+    def pixels(self) -> np.ndarray:
+        """The array, [N, 3072] uint8. Raises ValueError or TypeError for any other."""
+        _, shape, dtype, in_columns, content = self.state
+        if _text(dtype.arguments[0]) != "u1" or in_columns or shape[1:] != (PIXELS,):
+            raise ValueError(f"an array of shape {shape}, not [N, {PIXELS}] of uint8")
+        return np.frombuffer(content, np.uint8).reshape(shape)
+
 
 class Unpickler(pickle.Unpickler):
     """Reads numbers, text, lists and dictionaries, and arrays as `ArrayPart`. Refuses every other class and function."""
 
     def find_class(self, module: str, name: str) -> type:
-        """`ArrayPart` for the parts of an array. Raises UnpicklingError for anything else."""
-        if module.split(".")[0] == "numpy" and name in ARRAY_PARTS:
+        """`ArrayPart` for the parts of an array. Raises ValueError for anything else."""
+        if module.partition(".")[0] == "numpy" and name in ARRAY_PARTS:
             return ArrayPart
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
+        raise ValueError(f"it names {module}.{name}")
 
 
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+def _unpickled(content: bytes) -> dict[str, Any]:
+    return {_text(key): value for key, value in Unpickler(io.BytesIO(content), encoding="bytes").load().items()}
+
+
+def _pickled_records(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
+    found = _unpickled(content)
+    pixels, labels = found["data"].pixels(), np.asarray(found[key])
+    if labels.shape != pixels.shape[:1]:
+        raise ValueError(f"{len(pixels)} images, labels of shape {labels.shape}")
+    return pixels, labels
+
+
+def _binary_records(content: bytes, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """label_bytes: in front of the pixels of an image; the last of them is the label."""
+    if len(content) % (label_bytes + PIXELS) or not content:
+        raise ValueError(f"{len(content)} bytes, but an image has {label_bytes + PIXELS}")
+    records = np.frombuffer(content, np.uint8).reshape(-1, label_bytes + PIXELS)
+    return records[:, label_bytes:], records[:, label_bytes - 1]
+
+
+def _pickled_names(content: bytes, key: str) -> list[str]:
+    return [_text(name) for name in _unpickled(content)[key]]
+
+
+def _names_in_lines(content: bytes) -> list[str]:
+    return content.decode("utf-8").split()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+VERSIONS = (
+    Version(
+        {"train": BATCHES, "test": ("test_batch",)},
+        "batches.meta",
+        partial(_pickled_names, key="label_names"),
+        partial(_pickled_records, key="labels"),
+    ),
+    Version(
+        {"train": ("train",), "test": ("test",)},
+        "meta",
+        partial(_pickled_names, key="fine_label_names"),
+        partial(_pickled_records, key="fine_labels"),
+    ),
+    Version(
+        {"train": tuple(f"{batch}.bin" for batch in BATCHES), "test": ("test_batch.bin",)},
+        "batches.meta.txt",
+        _names_in_lines,
+        partial(_binary_records, label_bytes=1),
+    ),
+    Version(
+        {"train": ("train.bin",), "test": ("test.bin",)},
+        "fine_label_names.txt",
+        _names_in_lines,
+        partial(_binary_records, label_bytes=2),
+    ),
+)

@@ -17,16 +17,20 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import check_local
 
 FORMATS: dict[str, type[FormatOfOneFile]] = {".csv": Table, ".tsv": Table, ".parquet": Table, ".npz": Npz}
+ARCHIVES = (".gz", ".tgz", ".zip", ".tar")
 
 
 class File(FileSource):
-    """Data sets in the formats of others. The classes of the training split are those of the evaluation split."""
+    """Data sets in the formats of others."""
 
     def data_set(self, config: Config) -> Format:
         """See `FileSource.data_set`."""
         directory = config.data.directory or ""
         check_local(directory, "data.directory")
-        return open_format(Path(directory), config.data)
+        try:
+            return open_format(Path(directory), config.data)
+        except OSError as error:  # a folder that this user must not list
+            raise ConfigError("data.directory", error.filename, reason=error.strerror or str(error)) from None
 
     def splits(self, config: Config) -> Sequence[tuple[str, EncodedItems]]:
         """See `FileSource.splits`; also raises ConfigError if only one of them has names as labels."""
@@ -44,32 +48,34 @@ def open_format(path: Path, data: Data) -> Format:
     def error(reason: str, hint: str) -> ConfigError:
         return ConfigError("data.directory", str(path), reason=reason, hint=hint)
 
+    def unknown(hint: str) -> ConfigError:
+        return error("it has no known format", hint)
+
     known = f"give a {', '.join(FORMATS)} file, or a folder with a file for each split, such as train.csv and val.csv"
     if path.is_file():
         if path.suffix.lower() not in FORMATS:
-            archive = path.suffix.lower() in (".gz", ".tgz", ".zip", ".tar")
-            raise error("the file's format is not known", "extract it, and give the folder" if archive else known)
+            raise unknown("extract it, and give the folder" if path.suffix.lower() in ARCHIVES else known)
         return FORMATS[path.suffix.lower()](path, data)
     if not path.is_dir():
         reason = "not a regular file" if path.exists() else "no such file or folder"
         raise error(reason, "a relative path starts in the current directory")
     if HuggingFace.is_in(path):
         return HuggingFace(path, data)
-    if version_in(path):
-        return Cifar(path, data)
+    if version := version_in(path):
+        return Cifar(path, data, version)
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in FORMATS and not file.name.startswith("."))
     if not files:
         folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
         inside = [folder for folder in folders if HuggingFace.is_in(folder) or version_in(folder)]
         hint = f"use --data.directory {inside[0]}" if inside else f"{known}; images in SPLIT/CLASS/ are --data.source folder"
-        raise error("the folder has no data set of a known format", hint)
+        raise unknown(hint)
     return SplitFiles(path, data, files)
 
 
 class SplitFiles(Format):
     """A folder with a file for each split, SPLIT.SUFFIX."""
 
-    has_columns = True  # if its files have
+    has_columns = matches_classes = True  # if its files have columns and names as labels
 
     def __init__(self, path: Path, data: Data, files: Sequence[Path]) -> None:
         super().__init__(path, data)

@@ -1,8 +1,10 @@
 """The interface of the formats that the data source `file` reads."""
 
+import importlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxdp.config import Data
 from jaxdp.data.datasets import EVALUATION_NAMES, EncodedItems, Splits
@@ -10,6 +12,7 @@ from jaxdp.data.given import ArrayItems, as_source
 from jaxdp.errors import ConfigError, printable
 
 COLUMNS = {"image": ("image", "img", "path", "file", "file_name", "filename"), "label": ("label", "class")}  # their usual names
+LISTED = 20  # columns or arrays in a message
 
 
 class Format(Splits):
@@ -18,7 +21,7 @@ class Format(Splits):
     has_columns: whether `data.image_column` and `data.label_column` have a meaning.
     """
 
-    matches_classes, has_columns = True, False
+    has_columns = False
 
     def __init__(self, path: Path, data: Data) -> None:
         self.path, self.data = path, data
@@ -30,6 +33,13 @@ class Format(Splits):
         """An error of this place."""
         return ConfigError("data.directory", str(self.path), reason=reason, hint=hint)
 
+    def package(self, module: str) -> Any:
+        """A module of the extra hf. Raises ConfigError if it is not installed."""
+        try:
+            return importlib.import_module(module)
+        except ImportError:
+            raise self.error(f"the package {module.partition('.')[0]} is not installed", "pip install -e '.[hf]'") from None
+
     def open(self, name: str, classes: list[str] | None = None) -> EncodedItems:
         """See `Splits.open`."""
         names = self.names()
@@ -38,24 +48,32 @@ class Format(Splits):
             raise self.error(f"it has no split {name!r}", hint)
         return self.read(name, classes)
 
+    @abstractmethod
+    def read(self, name: str, classes: list[str] | None) -> EncodedItems:
+        """The images of an existing split; see `Splits.open`."""
+
+    def no_evaluation_split(self) -> ConfigError:
+        """See `Splits.no_evaluation_split`."""
+        reason = f"{str(self.path)!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
+        hint = f"name one with --data.eval-split; it has {', '.join(sorted(self.names()))}"
+        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
+
     def column(self, header: Sequence[str], kind: str) -> str:
-        """The column of `COLUMNS` that the config names, or the only one with a usual name.
+        """The column that the config names for a key of `COLUMNS`, or the only one with a usual name.
 
         Raises ConfigError for one that is missing or not unique.
         """
-        field, usual = f"{kind}_column", COLUMNS[kind]
-        chosen, flag = getattr(self.data, field), f"--data.{kind}-column"
-        found = [name for name in header if name == chosen or (chosen is None and name in usual)]
+        usual, chosen = COLUMNS[kind], getattr(self.data, f"{kind}_column")
+        found = [name for name in header if name == chosen or (chosen is None and name.lower() in usual)]
         if len(found) == 1:
             return found[0]
+        flag, shown = f"--data.{kind}-column", listed(header)
         if found:
-            raise self.error(f"several columns may be meant: {', '.join(found)}", f"name one with {flag}")
-        shown = ", ".join(printable(name, 40) for name in header[:20])
+            raise self.error(f"several columns may be meant: {listed(found)}", f"name one with {flag}")
         if chosen is not None:
-            raise ConfigError(
-                f"data.{field}", chosen, reason=f"{self.path} has no such column", hint=f"its columns are {shown}"
-            )
-        raise self.error(f"no column {' or '.join(usual)}; its columns are {shown}", f"name the column with {flag}")
+            reason, hint = f"{self.path} has no such column", f"its columns are {shown}"
+            raise ConfigError(f"data.{kind}_column", chosen, reason=reason, hint=hint)
+        raise self.error(f"no column {' or '.join(usual)}", f"name the column with {flag}; its columns are {shown}")
 
     def arrays(self, pair: tuple, split: str, names: list[str] | None) -> "Arrays":
         """(images, labels) of a split as items. Raises ConfigError for other shapes and types than `ArrayItems` has.
@@ -68,24 +86,12 @@ class Format(Splits):
             raise self.error(error.reason, error.hint) from None
         if not isinstance(items, ArrayItems):
             hint = "store uint8 pixels of shape [N, H, W, 3] or [N, H, W]"
-            raise self.error(f"{split} images have the shape {pair[0].shape}", hint)
-        if len(items) == 0:
-            raise self.error(f"{split} has no images")
-        if items.labels.min() < 0:
+            raise self.error(f"{split} images are {pair[0].dtype} of shape {pair[0].shape}", hint)
+        if len(items) and items.labels.min() < 0:
             raise self.error(f"{split} has the label {items.labels.min()}", "labels count from 0")
         if names is not None and items.classes > len(names):
-            raise self.error(f"{split} has the label {items.classes - 1}, but there are {len(names)} class names")
+            raise self.error(f"{split} has the label {items.classes - 1}", f"there are {len(names)} class names, from 0")
         return Arrays(items, split, names)
-
-    @abstractmethod
-    def read(self, name: str, classes: list[str] | None) -> EncodedItems:
-        """The images of an existing split; see `Splits.open`."""
-
-    def no_evaluation_split(self) -> ConfigError:
-        """See `Splits.no_evaluation_split`."""
-        reason = f"{str(self.path)!r} has none of the splits {', '.join(EVALUATION_NAMES)}"
-        hint = f"name one with --data.eval-split; it has {', '.join(sorted(self.names()))}"
-        return ConfigError("data.eval_split", None, reason=reason, hint=hint)
 
 
 class FormatOfOneFile(Format):
@@ -107,3 +113,8 @@ class Arrays(ArrayItems):
     def name(self, index: int) -> str:
         """The image's number and split."""
         return f"image {index} of {self.label}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message."""
+    return ", ".join(printable(name, 40) for name in names[:LISTED]) + ", ..." * (len(names) > LISTED)

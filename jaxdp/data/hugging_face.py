@@ -19,7 +19,7 @@ SPLITS_FILE, SINGLE_FILE = "dataset_dict.json", "state.json"
 class HuggingFace(Format):
     """The splits of a saved `DatasetDict`."""
 
-    has_columns = True
+    has_columns = matches_classes = True
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -32,10 +32,7 @@ class HuggingFace(Format):
         if not (self.path / SPLITS_FILE).is_file():
             hint = "save a DatasetDict: datasets.DatasetDict(train=..., test=...).save_to_disk(DIRECTORY)"
             raise self.error("it is a single split of a data set", hint)
-        try:
-            import datasets
-        except ImportError:
-            raise self.error("the package datasets is not installed", "pip install -e '.[hf]'") from None
+        datasets = self.package("datasets")
         try:
             return datasets.load_from_disk(str(self.path))
         except Exception as error:  # OSError, ArrowInvalid, JSONDecodeError, ValueError, ..., by damage
@@ -55,15 +52,12 @@ class Examples:
     """The images of a split. classes: names or their number; labels: [N] int32."""
 
     def __init__(self, place: HuggingFace, split: str, classes: list[str] | None) -> None:
-        import datasets
-
+        datasets = place.package("datasets")
         self.place, self.split, data = place, split, place.splits[split].with_format(None)
         self.image, label = (place.column(data.column_names, kind) for kind in ("image", "label"))
         if not isinstance(data.features[self.image], datasets.Image):
-            reason = f"the column {self.image!r} of {split} has the type {type(data.features[self.image]).__name__}, not Image"
+            reason = f"the column {self.image!r} has the type {data.features[self.image]}, not Image"
             raise place.error(reason, "cast it with cast_column(NAME, datasets.Image()), and save the data set again")
-        if not len(data):
-            raise place.error(f"{split} has no images")
         names = getattr(data.features[label], "names", None)
         self.labels, self.classes = self._labels(list(data[label][:]), names, classes)
         self.data = data.select_columns([self.image]).cast_column(self.image, datasets.Image(decode=False))
@@ -75,7 +69,8 @@ class Examples:
         labels = Labels(lambda row: f"row {row} of {self.split}", self.place.error)
         for row, value in enumerate(values):
             if names is not None and value is not None and not 0 <= value < len(names):
-                raise self.place.error(f"{labels.row_name(row)} has the label {value}", "remove rows without a class")
+                hint = f"remove the row, or give it one of the {len(names)} classes"
+                raise self.place.error(f"{labels.row_name(row)} has the label {value}", hint)
             labels.append("" if value is None else str(value if names is None else names[value]))
         return labels.of(np.arange(len(values)), names if classes is None else classes)
 
@@ -88,7 +83,7 @@ class Examples:
         if image is None:
             raise ImageError("the row has no image")
         try:
-            content = image["bytes"] if image["bytes"] is not None else read_regular(image["path"])
+            content = image["bytes"] if image["bytes"] is not None else read_regular(image["path"] or "")
         except OSError as error:
             raise ImageError(error.strerror or first_line(error)) from None
         return content, int(self.labels[index])

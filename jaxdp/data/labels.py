@@ -10,6 +10,7 @@ from jaxdp.config import MAX_CLASSES
 from jaxdp.data.image_folder import class_order, normalized
 from jaxdp.errors import ConfigError, printable
 
+NUMBER = r"[+-]?[0-9]{1,9}"
 ErrorOf = Callable[[str, str], ConfigError]
 """(reason, hint) -> the error"""
 
@@ -31,7 +32,8 @@ class Labels:
             raise self.error(f"{self.row_name(len(self.of_row))} has no label", "add it, or remove the row")
         self.of_row.append(self.numbers.setdefault(normalized(text), len(self.numbers)))
         if len(self.numbers) > MAX_CLASSES:
-            raise self.error(f"more than {MAX_CLASSES:,} different labels", "name the column with --data.label-column")
+            hint = "name the column of the labels with --data.label-column"
+            raise self.error(f"the data set has more than {MAX_CLASSES:,} classes", hint)
 
     def of(self, rows: np.ndarray, classes: list[str] | None) -> tuple[np.ndarray, int | list[str]]:
         """(labels [N] int32, their number or the names of the classes) of some rows.
@@ -40,25 +42,26 @@ class Labels:
         """
         numbers, texts = np.asarray(self.of_row, np.int32)[rows], list(self.numbers)
         used = np.unique(numbers).tolist()
-        if classes is None and all(re.fullmatch(r"[+-]?[0-9]{1,9}", texts[number]) for number in used):
+        found: int | list[str]
+        if classes is None and all(re.fullmatch(NUMBER, texts[number]) for number in used):
             values = {number: int(texts[number]) for number in used}
-            negative = [number for number, value in values.items() if value < 0]
-            self._check(negative, numbers, rows, reason="is negative", hint="labels count from 0")
-            count: int | list[str] = max(values.values()) + 1
+            if negative := [number for number, value in values.items() if value < 0]:
+                row, label = self._first(negative, numbers, rows)
+                raise self.error(f"{row} has the label {label}", "labels count from 0")
+            found = max(values.values(), default=-1) + 1
         else:
-            count = class_order([texts[number] for number in used]) if classes is None else classes
-            order = {normalized(name): label for label, name in enumerate(count)}
-            hint = "add images of it to the training split, or remove the row"
-            unknown = [number for number in used if texts[number] not in order]
-            self._check(unknown, numbers, rows, reason="is not a class of the training split", hint=hint)
-            values = {number: order[texts[number]] for number in used}
+            found = class_order([texts[number] for number in used]) if classes is None else classes
+            labels = {normalized(name): label for label, name in enumerate(found)}
+            if unknown := [number for number in used if texts[number] not in labels]:
+                row, label = self._first(unknown, numbers, rows)
+                reason = f"{row} has the class {label!r}, which the training split lacks"
+                raise self.error(reason, "add images of it to the training split, or remove the row")
+            values = {number: labels[texts[number]] for number in used}
         table = np.zeros(len(texts), np.int32)
         table[used] = [values[number] for number in used]
-        return table[numbers], count
+        return table[numbers], found
 
-    def _check(self, invalid: list[int], numbers: np.ndarray, rows: np.ndarray, *, reason: str, hint: str) -> None:
-        """Raise the error for the first row whose label has one of the numbers `invalid`."""
-        if invalid:
-            first = int(np.flatnonzero(np.isin(numbers, invalid))[0])
-            label = printable(list(self.numbers)[numbers[first]])
-            raise self.error(f"{self.row_name(int(rows[first]))}: the label {label!r} {reason}", hint)
+    def _first(self, some: list[int], numbers: np.ndarray, rows: np.ndarray) -> tuple[str, str]:
+        """(name, label) of the first of `rows` that has one of some labels. some, numbers: in the order of appearance."""
+        first = int(np.flatnonzero(np.isin(numbers, some))[0])
+        return self.row_name(int(rows[first])), printable(list(self.numbers)[numbers[first]])

@@ -4,16 +4,18 @@ One file has the arrays of all splits, SPLIT_images and SPLIT_labels (as MedMNIS
 is a split with `images` and `labels`. An optional array `class_names` names the classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from jaxdp.data.file_format import Arrays, FormatOfOneFile
-from jaxdp.errors import first_line
+from jaxdp.data.file_format import Arrays, FormatOfOneFile, listed
+from jaxdp.errors import ConfigError, first_line
 
 PAIRS = (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
+WHOLE = ("images", "labels")
 NAMES = "class_names"
 
 
@@ -23,48 +25,49 @@ class Npz(FormatOfOneFile):
     @cached_property
     def keys(self) -> list[str]:
         """The names of the arrays."""
-        try:
-            with open(self.path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return list(arrays)
-        except Exception as error:  # OSError, BadZipFile, ValueError, TypeError for a single array, ..., by damage
-            raise self.error(f"damaged or not an .npz file: {first_line(error)}", "write it with numpy.savez") from None
+        return self._load(list)
 
-    def names(self) -> Sequence[str]:
-        """See `Splits.names`."""
-        return list(self._pairs())
-
-    def _pairs(self) -> dict[str, tuple[str, str]]:
-        """Split -> names of its images and labels."""
+    @cached_property
+    def pairs(self) -> dict[str, tuple[str, str]]:
+        """Split -> names of its images and labels. Raises ConfigError if there are none."""
         found = {}
         for images, labels in PAIRS:
             before, after = images.split("{}")
             for key in self.keys:
-                split = key[len(before) : len(key) - len(after)]
-                if key == images.format(split) and labels.format(split) in self.keys:
+                split = key.removeprefix(before).removesuffix(after)
+                if split and key == images.format(split) and labels.format(split) in self.keys:
                     found[split] = (key, labels.format(split))
         if not found:
-            hint = "name them train_images, train_labels, val_images and val_labels"
-            raise self.error(f"no images and labels of splits among its arrays {', '.join(self.keys)}", hint)
+            raise self._lacks("train_images and train_labels")
         return found
+
+    def names(self) -> Sequence[str]:
+        """See `Splits.names`."""
+        return list(self.pairs)
 
     def read(self, name: str, classes: list[str] | None) -> Arrays:
         """See `Format.read`."""
-        return self._arrays(self._pairs()[name], name)
+        return self._arrays(self.pairs[name], name)
 
     def whole(self, classes: list[str] | None) -> Arrays:
         """See `FormatOfOneFile.whole`."""
-        if not {"images", "labels"} <= {*self.keys}:
-            raise self.error(f"its arrays are {', '.join(self.keys)}", "name them images and labels")
-        return self._arrays(("images", "labels"), self.path.stem)
+        if not {*WHOLE} <= {*self.keys}:
+            raise self._lacks(" and ".join(WHOLE))
+        return self._arrays(WHOLE, self.path.stem)
+
+    def _lacks(self, wanted: str) -> ConfigError:
+        return self.error(f"no {wanted} among its arrays {listed(self.keys)}", "rename them")
 
     def _arrays(self, keys: tuple[str, str], split: str) -> Arrays:
-        images, labels = map(self._array, keys)
-        names = [str(name) for name in np.ravel(self._array(NAMES))] if NAMES in self.keys else None
-        return self.arrays((images, labels), split, names)
+        images, labels = (self._load(itemgetter(key)) for key in keys)
+        names = np.ravel(self._load(itemgetter(NAMES))).tolist() if NAMES in self.keys else None
+        return self.arrays((images, labels), split, names and list(map(str, names)))
 
-    def _array(self, key: str) -> Any:
+    def _load(self, part: Callable[[Any], Any]) -> Any:
+        """What a function takes from the open file."""
         try:
             with open(self.path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return arrays[key]
-        except Exception as error:  # as above; also MemoryError, zlib.error, and ValueError for pickled objects
-            raise self.error(f"the array {key!r} cannot be read: {first_line(error)}", "write it with numpy.savez") from None
+                return part(arrays)
+        except Exception as error:  # OSError, BadZipFile, zlib.error, TypeError for a single array, MemoryError, ..., by damage
+            reason = f"damaged, not an .npz file, or with pickled objects: {first_line(error)}"
+            raise self.error(reason, "write it with numpy.savez") from None

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,16 +17,12 @@ from jaxdp.data import progress
 from jaxdp.data.decode import ImageError
 from jaxdp.data.file_format import FormatOfOneFile
 from jaxdp.data.labels import Labels
-from jaxdp.errors import first_line, plural, printable
+from jaxdp.errors import ConfigError, first_line, plural, printable
 from jaxdp.files import read_regular
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-PARQUET = ".parquet"
-IMAGE_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMN = (
-    ("image", "img", "path", "file", "file_name", "filename"),
-    ("label", "class"),
-    "split",
-)
+SPLIT_COLUMN = "split"
+TEXT_TYPES = ("string", "large_string", "string_view")  # of Parquet
 CHECKED = 10_000  # rows of a split, evenly spaced, whose files must exist at the start; others are found when they are read
 ROWS_AT_A_TIME = 2**16
 
@@ -35,8 +30,8 @@ Row = tuple[int, str, str, str]
 """(number in the file, path, label, split)"""
 
 
-class Strings(Sequence[str]):
-    """Many strings in one block of memory."""
+class Strings:
+    """Many strings in one block of memory, by their number from 0."""
 
     def __init__(self) -> None:
         self.block, self.ends = bytearray(), array("q", [0])
@@ -49,19 +44,20 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> str:
         return self.block[self.ends[index] : self.ends[index + 1]].decode("utf-8", "surrogateescape")
 
 
 class Table(FormatOfOneFile):
     """A table on a disk, read once."""
 
-    has_columns = True
+    has_columns = matches_classes = True
 
     @cached_property
     def rows(self) -> "Rows":
         """All rows."""
-        return Rows(self, _parquet_rows(self) if self.path.suffix.lower() == PARQUET else _csv_rows(self))
+        delimiter = DELIMITERS.get(self.path.suffix.lower())
+        return Rows(self, _parquet_rows(self) if delimiter is None else _csv_rows(self, delimiter))
 
     def names(self) -> Sequence[str]:
         """See `Splits.names`."""
@@ -82,7 +78,8 @@ class Table(FormatOfOneFile):
     def columns(self, header: Sequence[str]) -> tuple[int, int, int | None]:
         """Positions of the path, the label and the split. Raises ConfigError for a column that is missing or not unique."""
         image, label = (header.index(self.column(header, kind)) for kind in ("image", "label"))
-        return image, label, header.index(SPLIT_COLUMN) if SPLIT_COLUMN in header else None
+        lower = [name.lower() for name in header]
+        return image, label, lower.index(SPLIT_COLUMN) if SPLIT_COLUMN in lower else None
 
 
 class Rows:
@@ -115,7 +112,6 @@ class TableItems:
         self.table, self.rows, self.folder = table, rows, table.path.parent
         self.labels, self.classes = table.rows.labels.of(rows, classes)
         self.warnings = self._duplicates()
-        self._check_files()
 
     @property
     def paths(self) -> Iterator[str]:
@@ -143,12 +139,12 @@ class TableItems:
         """The name of the image's file."""
         return self._path(index).name
 
-    def _check_files(self) -> None:
-        """Raise ConfigError for the first of the CHECKED rows without a file."""
+    def start(self) -> None:
+        """Look for the files, before images are read. Raises ConfigError for the first of CHECKED rows without a file."""
         for index in np.unique(np.linspace(0, len(self) - 1, CHECKED).astype(np.int64)):
             progress.report()
             if not os.path.exists(self._path(index)):
-                reason = f"{self.table.rows.name(self.rows[index])}: no file {printable(self._path(index), 4096)!r}"
+                reason = f"{self.table.rows.name(self.rows[index])}: no file {str(self._path(index))!r}"
                 raise self.table.error(reason, "fix the path, which is relative to the folder of the table, or remove the row")
 
     def _duplicates(self) -> list[str]:
@@ -163,26 +159,22 @@ class TableItems:
             repeated += 1
             if self.labels[first] != self.labels[second]:
                 rows = " and ".join(self.table.rows.name(self.rows[index]) for index in (first, second))
-                reason = f"{rows} give {printable(paths[self.rows[first]], 1000)!r} different labels"
+                reason = f"{rows} give {paths[self.rows[first]]!r} different labels"
                 raise self.table.error(reason, "remove one of them")
         if not repeated:
             return []
-        return [f"{plural(repeated, 'row')} of {self.table.path.name} name an image of an earlier row; it counts each time"]
+        return [f"{self.table.path.name} names an image again in {plural(repeated, 'row')}; it counts each time"]
 
 
-def _csv_rows(table: Table) -> Iterator[Row]:
-    delimiter = DELIMITERS[table.path.suffix.lower()]
+def _csv_rows(table: Table, delimiter: str) -> Iterator[Row]:
     try:
         with open(table.path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
-            header = next((_utf8(table, row, 1) for row in reader), None)
-            if header is None:
-                raise table.error("it is empty")
-            header = [name.strip() for name in header]
+            header = [name.strip() for name in _utf8(table, next(reader, []), 1)]
+            if not header:
+                return
             image, label, split = table.columns(header)
-            for row in reader:
-                if not row:
-                    continue
+            for row in filter(None, reader):  # without empty lines
                 if len(row) != len(header):
                     reason = f"row {reader.line_num} has {plural(len(row), 'value')}, the first row {len(header)}"
                     raise table.error(reason, "put values that contain the separator in double quotes")
@@ -204,26 +196,22 @@ def _utf8(table: Table, row: list[str], number: int) -> list[str]:
 
 
 def _parquet_rows(table: Table) -> Iterator[Row]:
+    parquet, number = table.package("pyarrow.parquet"), 0
     try:
-        from pyarrow import parquet
-    except ImportError:
-        raise table.error("the package pyarrow is not installed", "pip install -e '.[hf]'") from None
-    try:
-        file = parquet.ParquetFile(table.path)
-        header = file.schema_arrow.names
-    except Exception as error:  # OSError, ArrowInvalid
-        raise table.error(f"damaged or not a Parquet file: {first_line(error)}") from None
-    positions = table.columns(header)
-    columns = [header[position] for position in positions if position is not None]
-    if str(file.schema_arrow.field(columns[0]).type) not in ("string", "large_string", "string_view"):
-        hint = "read images inside Parquet with the package datasets, and save them with save_to_disk"
-        raise table.error(f"the column {columns[0]!r} holds no paths", hint)
-    number = 0
-    try:
-        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
-            values = [batch.column(name).to_pylist() for name in columns]
-            for path, label, *split in zip(*values, strict=True):
-                number += 1
-                yield number, path or "", "" if label is None else str(label), str(split[0]) if split else ""
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        raise table.error(f"damaged after row {number}: {first_line(error)}") from None
+        with parquet.ParquetFile(table.path) as file:
+            schema = file.schema_arrow
+            columns = [schema.names[position] for position in table.columns(schema.names) if position is not None]
+            if str(kind := schema.field(columns[0]).type) not in TEXT_TYPES:
+                hint = "load images inside Parquet with the package datasets, and save them with save_to_disk"
+                raise table.error(f"the column {columns[0]!r} has the type {kind}, not text", hint)
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=columns):
+                values = [batch.column(name).to_pylist() for name in columns]
+                for row in zip(*values, strict=True):
+                    number += 1
+                    texts = ["" if value is None else str(value).strip() for value in row]
+                    path, label, split = (*texts, "")[:3]
+                    yield number, path, label, split
+    except ConfigError:
+        raise
+    except Exception as error:  # OSError, ArrowInvalid, ..., by damage
+        raise table.error(f"damaged or not a Parquet file: {first_line(error)}", "write it again") from None

@@ -103,20 +103,20 @@ GOOD = "images/0.png,ape\nimages/1.png,bee\n"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("", r"train\.csv': it is empty"),
+        ("", r"train\.csv': it has no rows"),
         (HEADER, r"train\.csv': it has no rows"),
         (
             "file path,label\na,b\n",
-            r"no column image or .* or filename; its columns are file path, label; .*--data\.image-column",
+            r"no column image or .* or filename; name the column with --data\.image-column; its columns are file path, label",
         ),
         ("path,file,label\na,b,c\n", r"several columns may be meant: path, file; name one with --data\.image-column"),
         (HEADER + GOOD + "images/9.png,ape\n", r"row 4: no file '.*images/9\.png'; fix the path, which is relative"),
-        (HEADER + GOOD + "images/0.png,bee\n", r"rows 2 and 4|row 2 and row 4 give 'images/0\.png' different labels; remove"),
+        (HEADER + GOOD + "images/0.png,bee\n", r"row 2 and row 4 give 'images/0\.png' different labels; remove one of them"),
         (HEADER + "images/0.png\n", r"row 2 has 1 value, the first row 2; put values"),
         (HEADER + "\n\nimages/0.png,\n", r"row 4 has no label"),
         (HEADER + ",ape\n", r"row 2 has no path"),
         (HEADER + 'images/0.png,"ape\n', r"row 2: unexpected end of data; check the quotes"),
-        (HEADER + "images/0.png,-1\nimages/1.png,0\n", r"row 2: the label '-1' is negative; labels count from 0"),
+        (HEADER + "images/0.png,-1\nimages/1.png,0\n", r"row 2 has the label -1; labels count from 0"),
         ((HEADER + "images/0.png,\xe9t\xe9\n").encode("latin-1"), r"row 2 is not UTF-8; save the file as UTF-8"),
         ((HEADER + GOOD).encode("utf-16"), r"row 1 is not UTF-8; save the file as UTF-8"),
     ],
@@ -125,17 +125,17 @@ def test_an_unusable_table_is_refused_with_its_row(tmp_path, images, table, mess
     for split in ("train", "val"):
         (tmp_path / f"{split}.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
     with pytest.raises(ConfigError, match=message):
-        splits(tmp_path)
+        sources.open_datasets(config_of(tmp_path))
 
 
 def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tmp_path, images):
     (tmp_path / "train.csv").write_text(HEADER + GOOD + "images/0.png,ape\n")
     (tmp_path / "val.csv").write_text(HEADER + "images/1.png,bee\n")
     train, evaluation = splits(tmp_path).values()
-    assert train.warnings == ["1 row of train.csv name an image of an earlier row; it counts each time"]
+    assert train.warnings == ["train.csv names an image again in 1 row; it counts each time"]
     assert (labels(evaluation), evaluation.classes) == ([1], ["ape", "bee"])
     (tmp_path / "val.csv").write_text(HEADER + "images/1.png,eel\n")
-    with pytest.raises(ConfigError, match=r"val\.csv': row 2: the label 'eel' is not a class of the training split"):
+    with pytest.raises(ConfigError, match=r"val\.csv': row 2 has the class 'eel', which the training split lacks; add images"):
         splits(tmp_path)
     (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
     with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
@@ -169,11 +169,11 @@ def test_npz_files_have_their_arrays(tmp_path, keys):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.zeros(1)}, r"no images and labels of splits among its arrays a; name them train_images"),
+        ({"a": np.zeros(1)}, r"no train_images and train_labels among its arrays a; rename them"),
         ({"x_train": np.zeros((2, 8, 8)), "y_train": np.zeros(2, int)}, r"train images are float64 of shape \(2, 8, 8\)"),
         (
             {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, None])},
-            r"'y_train' cannot be read: Object arrays",
+            r"with pickled objects: Object arrays",
         ),
         (
             {"x_train": np.zeros((2, 8, 8), np.uint8), "y_train": np.array([0, -1])},
@@ -186,7 +186,7 @@ def test_unusable_arrays_are_refused(tmp_path, arrays, message):
     with pytest.raises(ConfigError, match=message):
         splits(tmp_path / "all.npz")
     (tmp_path / "all.npz").write_bytes((tmp_path / "all.npz").read_bytes()[:100])
-    with pytest.raises(ConfigError, match=r"damaged or not an \.npz file"):
+    with pytest.raises(ConfigError, match=r"damaged, not an \.npz file, or with pickled objects: "):
         splits(tmp_path / "all.npz")
 
 
@@ -234,13 +234,6 @@ def write_cifar(folder, classes, binary):
 def test_cifar_has_the_pixels_labels_and_names_of_its_files(tmp_path, classes, binary):
     expected = write_cifar(tmp_path / "cifar", classes, binary)
     for split, items in splits(tmp_path / "cifar").items():
-        if split == "train":
-            stored = (tmp_path / "cifar" / "data_batch_1").is_file() and pickle.loads(
-                (tmp_path / "cifar/data_batch_1").read_bytes(), encoding="bytes"
-            )
-            assert not stored or np.array_equal(
-                stored[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), expected[split][0][:10]
-            )
         np.testing.assert_array_equal(pixels(items), expected[split][0])
         assert labels(items) == expected[split][1].tolist()
         assert items.classes == [f"class_{n}" for n in range(classes)]
@@ -257,7 +250,7 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
     whole = file.read_bytes()
     for damaged in (b"", whole[:1000], whole[:-1], pickle.dumps([1]), pickle.dumps({b"data": [1], b"labels": [1]})):
         file.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"data_batch_3 (is damaged or truncated|has no uint8 pixels)"):
+        with pytest.raises(ConfigError, match=r"data_batch_3 is damaged or truncated: "):
             splits(tmp_path / "cifar")
     file.write_bytes(pickle.dumps({b"data": Hostile(), b"labels": [0]}))
     with pytest.raises(ConfigError, match=r"it names builtins\.print; extract the archive again"):
@@ -265,7 +258,7 @@ def test_a_pickle_that_is_truncated_or_names_a_function_is_refused_and_calls_not
     assert "executed" not in capsys.readouterr().out
     write_cifar(tmp_path / "binary", 100, binary=True)
     (tmp_path / "binary/test.bin").write_bytes(b"0" * 5000)
-    with pytest.raises(ConfigError, match=r"test\.bin is truncated: 5000 bytes; records have 3074"):
+    with pytest.raises(ConfigError, match=r"test\.bin is damaged or truncated: ValueError: 5000 bytes, but an image has 3074"):
         splits(tmp_path / "binary")
 
 
@@ -279,7 +272,7 @@ def test_a_data_set_of_hugging_face_has_its_images_and_names(tmp_path, images):
         assert (labels(items), items.classes) == (LABELS, NAMES)
         for found, expected in zip(pixels(items), images, strict=True):
             np.testing.assert_array_equal(found, expected)
-    with pytest.raises(ConfigError, match=r"no column label or class|has no such column; its columns are img, label"):
+    with pytest.raises(ConfigError, match=r"data\.label_column='fine': .*saved has no such column; its columns are img, label"):
         splits(tmp_path / "saved", label_column="fine")
     with pytest.raises(ConfigError, match=r"it is a single split of a data set; save a DatasetDict"):
         splits(tmp_path / "saved/train")
@@ -291,9 +284,9 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     write_cifar(tmp_path / "deep/cifar", 10, binary=True)
     for place, message in (
         ("none", r"no such file or folder"),
-        ("images/0.png", r"the file's format is not known; give a \.csv, \.tsv, \.parquet, \.npz file"),
-        ("cifar.tar.gz", r"not known; extract it, and give the folder"),
-        ("images", r"no data set of a known format; .*--data\.source folder"),
+        ("images/0.png", r"it has no known format; give a \.csv, \.tsv, \.parquet, \.npz file"),
+        ("cifar.tar.gz", r"it has no known format; extract it, and give the folder"),
+        ("images", r"it has no known format; .*--data\.source folder"),
         ("deep", r"use --data\.directory .*deep/cifar"),
     ):
         with pytest.raises(ConfigError, match=message):
