@@ -56,7 +56,7 @@ class Cifar(Format):
     def read(self, name: str, classes: list[str] | None) -> Arrays:
         """See `Format.read`."""
         parts = [self._parsed(file, self.version.records) for file in self.version.splits[name]]
-        pixels, labels = map(np.concatenate, zip(*parts, strict=True))
+        pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         images = pixels.reshape(-1, *SHAPE).transpose(0, 2, 3, 1)  # [N, 32, 32, 3]
         return self.arrays((images, labels), name, self._parsed(self.version.meta, self.version.names))
 
@@ -77,7 +77,8 @@ class ArrayPart:
     """Stands for the parts of a pickled NumPy array: keeps what they would be built from, and does nothing."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, ()
+        self.arguments = arguments
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state

@@ -60,8 +60,8 @@ class Npz(FormatOfOneFile):
 
     def _arrays(self, keys: tuple[str, str], split: str) -> Arrays:
         images, labels = (self._load(itemgetter(key)) for key in keys)
-        names = np.ravel(self._load(itemgetter(NAMES))).tolist() if NAMES in self.keys else None
-        return self.arrays((images, labels), split, names and list(map(str, names)))
+        names = self._load(lambda arrays: np.ravel(arrays[NAMES]).astype(str).tolist()) if NAMES in self.keys else None
+        return self.arrays((images, labels), split, names)
 
     def _load(self, part: Callable[[Any], Any]) -> Any:
         """What a function takes from the open file."""

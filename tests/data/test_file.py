@@ -14,7 +14,6 @@ from jaxdp.config import Config, Data
 from jaxdp.data import sources
 from jaxdp.data.decode import decode
 from jaxdp.data.table import Strings
-from jaxdp.data.tfds import OTHER_SOURCES
 from jaxdp.errors import ConfigError
 
 LABELS = [2, 0, 1, 0]
@@ -134,11 +133,22 @@ def test_a_repeated_row_is_warned_about_and_classes_must_be_those_of_training(tm
     train, evaluation = splits(tmp_path).values()
     assert train.warnings == ["train.csv names an image again in 1 row; it counts each time"]
     assert (labels(evaluation), evaluation.classes) == ([1], ["ape", "bee"])
+    (tmp_path / "images/0.png").unlink()  # an evaluation needs no training images
+    assert len(sources.open_datasets(config_of(tmp_path), may_lack_classes=True).evaluation) == 1
+    with pytest.raises(ConfigError, match=r"train\.csv': row 2: no file '.*images/0\.png'"):
+        sources.open_datasets(config_of(tmp_path))
     (tmp_path / "val.csv").write_text(HEADER + "images/1.png,eel\n")
     with pytest.raises(ConfigError, match=r"val\.csv': row 2 has the class 'eel', which the training split lacks; add images"):
         splits(tmp_path)
     (tmp_path / "train.csv").write_text(HEADER + "images/0.png,0\nimages/1.png,1\n")
     with pytest.raises(ConfigError, match=r"the labels of train are numbers, those of val names"):
+        splits(tmp_path)
+
+
+def test_a_damaged_parquet_file_is_refused(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"train\.parquet': damaged or not a Parquet file: "):
         splits(tmp_path)
 
 
@@ -303,7 +313,6 @@ def test_places_without_a_known_format_are_refused_with_what_to_give(tmp_path, i
     (tmp_path / "train.npz").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"it has both train\.csv and train\.npz"):
         splits(tmp_path)
-    assert "file" in OTHER_SOURCES
 
 
 def test_a_run_on_a_table_equals_one_on_the_same_images_in_folders(tiny, tmp_path, pictures):
