@@ -157,6 +157,8 @@ ANOTHER = {
     "crop_interpolation": "bicubic",
     "operation_interpolation": "bilinear",
     "magnitude": 5.0,
+    "image_column": "photo",
+    "label_column": "breed",
 }
 
 
