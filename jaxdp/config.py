@@ -40,8 +40,6 @@ Scale = Annotated[float, Field(ge=2.0**-100, le=2.0**100)]  # well within float3
 BELOW_ONE = 0.9999999  # in float32 too
 BelowOne = Annotated[float, Field(ge=0, le=BELOW_ONE)]
 LARGEST_LEVEL = 10.0  # magnitude of rand_augment_increasing
-
-
 RESNET = "resnet"  # the built-in model
 MAX_CLASSES = 1_000_000
 TOP5_CLASSES = 6  # with fewer classes, every image is among the five most likely
@@ -200,11 +198,6 @@ class Data(InFile, Synthetic, Mixed, Preprocessing):
             if len(values) not in (0, 3):
                 hint = f"for example --data.{name} 0.5 0.5 0.5"
                 raise ConfigError(f"data.{name}", values, reason="must be three numbers: red, green, blue", hint=hint)
-
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of one image as transferred to a device."""
-        return 3 * (self.stored_size or self.image_size) ** 2
 
     @property
     def sets_evaluation(self) -> bool:

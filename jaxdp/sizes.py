@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxdp.choices import OPTIMIZERS
 from jaxdp.config import Config, Optimizer, at_image_size, phase_image_size
-from jaxdp.data.chunks import PREFETCH_DEPTH, rows_per_chunk
+from jaxdp.data.chunks import PREFETCH_DEPTH, image_bytes, rows_per_chunk
 from jaxdp.parallel.buckets import WIRE_BYTES, assign_buckets
 from jaxdp.planning import Plan
 
@@ -137,9 +137,9 @@ def input_bytes(plan: Plan) -> dict[str, int]:
     host = device = 0
     for phase in plan.phases:
         data = at_image_size(plan.config, phase.image_size).data
-        group = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes)
-        host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * data.image_bytes)
-        device = max(device, 2 * phase.per_device_batch * data.image_bytes)
+        group = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=image_bytes(data))
+        host = max(host, (PREFETCH_DEPTH + 1) * group * phase.local_devices * image_bytes(data))
+        device = max(device, 2 * phase.per_device_batch * image_bytes(data))
     return {"host": host, "device": device}
 
 

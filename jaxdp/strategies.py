@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 # Takes and returns one flat vector, not a tuple; called inside `shard_map` over both mesh axes.
 Stage = Callable[["jax.Array"], "jax.Array"]
 AUTO = "auto"  # the value of `reduce.strategy` that selects the fastest strategy by measurement
-# Colors of Okabe & Ito, distinguishable by the color-blind; 7 and 4 are coprime, so 28 strategies differ in color or dashes.
-COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
-DASHES = ("-", "--", "-.", ":")
 
 
 class Cost(NamedTuple):
@@ -143,21 +140,6 @@ BUILTIN = (
 STRATEGIES: Registry[Strategy, tuple[Stage, ...]] = Registry(
     "reduce.strategy", {one.name: one for one in BUILTIN}, function="register_strategy", reserved=(AUTO,)
 )
-
-
-def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:
-    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices.
-
-    scatters: only those with which an update can be sharded.
-    """
-    usable = (one for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices))
-    return [one.name for one in usable if one.scatters or not scatters]
-
-
-def plot_style(name: str) -> dict[str, str]:
-    """Matplotlib's `color` and `linestyle` of a strategy, by its position in the table; raises ValueError for unknown names."""
-    position = list(STRATEGIES).index(name)
-    return {"color": COLORS[position % len(COLORS)], "linestyle": DASHES[position % len(DASHES)]}
 
 
 def unsupported_reason(name: object, devices: int) -> str | None:

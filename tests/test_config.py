@@ -68,7 +68,7 @@ def test_from_json_of_to_json_returns_an_equal_config():
         (
             "data.directory",
             "/images",
-            "data.directory='/images': not used with data.source='digits'; use --data.source folder (or given, ",
+            "data.directory='/images': not used with data.source='digits'; use --data.source folder (or file, given, ",
         ),
         ("model", Model(classes=3).__dict__, "model.classes=3: data.source='digits' has 10 classes"),
         ("name", "../x", "name='../x': must match pattern"),

@@ -7,12 +7,14 @@ from typing import get_args, get_type_hints
 import pytest
 
 import jaxdp
+from jaxdp.analysis.network_model import plot_style
 from jaxdp.config import Config, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.buckets import WIRE_BYTES
 from jaxdp.parallel.redundant_sum import REFERENCE_REDUCTIONS, reference_reduction
-from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates, plot_style, unsupported_reason
+from jaxdp.parallel.timing import auto_candidates
+from jaxdp.strategies import AUTO, STRATEGIES, unsupported_reason
 from jaxdp.validation import validate
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from jaxdp.analysis import cost_model
 from jaxdp.errors import plural
 from jaxdp.parallel.mesh import default_shape
 from jaxdp.planning import Plan, PlannedPhase
-from jaxdp.strategies import STRATEGIES, plot_style, unsupported_reason
+from jaxdp.strategies import STRATEGIES, unsupported_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +17,9 @@ RESNET50_MACS = 4_089_184_256  # multiply-adds of an image of 224 pixels
 MAX_DEVICES = 16_384
 COLUMNS = ["strategy", "all-reduce", "in one message", "step", "efficiency", "images/s"]
 COLUMNS += ["diminishing returns from", "fastest at"]
+# Colors of Okabe & Ito, distinguishable by the color-blind; 7 and 4 are coprime, so 28 strategies differ in color or dashes.
+COLORS = ("#000000", "#D55E00", "#E69F00", "#0072B2", "#CC79A7", "#009E73", "#56B4E9")
+DASHES = ("-", "--", "-.", ":")
 DEVICE_COUNTS = [2**power for power in range(MAX_DEVICES.bit_length())]
 
 
@@ -236,3 +239,9 @@ def draw(prediction: dict, path: str | Path | IO[bytes]) -> None:
         fontsize="medium",
     )
     figure.savefig(path, format="png", dpi=120)
+
+
+def plot_style(name: str) -> dict[str, str]:
+    """Matplotlib's `color` and `linestyle` of a strategy, by its position in the table; raises ValueError for unknown names."""
+    position = list(STRATEGIES).index(name)
+    return {"color": COLORS[position % len(COLORS)], "linestyle": DASHES[position % len(DASHES)]}

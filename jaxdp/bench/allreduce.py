@@ -14,11 +14,12 @@ from rich.table import Table
 
 from jaxdp import models
 from jaxdp.analysis import cost_model
+from jaxdp.analysis.network_model import plot_style
 from jaxdp.bench.environment import VIRTUAL_NOTE, provenance
 from jaxdp.config import Config
 from jaxdp.parallel import allreduce, timing
 from jaxdp.setup.tuning import time_updates, update_candidates
-from jaxdp.strategies import STRATEGIES, auto_candidates, plot_style
+from jaxdp.strategies import STRATEGIES
 
 
 def fit(points: Sequence[tuple[int, float]], strategy: str, mesh_shape: tuple[int, int]) -> dict[str, float | None]:
@@ -104,7 +105,7 @@ def run(
 
 def _time_updates(config: Config, mesh: Mesh, repeats: int) -> dict[str, float]:
     """Median seconds of reduction and update in each form, by form; {} if the update cannot be sharded on this mesh."""
-    scattering = auto_candidates(mesh.size, scatters=True)
+    scattering = timing.auto_candidates(mesh.size, scatters=True)
     if not scattering:
         return {}
     reduce = dataclasses.replace(config.reduce, strategy=scattering[0])

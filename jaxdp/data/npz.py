@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from jaxdp.data.file_format import Arrays, FormatOfOneFile, listed
-from jaxdp.errors import ConfigError, first_line
+from jaxdp.errors import first_line
 
 PAIRS = (("{}_images", "{}_labels"), ("x_{}", "y_{}"))
 WHOLE = ("images", "labels")
 NAMES = "class_names"
+RENAME = "rename them"
 
 
 class Npz(FormatOfOneFile):
@@ -38,7 +39,8 @@ class Npz(FormatOfOneFile):
                 if split and key == images.format(split) and labels.format(split) in self.keys:
                     found[split] = (key, labels.format(split))
         if not found:
-            raise self._lacks("train_images and train_labels")
+            wanted = "train_images and train_labels"
+            raise self.error(f"no {wanted} among its arrays {listed(self.keys)}", RENAME)
         return found
 
     def names(self) -> Sequence[str]:
@@ -52,11 +54,8 @@ class Npz(FormatOfOneFile):
     def whole(self, classes: list[str] | None) -> Arrays:
         """See `FormatOfOneFile.whole`."""
         if not {*WHOLE} <= {*self.keys}:
-            raise self._lacks(" and ".join(WHOLE))
+            raise self.error(f"no {' and '.join(WHOLE)} among its arrays {listed(self.keys)}", RENAME)
         return self._arrays(WHOLE, self.path.stem)
-
-    def _lacks(self, wanted: str) -> ConfigError:
-        return self.error(f"no {wanted} among its arrays {listed(self.keys)}", "rename them")
 
     def _arrays(self, keys: tuple[str, str], split: str) -> Arrays:
         images, labels = (self._load(itemgetter(key)) for key in keys)

@@ -16,7 +16,7 @@ from jaxdp.config import Compile
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
-from jaxdp.strategies import AUTO, Stage, auto_candidates
+from jaxdp.strategies import AUTO, STRATEGIES, Stage
 from jaxdp.xla import options
 
 PERIOD = 8191  # of the repeated inputs; a prime, so that no shard of a vector starts where the period does
@@ -185,3 +185,12 @@ def fastest_strategy(
             hint="run jaxdp doctor --verify",
         )
     return min(medians, key=medians.__getitem__), medians
+
+
+def auto_candidates(devices: int, *, scatters: bool = False) -> list[str]:
+    """Names of the strategies that `reduce.strategy=auto` measures on this number of devices.
+
+    scatters: only those with which an update can be sharded.
+    """
+    usable = (one for one in STRATEGIES.values() if one.auto_candidate and not one.unsupported_reason(devices))
+    return [one.name for one in usable if one.scatters or not scatters]

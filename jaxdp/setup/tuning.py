@@ -30,7 +30,7 @@ from jaxdp.parallel.mesh import AXES
 from jaxdp.parallel.shards import own_shard
 from jaxdp.planning import Plan, PlannedPhase
 from jaxdp.relations import replicated_reason
-from jaxdp.strategies import AUTO, STRATEGIES, auto_candidates
+from jaxdp.strategies import AUTO, STRATEGIES
 from jaxdp.training.state import TrainState, create_state, make_optimizer, make_placement
 from jaxdp.training.step_compiler import mesh_of
 from jaxdp.xla import options
@@ -224,7 +224,7 @@ def update_candidates(config: Config, reduce: Reduce, mesh_shape: tuple[int, int
     """
     vertical, horizontal = mesh_shape
     found = {"replicated": dataclasses.replace(reduce, update="replicated")}
-    scattering = auto_candidates(vertical * horizontal, scatters=True)
+    scattering = timing.auto_candidates(vertical * horizontal, scatters=True)
     for name in scattering if config.reduce.strategy == AUTO else [reduce.strategy]:
         sharded = dataclasses.replace(reduce, strategy=name, update="sharded")
         if horizontal > 1 and replicated_reason(dataclasses.replace(config, reduce=sharded)) is None:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxdp.checkpoint.progress import Progress
 from jaxdp.config import at_image_size
-from jaxdp.data.chunks import rows_per_chunk
+from jaxdp.data.chunks import image_bytes, rows_per_chunk
 from jaxdp.data.prefetch import DeviceIterator, batch_sharding, evaluation_prefetcher, local_rows, to_global
 from jaxdp.distributed.process_group import barrier
 from jaxdp.training.clock import Clock
@@ -251,7 +251,7 @@ def open_batches(compiler: "StepCompiler", datasets: "Datasets", phase: "Planned
     config, resident = compiler.plan.config, compiler.images is not None
     data, chunk = at_image_size(config, phase.image_size).data, None
     if not resident:
-        chunk = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=data.image_bytes)
+        chunk = rows_per_chunk(phase.per_device_batch, devices=phase.local_devices, image_bytes=image_bytes(data))
     return DeviceIterator(
         datasets.train_at(phase.image_size),
         compiler.mesh(phase),
