@@ -10,7 +10,8 @@ from jax import lax
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import timing
 from jaxdp.parallel.mesh import AXES, make_mesh
-from jaxdp.strategies import STRATEGIES, auto_candidates
+from jaxdp.parallel.timing import auto_candidates
+from jaxdp.strategies import STRATEGIES
 
 
 def test_time_alternately_takes_turns_and_drops_first_round(monkeypatch):

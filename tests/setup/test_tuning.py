@@ -12,9 +12,9 @@ from jaxdp.config import Phase, Reduce
 from jaxdp.errors import ConfigError
 from jaxdp.loggers.console import Quiet
 from jaxdp.parallel import timing
+from jaxdp.parallel.timing import auto_candidates
 from jaxdp.planning import make_plan
 from jaxdp.setup import tuning
-from jaxdp.strategies import auto_candidates
 from jaxdp.training import step_compiler
 
 
