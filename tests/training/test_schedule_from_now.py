@@ -162,7 +162,8 @@ def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
         continued(short, tmp_path)
     begins_later = dataclasses.replace(short, schedule=dataclasses.replace(short.schedule, from_epoch=0.5))
     with pytest.raises(
-        ConfigError, match=r"^schedule.from_epoch=0.5: the run begins at epoch 0, before the schedule; use --schedule.from-epoch 0$"
+        ConfigError,
+        match=r"^schedule.from_epoch=0.5: the run begins at epoch 0, before the schedule; use --schedule.from-epoch 0$",
     ):
         train(begins_later, tmp_path / "later")
     train_shown(short, tmp_path, screen=Quiet())
