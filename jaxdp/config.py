@@ -102,7 +102,7 @@ class EvalResize(Section):
     """Crop ratio, in place of `eval_resize`: the short side is the evaluated size divided by it, rounded down"""
     eval_interpolation: Interpolation | None = None
     """Filter that resizes evaluated images (None: bilinear). bilinear, bicubic: antialiased as in Pillow; area: OpenCV's, which
-resizes the center crop (FFCV)"""
+    resizes the center crop (FFCV)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,7 +425,7 @@ class Lars(Sgd):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(EveryOptimizer):
-    """Adam, of which AdamW and LAMB consist."""
+    """Fields of AdamW and LAMB."""
 
     beta2: BelowOne = 0.999
     """Decay per step of the average of squared gradients (adamw, lamb)"""

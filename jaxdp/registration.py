@@ -13,19 +13,24 @@ from jaxdp.schedules import SCHEDULES, Position
 from jaxdp.strategies import STRATEGIES, Stage, Strategy
 
 
+def _check_function(register: str, name: str, function: object, *, example: str) -> None:
+    """Raise ConfigError for something that cannot be called. register: the public function that takes it."""
+    if not callable(function):
+        hint = f"for example jaxdp.{register}({name!r}, {example})"
+        raise ConfigError(register, name, reason=f"{kind_of(function)} cannot be called", hint=hint)
+
+
 def register_dataset(name: str, factory: Callable) -> None:
     """Register a data set for `Data(source=name)` in this process.
 
     factory: a function of the config's `data` section that returns (training, evaluation) as the `datasets` argument of
     `jaxdp.train` takes them: arrays (images uint8 [N, H, W, 3], labels [N]), or objects with __len__ and __getitem__ ->
     (image, label). A list `class_names` of such an object names the classes. The function may read `data.directory` and the
-    splits, must return the same data in every process. Resuming or evaluating a run requires the same
-    registration. A repeated name replaces the data set; a name of tensorflow-datasets is hidden.
+    splits, and must return the same data in every process. Resuming or evaluating a run requires the same registration. A
+    repeated name replaces the data set; a name of tensorflow-datasets is hidden.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    if not callable(factory):
-        hint = f"for example jaxdp.register_dataset({name!r}, lambda data: (training, evaluation))"
-        raise ConfigError("register_dataset", name, reason=f"{kind_of(factory)} cannot be called", hint=hint)
+    _check_function("register_dataset", name, factory, example="lambda data: (training, evaluation)")
     SOURCES.register(name, Source(""), factory)
 
 
@@ -85,9 +90,7 @@ def register_optimizer(name: str, build: Callable, *, elementwise: bool = False)
     this value alone and its history (no norms of tensors), as `reduce.update sharded` requires.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    if not callable(build):
-        hint = f"for example jaxdp.register_optimizer({name!r}, lambda config, rate, momentum: optax.lion(rate, momentum))"
-        raise ConfigError("register_optimizer", name, reason=f"{kind_of(build)} cannot be called", hint=hint)
+    _check_function("register_optimizer", name, build, example="lambda config, rate, momentum: optax.lion(rate, momentum)")
     entry = dataclasses.replace(OPTIMIZERS[name], shards=elementwise)  # that of any other name: all fields are used
     OPTIMIZERS.register(name, entry, build)
 
@@ -103,9 +106,7 @@ def register_loss(name: str, loss: Callable[[Any, Any], Any]) -> None:
     """
     from jaxdp.losses import of_targets  # needs JAX
 
-    if not callable(loss):
-        hint = f"for example jaxdp.register_loss({name!r}, lambda logits, targets: ((logits - targets) ** 2).mean(-1))"
-        raise ConfigError("register_loss", name, reason=f"{kind_of(loss)} cannot be called", hint=hint)
+    _check_function("register_loss", name, loss, example="lambda logits, targets: ((logits - targets) ** 2).mean(-1)")
     LOSSES.register(name, LOSSES[name], of_targets(loss))
 
 
@@ -113,14 +114,12 @@ def register_schedule(name: str, rate: Callable[[float], Any]) -> None:
     """Register a learning-rate schedule for `Schedule(name=name)` in this process.
 
     rate: a function of the epoch (samples seen / training images since the schedule began, a Python float) that returns the
-    learning rate, a number. It
-    is called on the host before each step, and by `jaxdp plan`, so it must depend on the epoch alone; other fields of
-    `Schedule` are not used. Resuming a run requires the same registration. A repeated name replaces the schedule.
+    learning rate, a number. It is called on the host before each step, and by `jaxdp plan`, so it must depend on the epoch
+    alone; other fields of `Schedule` are not used. Resuming a run requires the same registration. A repeated name replaces the
+    schedule.
     Raises ConfigError for an invalid or reserved name, or for something that cannot be called.
     """
-    if not callable(rate):
-        hint = f"for example jaxdp.register_schedule({name!r}, lambda epoch: 0.1 * 0.97**epoch)"
-        raise ConfigError("register_schedule", name, reason=f"{kind_of(rate)} cannot be called", hint=hint)
+    _check_function("register_schedule", name, rate, example="lambda epoch: 0.1 * 0.97**epoch")
     SCHEDULES.register(name, SCHEDULES[name], lambda schedule, at: _rate_of(rate, schedule, at))
 
 
@@ -149,9 +148,7 @@ def register_augmentation(name: str, change: Callable[[Any, Any], Any]) -> None:
     """
     from jaxdp.augmentations import apply  # needs JAX
 
-    if not callable(change):
-        hint = f"for example jaxdp.register_augmentation({name!r}, lambda image, key: 1 - image)"
-        raise ConfigError("register_augmentation", name, reason=f"{kind_of(change)} cannot be called", hint=hint)
+    _check_function("register_augmentation", name, change, example="lambda image, key: 1 - image")
     AUTO_AUGMENTS.register(name, AUTO_AUGMENTS[name], partial(apply, name=name, change=change))
 
 

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -322,8 +322,9 @@ class _Session:
                 _check_same_config(origin, config)
             run_dir.check_same_optimizer(origin, config)
         summary = model_summary(config)  # refuses a model that cannot be trained, before the run has a directory
+        initial_values = cache(partial(finetune.initial_values, config, weights))
         if weights is not None:
-            finetune.initial_values(config, weights)  # refuses those of another model
+            initial_values()  # refuses those of another model, before the run has a directory
 
         trackers = self._trackers(config, path, datasets.classes)
         with run_dir.lock_run_dir(path) if group.is_rank0 else nullcontext(), trackers:
@@ -342,7 +343,7 @@ class _Session:
                     datasets=datasets,
                     data_fingerprint=fingerprint,
                     saved_batches=saved_batches,
-                    start=StartPoint(origin, check, partial(finetune.initial_values, config, weights)),
+                    start=StartPoint(origin, check, initial_values),
                     trackers=trackers,
                     remarks=remarks,
                 )

@@ -95,7 +95,7 @@ def make_audit(
     strategy, (vertical, horizontal) = config.reduce.strategy, mesh.shape.values()
     reference = reference_reduction(strategy, vertical, horizontal)
     placement = make_placement(config, model, mesh)
-    gradients = step_gradients(placement, pixel_stats=pixel_stats, accumulation=accumulation)
+    gradients = step_gradients(config, placement, pixel_stats=pixel_stats, accumulation=accumulation)
     parts = horizontal if placement.sharded else 1
     facts: list[BucketFacts] = []
 

@@ -87,11 +87,11 @@ def named_checkpoints(manifests: list[Manifest], metric: str) -> dict[str, int]:
     """
     if not manifests:
         return {}
-    newest = manifests[0]
+    newest, scored = manifests[0], by_metric(manifests, metric)
     known = newest.metadata["progress"].get("best")  # by early stopping
     result = known["samples"] if known and known["samples"] in {manifest.samples for manifest in manifests} else newest.samples
-    best = [manifest.samples for manifest in by_metric(manifests, metric)[:1]]
-    return {"result": result, "newest": newest.samples} | dict(zip(["best"], best, strict=False))
+    samples = {"result": result, "newest": newest.samples}
+    return samples | {"best": scored[0].samples} if scored else samples
 
 
 def quarantine(path: Path, suffix: str = "corrupt") -> Path:

@@ -63,10 +63,10 @@ def list_checkpoints(workdir: str | Path) -> list[dict[str, Any]]:
     """
     workdir = expand_user(workdir, "--workdir")
     metric = run_config(workdir).stop.metric
-    pairs = list(reversed(_list_remote(workdir) if is_url(workdir) else _list_local(Path(workdir))))
-    valid = [manifest for row, manifest in pairs if manifest and row["error"] is None]
-    samples_of = named_checkpoints(valid, metric)
-    return [row | {"names": [name for name in samples_of if samples_of[name] == row["samples"]]} for row, _ in reversed(pairs)]
+    pairs = _list_remote(workdir) if is_url(workdir) else _list_local(Path(workdir))
+    newest_first = [manifest for row, manifest in reversed(pairs) if manifest and row["error"] is None]
+    samples_of = named_checkpoints(newest_first, metric)
+    return [row | {"names": [name for name in samples_of if samples_of[name] == row["samples"]]} for row, _ in pairs]
 
 
 def keep_checkpoints(workdir: str | Path, names: Sequence[str]) -> list[int]:

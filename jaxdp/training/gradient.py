@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES
 from jaxdp.planning import PlannedPhase
-from jaxdp.training.state import TrainState, make_placement, with_seed
-from jaxdp.training.step import Batch, compute_gradients
+from jaxdp.training.state import TrainState, make_placement
+from jaxdp.training.step import Batch, step_gradients
 from jaxdp.training.step_compiler import StepCompiler, abstract_arguments
 from jaxdp.xla import options
 
@@ -19,23 +19,13 @@ def compile_gradient(compiler: StepCompiler, phase: PlannedPhase) -> Callable:
     """A compiled function of the arguments of the phase's step that returns its gradient, whole on every device."""
     config, mesh, model = compiler.config_of(phase), compiler.mesh(phase), compiler.model
     placement = make_placement(config, model, mesh)
-    gather_params = placement.params_gatherer()
     whole = dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, update="replicated"))
+    gradients = step_gradients(whole, placement, pixel_stats=compiler.pixel_stats, accumulation=phase.accumulation)
 
     def gradient(  # noqa: PLR0917 - shard_map passes arguments by position
         state: TrainState, batch: Batch, hyperparameters: dict[str, jax.Array], images: jax.Array | None = None
     ) -> dict:
-        return compute_gradients(
-            with_seed(whole, hyperparameters["seed"]),
-            model,
-            gather_params(state.params),
-            batch_stats=state.batch_stats,
-            batch=batch,
-            pixel_stats=compiler.pixel_stats,
-            accumulation=phase.accumulation,
-            scale=state.loss_scale.scale if config.loss_scale.name != "none" else 1.0,
-            images=images,
-        )[0]
+        return gradients(state, batch, hyperparameters["seed"], images=images)[0]
 
     everywhere, resident = PartitionSpec(), compiler.images is not None
     in_specs = (placement.specs, PartitionSpec(AXES), everywhere) + (everywhere,) * resident

@@ -210,9 +210,11 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
     return update(batch_stats, moments)
 
 
-def step_gradients(placement: Replicated, *, pixel_stats: PixelStats, accumulation: int) -> Callable[..., tuple[dict, dict]]:
-    """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, in a step and its audit."""
-    config, gather_params = placement.config, placement.params_gatherer()
+def step_gradients(
+    config: Config, placement: Replicated, *, pixel_stats: PixelStats, accumulation: int
+) -> Callable[..., tuple[dict, dict]]:
+    """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, for steps, audits, `Run.gradient`."""
+    gather_params = placement.params_gatherer()
 
     def gradients(state: TrainState, batch: Batch, seed: jax.Array, **others: Any) -> tuple[dict, dict]:
         return compute_gradients(
@@ -232,8 +234,7 @@ def step_gradients(placement: Replicated, *, pixel_stats: PixelStats, accumulati
 
 def without_reduction(config: Config) -> Config:
     """The config with a step that sends no gradients."""
-    # A function, which no config file can name.
-    reduction: dict[str, Any] = {"strategy": allreduce.no_reduce, "update": "replicated"}
+    reduction: dict[str, Any] = {"strategy": allreduce.no_reduce, "update": "replicated"}  # a function, which no file can name
     return dataclasses.replace(config, reduce=dataclasses.replace(config.reduce, overlap=False, **reduction))
 
 
@@ -263,10 +264,9 @@ def make_train_step(
     """
     if mesh.size == 1:  # without communication; XLA would copy the gradient nevertheless
         config = without_reduction(config)
-    skips = skips_steps(config)
     trainable = partial(model.trainable, frozen_stages=config.finetune.frozen_stages)
     placement = make_placement(config, model, mesh)
-    gradients = step_gradients(placement, pixel_stats=pixel_stats, accumulation=accumulation)
+    gradients = step_gradients(config, placement, pixel_stats=pixel_stats, accumulation=accumulation)
     statistics_decay = 0.0 if config.model.statistics == "last_batch" else config.model.norm_momentum
 
     def update(state: TrainState, gradient: dict, *, squares: Squares, moments: dict, hyperparameters: dict) -> TrainState:
@@ -292,7 +292,7 @@ def make_train_step(
             metrics["request"] = request_flags.from_total(aux[request_flags.BATCH_KEY])
         with jax.named_scope("optimizer"):
             new_state = update(state, gradient, squares=squares, moments=aux["moments"], hyperparameters=hyperparameters)
-        if skips:
+        if skips_steps(config):
             finite = jnp.isfinite(gradient_norm) & jnp.isfinite(aux["loss"])
             new_state = jax.tree.map(partial(jnp.where, finite), new_state, state)
             new_state = new_state._replace(loss_scale=loss_scale.update(config.loss_scale, state.loss_scale, finite))
