@@ -213,7 +213,7 @@ def update_statistics(batch_stats: dict, moments: dict, decay: float) -> dict:
 def step_gradients(
     config: Config, placement: Replicated, *, pixel_stats: PixelStats, accumulation: int
 ) -> Callable[..., tuple[dict, dict]]:
-    """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, for a step, audit, `Run.gradient`."""
+    """f(state, batch, seed, images=images or None): `compute_gradients` of a placed state, for a step and what reads it."""
     gather_params = placement.params_gatherer()
 
     def gradients(state: TrainState, batch: Batch, seed: jax.Array, **others: Any) -> tuple[dict, dict]:
