@@ -48,6 +48,7 @@ BASE = {
     "losses",
     "network",
     "phases",
+    "published",
     "recipes",
     "records",
     "registration",
