@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import json
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from typing_extensions import Doc
 
 import jaxdp
 from jaxdp import flag_help, flags
+from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
 from jaxdp.registry import OneOf
@@ -251,17 +251,21 @@ def link_to_section(app: Any, env: Any, node: Any, content: Any) -> Any:
     return None
 
 
-# Gallery
+# Flags of other trainers
 
 
-def torus_pictures() -> str:
-    """The first two pictures in the notebook on the 2D torus: the mesh, and the stages of the all-reduce."""
-    cells = json.loads((ROOT / "notebooks/02_two_d_torus.ipynb").read_text())["cells"]
-    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
-    pictures = [data["image/png"].replace("\n", "") for data in outputs if "image/png" in data]
-    texts = ("Devices as rows and columns of rings", "Parts of the vector on each device after every stage")
-    images = (f'<img alt="{text}" src="data:image/png;base64,{data}">' for text, data in zip(texts, pictures, strict=False))
-    return "\n".join(f"```{{raw}} html\n<p>{image}</p>\n```\n" for image in images)
+def foreign_flags() -> str:
+    """The flags of other trainers, and what jaxdp has instead."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, counterpart in foreign.COUNTERPARTS.items():
+        rows.setdefault((f"`{counterpart.form.format('N') or counterpart.spelled}`", counterpart.note), []).append(name)
+    for name, advice in foreign.NO_COUNTERPART.items():
+        rows.setdefault(("no", advice), []).append(name)
+    lines = ["| flag there | flag here | note |", "|---|---|---|"]
+    for (here, note), names in rows.items():
+        there = ", ".join(f"`{name if name.startswith('-') else f'--{name}'}`" for name in names)
+        lines.append(f"| {there} | {here} | {note} |")
+    return "\n".join(lines)
 
 
 # Recipe files
@@ -269,10 +273,10 @@ def torus_pictures() -> str:
 
 def recipe_files() -> str:
     """Every recipe with its source."""
-    return "\n".join(f"## {path.name}\n\n```python\n{path.read_text()}```\n" for path in sorted(ROOT.glob("configs/*.py")))
+    return "\n".join(f"### {path.name}\n\n```python\n{path.read_text()}```\n" for path in sorted(ROOT.glob("configs/*.py")))
 
 
 def link_to_recipe(link: re.Match) -> str:
-    """A link to the page of recipe files in place of one to a file in configs/ or to that directory."""
-    anchor = f"#{link[2]}py" if link[2] else ""
-    return f"]({link[1]}docs/recipe_files.md{anchor})"
+    """A link to the source of a recipe on the site in place of one to its file in configs/ or to that directory."""
+    anchor = f"{link[2]}py" if link[2] else "recipe-files"
+    return f"]({link[1]}docs/recipes.md#{anchor})"
