@@ -8,7 +8,6 @@ python benchmarks/tables.py NAME...  print tables, such as those of benchmarks/R
 import contextlib
 import io
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -443,31 +442,6 @@ def variants() -> str:
     return "\n".join(lines)
 
 
-def imagenet_hours() -> str:
-    """Hours, decoding cores and disk bandwidth of 90 epochs of ImageNet, by training speed."""
-    images, epochs, archive_bytes = 1_281_167, 90, 147_897_477_120  # bytes: of the training archive, from tensorflow-datasets
-    stages = json.loads((RESULTS / "input_cpu.json").read_text())
-    (row,) = (row for row in stages["rows"] if row["stage"] == "batch, 2 threads")
-    per_core = row["images_per_second"] / row["threads"]
-    bound = json.loads((RESULTS / "gpu_bytes.json").read_text())["results"][0]["floor_images_per_second"]
-    lines = ["| images/s of all GPUs | hours for 90 epochs | cores that decode | read per second |", "|---|---|---|---|"]
-    for rate in (4_000, 8_000, 20_000, 40_000, 8 * bound):
-        note = " (8 x H200, upper bound)" if rate == 8 * bound else ""
-        cores, read = math.ceil(rate / per_core), rate * archive_bytes / images
-        lines.append(f"| {rate:,.0f}{note} | {epochs * images / rate / 3600:.1f} | {cores} | {read / 1e9:.1f} GB |")
-    decoded = (
-        f"{per_core:,.0f} images/s per core, measured with JPEGs of {stages['file_bytes'] / 1e3:.0f} KB on {made_on(stages)}"
-    )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Cores: {decoded}. ImageNet's JPEGs have {archive_bytes / images / 1e3:.0f} KB on average and take longer. "
-            "The bound is that of [memory traffic](performance.md#memory-traffic-on-an-h200).",
-        ]
-    )
-
-
 MIRRORED = " (mean of an image and its mirror image, which jaxdp does not evaluate)"
 GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
     "imagenet_ffcv_16": ("a first run, in minutes", f"73.8 %{MIRRORED}"),
@@ -508,11 +482,9 @@ def goals() -> str:
 
 
 ON_PAGES = {
-    "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
     "docs/large_batch.md": {"large_batch": large_batches, "staleness": stale_gradients},
     "docs/performance.md": {"speed": speed, "gpu": gpu},
     "docs/recipes.md": {"digits": digits, "goals": goals},
-    "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
 }
 MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is built
     "step": step,
@@ -541,6 +513,8 @@ MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is 
     "audit": of(audit.table, "audit.py"),
     "stages": input_stages,
     "input": input_vs_peers,
+    "kernels": augmentation_kernels,
+    "loader": loader_augmentations,
     "devices": of(other_devices.table, "other_devices.py"),
     "chaos": of(chaos.table, "chaos.py"),
     "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),

@@ -17,6 +17,7 @@ from jaxdp import flag_help, flags
 from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.registry import OneOf
 from jaxdp.validation import RESUME_SAFE_FIELDS
 
@@ -53,12 +54,12 @@ MODULE_NAMES = [
 
 def fields() -> str:
     """Every config field as a directive `confval`, by section."""
-    parts = ["## The run\n", *(_field(Config, field, "") for field in dataclasses.fields(Config) if not _section(field)[0])]
+    parts = ["### The run\n", *(_field(Config, field, "") for field in dataclasses.fields(Config) if not _section(field)[0])]
     for field in dataclasses.fields(Config):
         section, prefix = _section(field)
         if section:
             members = [_field(section, member, prefix) for member in dataclasses.fields(section)]
-            parts += [f"## {field.name}\n\n{inspect.getdoc(section)}\n", *members]
+            parts += [f"### {field.name}\n\n{inspect.getdoc(section)}\n", *members]
     return "\n".join(parts)
 
 
@@ -130,6 +131,12 @@ def _number(value: Any) -> str:
     return f"2^{power}" if power > 20 and value == 2**power else f"{value:,}"
 
 
+def record_fields() -> str:
+    """The table of the fields in metrics.jsonl."""
+    rows = (f"| `{name}` | {meaning} |" for name, meaning in RECORD_FIELDS.items())
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+
+
 # Commands
 
 
@@ -137,10 +144,10 @@ def commands() -> str:
     """Every command with its flags as directives `option`."""
     parts = []
     for name, text in main.COMMANDS.items():
-        parts.append(f"## jaxdp {name}\n")
+        parts.append(f"### jaxdp {name}\n")
         if name in SUBCOMMANDS:
             parts.append(f"{text}.\n")
-            parts += [f"### jaxdp {inner}\n\n{_command(inner)}" for inner in SUBCOMMANDS[name]]
+            parts += [f"#### jaxdp {inner}\n\n{_command(inner)}" for inner in SUBCOMMANDS[name]]
         else:
             parts.append(_command(name))
     return "\n".join(parts)
@@ -183,7 +190,7 @@ def _command(command: str) -> str:
         f"{about}\n\n```bash\n{inspect.cleandoc(examples)}\n```\n",
         f"```{{program}} jaxdp {command}\n```\n",
         *map(_option, own_flags(options)),
-        "Every [config field](fields.md) is a flag, too.\n" if takes_fields else "",
+        "Every [config field](#config-fields) is a flag, too.\n" if takes_fields else "",
     ]
     return "\n".join(parts)
 
@@ -247,7 +254,7 @@ def link_to_section(app: Any, env: Any, node: Any, content: Any) -> Any:
     for field in dataclasses.fields(Config):
         section, _ = _section(field)
         if section and node.get("reftarget") in (f"{section.__module__}.{section.__name__}", section.__name__):
-            return make_refnode(app.builder, node["refdoc"], "docs/fields", field.name.replace("_", "-"), content)
+            return make_refnode(app.builder, node["refdoc"], "docs/reference", field.name.replace("_", "-"), content)
     return None
 
 
