@@ -101,11 +101,11 @@ def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\.{3,}", "...", text.replace("`", ""))).strip()
 
 
-def _texts(node: ast.expr, function: ast.AST, names: tuple[str, ...] = ()) -> set[str]:
-    """The values of an expression, ... for what is not literal. function: where names are assigned. names: those followed."""
+def _texts(node: ast.expr, function: ast.AST) -> set[str]:
+    """The values of an expression, with ... for what is not literal. function: where its names are assigned."""
 
     def inner(part: ast.expr) -> set[str]:
-        return _texts(part, function, names)
+        return _texts(part, function)
 
     match node:
         case ast.Constant(value=str()):
@@ -118,20 +118,24 @@ def _texts(node: ast.expr, function: ast.AST, names: tuple[str, ...] = ()) -> se
             return set().union(*map(inner, node.values))
         case ast.BinOp(op=ast.Add()):
             return {left + right for left in inner(node.left) for right in inner(node.right)}
-        case ast.Name() if node.id not in names:
-            values = _assigned(node.id, function)
-            return set().union(*(_texts(value, function, (*names, node.id)) for value in values)) or {"..."}
+        case ast.Name():
+            return set().union(*map(inner, _assigned(node.id, function, before=node.lineno))) or {"..."}
     return {"..."}
 
 
-def _assigned(name: str, function: ast.AST) -> Iterator[ast.expr]:
-    """The expressions that a function assigns to a name, also in a tuple."""
+def _assigned(name: str, function: ast.AST, *, before: int) -> list[ast.expr]:
+    """The expressions last assigned to a name before a line, also in a tuple: several if a statement above has branches."""
+    found = []
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign):
+        if isinstance(node, ast.Assign) and node.end_lineno < before:
             target, value = node.targets[0], node.value
             tuples = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
             pairs = zip(target.elts, value.elts, strict=True) if tuples else [(target, value)]
-            yield from (given for one, given in pairs if isinstance(one, ast.Name) and one.id == name)
+            found += [given for one, given in pairs if isinstance(one, ast.Name) and one.id == name]
+    last = max((given.lineno for given in found), default=0)
+    branches = [node for node in ast.walk(function) if isinstance(node, ast.If | ast.Try | ast.Match)]
+    passed = [node.lineno for node in branches if node.lineno <= last <= node.end_lineno < before]
+    return [given for given in found if given.lineno >= min(passed, default=last)]
 
 
 def _calls(node: ast.AST, function: ast.AST) -> Iterator[tuple[ast.Call, ast.AST]]:
