@@ -4,7 +4,7 @@
 
 The cases are the default run (ResNet-50 on handwritten digits) and a narrow ResNet-50 on the 60,000 images of Fashion-MNIST, of
 Debian's package dataset-fashion-mnist. Adds to benchmarks/results/batch_norm_training.json and skips runs already there; prints
-the table of docs/folded_batch_norm.md.
+the table.
 """
 
 import argparse

@@ -47,7 +47,7 @@ def main():
         results.append({"name": name} | compiled(flags) | {"flags": flags, "provenance": made})
         print(json.dumps(results[-1] | {"flags": None, "provenance": None}), flush=True)
         (ROOT / "benchmarks/results/compiled.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("benchmarks/tables.py writes the table into docs/measurements.md")
+    print("benchmarks/tables.py compiled prints the table")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main():
                 print(json.dumps(rows[-1] | {"collectives": None}), flush=True)
                 rows[-1]["provenance"] = made
                 RESULT.write_text(json.dumps(rows, indent=1) + "\n")
-    print("benchmarks/tables.py writes the table into docs/measurements.md")
+    print("benchmarks/tables.py compiled_updates prints the table")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The input has a mean of 0 to 300 standard deviations, equal in all channels, and
 result is small, but the mean of the input enters the products. Three forms: separate; folded without a center, as in a
 downsampling shortcut; folded around a center, as behind the ReLU of a bottleneck block. With biases of 20 or -20 no result is
 near the kink of the ReLU; with normal ones of standard deviation 0.3 many are, and rounding opens or closes some. Their errors
-are means of four draws. Writes benchmarks/results/folded_precision.json and prints the table of docs/folded_batch_norm.md.
+are means of four draws. Writes benchmarks/results/folded_precision.json.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 A narrow ResNet-18 (8 channels in its first stage) so that the ladder fits into half an hour on two cores. Rates are chosen
 on a validation split, on the smallest batch for SGD and for every batch for LARS; accuracy is that of the held-out
 digits.
-Writes benchmarks/results/large_batch.json, docs/large_batch.md and docs/large_batch.png.
+Writes benchmarks/results/large_batch.json and docs/large_batch.png.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from jaxdp.loggers.console import Quiet
 from jaxdp.session import Command, run_session
 
 ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "docs/large_batch.png"
 EPOCHS, WARM_UP, SMALLEST = 12.0, 3.0, 64
 LADDER = (64, 356, 1424)  # up to the training set but for 13 images, so that four devices share it and its quarter evenly
 SGD_RATES, LARS_RATES = (0.1, 0.2, 0.4, 0.8), (5.0, 10.0, 20.0, 40.0)
@@ -112,56 +113,14 @@ def average(rows, batch, technique) -> float:
     return 100 * mean(score or 0.0 for score in scores)
 
 
-def seen(rows) -> str:
-    """What a technique added or took, in points of mean accuracy, and over how many steps."""
-    lines = []
-    for batch in LADDER:
-        values = [average(rows, batch, technique) for technique in TECHNIQUES]
-        steps = [
-            jaxdp.plan(config_for(technique, batch, 1.0, 1.0)).total_steps for technique in (TECHNIQUES[0], TECHNIQUES[-1])
-        ]
-        taken = f"{steps[0]} steps" if steps[0] == steps[1] else f"{steps[0]} steps, {steps[1]} with batch-size control"
-        changes = [
-            f"{name} {after - before:+.1f}" for name, before, after in zip(TECHNIQUES[1:], values, values[1:], strict=False)
-        ]
-        lines.append(f"- {batch} images ({taken}): {', '.join(changes)} points on top of {values[0]:.1f} %.")
-    return "\n".join(lines)
-
-
-def page(made, rows, rates) -> str:
-    return f"""# Large batches on the digits
-
-Held-out accuracy in % after {EPOCHS:g} epochs, mean and standard deviation over {len(rows[0]["accuracies"])} seeds, of a
-ResNet-18 with 8 channels in its first stage. Each column adds a technique to the previous one; LARS replaces SGD. Batch-size
-control uses a quarter of the batch in the first half of the run (not at {SMALLEST}). At the largest batch a run has hardly more
-steps than epochs; part of the gain of batch-size control comes from its additional steps.
-
-{table(rows)}
-
-## Effects
-
-{seen(rows)}
-
-The learning rate of SGD was tuned at the smallest batch and scaled linearly; that of LARS was tuned at every batch, which
-explains part of its gain at the largest. Both were tuned with one seed.
-
-![Accuracy against the global batch](large_batch.png)
-
-Learning rates, tuned on a validation split: SGD {rates["sgd"]:g} at {SMALLEST} images; LARS
-{", ".join(f"{rate:g} at {batch}" for batch, rate in rates["lars"].items())}. Made by `benchmarks/large_batch.py` on
-{made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX {made["versions"]["jax"]}.
-"""
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--page", action="store_true", help="only write the page and the picture again from the results")
+    parser.add_argument("--plot", action="store_true", help="only draw the plot from the results")
     arguments = parser.parse_args()
     results = ROOT / "benchmarks/results/large_batch.json"
-    if arguments.page:
-        record = json.loads(results.read_text())
-        write_page(record["provenance"], record["rows"], record["rates"])
+    if arguments.plot:
+        draw(json.loads(results.read_text())["rows"], PICTURE)
         return
     made = provenance()
     with tempfile.TemporaryDirectory() as cache:
@@ -186,13 +145,8 @@ def main():
     settings = dataclasses.asdict(config_for(TECHNIQUES[-1], LADDER[-1], sgd, lars[LADDER[-1]]))
     record = {"provenance": made, "rates": rates, "rows": rows, "last_config": settings}
     results.write_text(json.dumps(record, indent=1) + "\n")
-    write_page(made, rows, rates)
+    draw(rows, PICTURE)
     print(table(rows))
-
-
-def write_page(made, rows, rates) -> None:
-    draw(rows, ROOT / "docs/large_batch.png")
-    (ROOT / "docs/large_batch.md").write_text(page(made, rows, rates))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Accuracy on the digits when gradients are computed from parameters that are tau updates old.
 
-    python benchmarks/staleness.py [--seeds 0 1 2] [--page]
+    python benchmarks/staleness.py [--seeds 0 1 2] [--plot]
 
 Asynchronous SGD with a parameter server (Downpour; Dean et al., NIPS 2012), simulated deterministically in one process: tau + 1
 workers push in turn, so every gradient belongs to the parameters of tau updates earlier. For comparison, synchronous runs with
 the same number of workers: with the same images per update, normalized together (equal to tau = 0 for any number of workers),
 and with as many images on each worker and a linearly scaled rate. A narrow ResNet-18 (8 channels in its first stage). Writes
-benchmarks/results/staleness.json, docs/staleness.md and docs/staleness.png.
+benchmarks/results/staleness.json and docs/staleness.png.
 """
 
 import argparse
@@ -186,47 +186,17 @@ def draw(record, path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def page(record) -> str:
-    made, last = record["provenance"], TAUS[-1]
-    held, tuned, together = (mean(scores_of(record, last, kind)) for kind in KINDS)
-    start = mean(scores_of(record, 0, "asynchronous"))
-    return f"""# Asynchronous SGD
-
-In asynchronous SGD with a parameter server, workers never wait: each fetches parameters, computes a gradient and pushes it,
-while others update the parameters. With N workers that push in turn, every gradient is tau = N - 1 updates old. This
-deterministic simulation shows the cost in accuracy: digits, {BATCH} images per gradient, SGD with momentum {MOMENTUM:g},
-{EPOCHS:g} epochs, a narrow ResNet-18. The absolute figures are those of this small problem.
-
-Synchronous training with the same images per update, normalized together, equals tau = 0 for any N. The last column has {BATCH}
-images on each worker, with the rate scaled linearly and warmed up over {WARM_UP:g} epochs. Held-out accuracy in %, mean and
-standard deviation over {len(scores_of(record, 0, "tuned"))} seeds; a run with non-finite parameters counts as 0:
-
-{table(record)}
-
-![Accuracy against staleness](staleness.png)
-
-At tau = {last} the asynchronous run reaches {held:.1f} % with the rate tuned for tau = 0, and {tuned:.1f} % with the best of
-{len(RATES)} rates, chosen on a validation split. Synchronous training reaches {start:.1f} % with the same images
-per update, and {together:.1f} % with {last + 1} times as many: too few updates, a problem of [large batches](large_batch.md).
-`jaxdp bench scaling` measures the time spent waiting.
-
-Made by `benchmarks/staleness.py` on {made["cores"]} cores of an {made["processor"]}, Python {made["python"]}, JAX
-{made["versions"]["jax"]}.
-"""
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--page", action="store_true", help="only write the page and the plot from the results")
+    parser.add_argument("--plot", action="store_true", help="only draw the plot from the results")
     arguments = parser.parse_args()
     results = ROOT / "benchmarks/results/staleness.json"
-    if not arguments.page:
+    if not arguments.plot:
         runtime.start(Mesh(cpu_devices=1))
         results.write_text(json.dumps(measure(arguments.seeds), indent=1) + "\n")
     record = json.loads(results.read_text())
     draw(record, ROOT / "docs/staleness.png")
-    (ROOT / "docs/staleness.md").write_text(page(record))
     print(table(record))
 
 

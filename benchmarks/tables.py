@@ -1,12 +1,13 @@
-"""Write the tables of README.md and of pages in docs/ from benchmarks/results/; with --check, fail if they are out of date.
+"""The tables of the manual, from benchmarks/results/.
 
-python benchmarks/tables.py [--check]
+python benchmarks/tables.py          write those on the pages of docs/
+python benchmarks/tables.py --check  fail if one of them is out of date
+python benchmarks/tables.py NAME...  print tables, such as those of benchmarks/README.md
 """
 
 import contextlib
 import io
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ import digits_seeds
 import fashion_vs_pytorch
 import folded_precision
 import gpu_layers
+import large_batch
 import loader_augmentations as loader_benchmark
 import lr_range
 import memory
@@ -30,6 +32,7 @@ import object_storage_runs
 import other_devices
 import process_failures
 import saving
+import staleness
 import training_vs_pytorch
 import turns
 
@@ -291,6 +294,18 @@ def folded_on_cpu() -> str:
     return "\n".join([*lines, "", f"ResNet-50 in float32: {made} on {made_on(record)}."])
 
 
+def large_batches() -> str:
+    record = json.loads((RESULTS / "large_batch.json").read_text())
+    lars = ", ".join(f"{rate:g} at {batch}" for batch, rate in record["rates"]["lars"].items())
+    rates = f"Learning rates: SGD {record['rates']['sgd']:g} at {large_batch.SMALLEST} images; LARS {lars}"
+    return f"{large_batch.table(record['rows'])}\n\n{rates}. By `benchmarks/large_batch.py` on {made_on(record)}."
+
+
+def stale_gradients() -> str:
+    record = json.loads((RESULTS / "staleness.json").read_text())
+    return f"{staleness.table(record)}\n\nBy `benchmarks/staleness.py` on {made_on(record)}."
+
+
 def exact() -> str:
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("collectives_*.json"))]
     largest = {}
@@ -427,31 +442,6 @@ def variants() -> str:
     return "\n".join(lines)
 
 
-def imagenet_hours() -> str:
-    """Hours, decoding cores and disk bandwidth of 90 epochs of ImageNet, by training speed."""
-    images, epochs, archive_bytes = 1_281_167, 90, 147_897_477_120  # bytes: of the training archive, from tensorflow-datasets
-    stages = json.loads((RESULTS / "input_cpu.json").read_text())
-    (row,) = (row for row in stages["rows"] if row["stage"] == "batch, 2 threads")
-    per_core = row["images_per_second"] / row["threads"]
-    bound = json.loads((RESULTS / "gpu_bytes.json").read_text())["results"][0]["floor_images_per_second"]
-    lines = ["| images/s of all GPUs | hours for 90 epochs | cores that decode | read per second |", "|---|---|---|---|"]
-    for rate in (4_000, 8_000, 20_000, 40_000, 8 * bound):
-        note = " (8 x H200, upper bound)" if rate == 8 * bound else ""
-        cores, read = math.ceil(rate / per_core), rate * archive_bytes / images
-        lines.append(f"| {rate:,.0f}{note} | {epochs * images / rate / 3600:.1f} | {cores} | {read / 1e9:.1f} GB |")
-    decoded = (
-        f"{per_core:,.0f} images/s per core, measured with JPEGs of {stages['file_bytes'] / 1e3:.0f} KB on {made_on(stages)}"
-    )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Cores: {decoded}. ImageNet's JPEGs have {archive_bytes / images / 1e3:.0f} KB on average and take longer. "
-            "The bound is that of [memory traffic](performance.md#memory-traffic-on-an-h200).",
-        ]
-    )
-
-
 MIRRORED = " (mean of an image and its mirror image, which jaxdp does not evaluate)"
 GOALS = {  # flags of a recipe -> (goal, published top-1 if it is not the recipe's)
     "imagenet_ffcv_16": ("a first run, in minutes", f"73.8 %{MIRRORED}"),
@@ -491,52 +481,49 @@ def goals() -> str:
     )
 
 
-TABLES = {
-    "README.md": {"digits": digits},
-    "docs/choosing.md": {"memory": of(memory.table, "memory.py"), "lr_range": of(lr_range.table, "lr_range.py")},
-    "docs/imagenet_8_gpus.md": {"hours": imagenet_hours},
-    "docs/performance.md": {"gpu": gpu},
-    "docs/recipes.md": {
-        "goals": goals,
-        "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
-        "fashion": fashion,
-    },
-    "docs/data.md": {"loader": loader_augmentations, "kernels": augmentation_kernels},
-    "docs/folded_batch_norm.md": {
-        "cpu": folded_on_cpu,
-        "precision": of(folded_precision.table, "folded_precision.py"),
-        "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
-        "training": training,
-    },
-    "docs/measurements.md": {
-        "step": step,
-        "speed": speed,
-        "one_device": one_device,
-        "changes": of(changes.table, "changes.py", result="changes_digits"),
-        "leads": leads,
-        "layers": layers,
-        "variants": variants,
-        "start": start,
-        "allreduce": allreduce,
-        "scaling": scaling,
-        "compiled": compiled,
-        "compiled_updates": compiled_updates,
-        "changes_update": of(changes.table, "changes.py", result="changes_update"),
-        "updates": of(network.updates_table, "cluster/network.py", "updates"),
-        "network": of(network.bytes_table, "cluster/network.py", "bytes"),
-        "exact": exact,
-        "audit": of(audit.table, "audit.py"),
-        "stages": input_stages,
-        "input": input_vs_peers,
-        "devices": of(other_devices.table, "other_devices.py"),
-        "chaos": of(chaos.table, "chaos.py"),
-        "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),
-        "object_reads": of(object_storage_data.reads_table, "object_storage_data.py"),
-        "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
-        "saving": of(saving.table, "saving.py"),
-        "process_failures": of(process_failures.table, "process_failures.py"),
-        "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
-    },
+ON_PAGES = {
+    "docs/large_batch.md": {"large_batch": large_batches, "staleness": stale_gradients},
+    "docs/performance.md": {"speed": speed, "gpu": gpu},
+    "docs/recipes.md": {"goals": goals},
+}
+MEASUREMENTS = {  # of benchmarks/README.md, which is filled when the manual is built
+    "digits": digits,
+    "step": step,
+    "fashion": fashion,
+    "optimizers": of(training_vs_pytorch.optimizers_table, "training_vs_pytorch.py"),
+    "one_device": one_device,
+    "changes": of(changes.table, "changes.py", result="changes_digits"),
+    "leads": leads,
+    "layers": layers,
+    "precision": of(folded_precision.table, "folded_precision.py"),
+    "folded_on_cpu": folded_on_cpu,
+    "steps": of(training_vs_pytorch.table, "training_vs_pytorch.py"),
+    "training": training,
+    "variants": variants,
+    "memory": of(memory.table, "memory.py"),
+    "lr_range": of(lr_range.table, "lr_range.py"),
+    "start": start,
+    "allreduce": allreduce,
+    "scaling": scaling,
+    "compiled": compiled,
+    "compiled_updates": compiled_updates,
+    "changes_update": of(changes.table, "changes.py", result="changes_update"),
+    "updates": of(network.updates_table, "cluster/network.py", "updates"),
+    "network": of(network.bytes_table, "cluster/network.py", "bytes"),
+    "exact": exact,
+    "audit": of(audit.table, "audit.py"),
+    "stages": input_stages,
+    "input": input_vs_peers,
+    "kernels": augmentation_kernels,
+    "loader": loader_augmentations,
+    "devices": of(other_devices.table, "other_devices.py"),
+    "chaos": of(chaos.table, "chaos.py"),
+    "object_storage_data": of(object_storage_data.table, "object_storage_data.py"),
+    "object_reads": of(object_storage_data.reads_table, "object_storage_data.py"),
+    "object_storage_runs": of(object_storage_runs.table, "object_storage_runs.py"),
+    "saving": of(saving.table, "saving.py"),
+    "process_failures": of(process_failures.table, "process_failures.py"),
+    "cuts": of(network.cuts_table, "cluster/network.py", "cuts"),
 }
 
 
@@ -550,16 +537,20 @@ def filled(text: str, tables: dict) -> str:
 
 
 def main():
+    arguments = sys.argv[1:]
+    if names := [name for name in arguments if name != "--check"]:
+        print("\n\n".join(MEASUREMENTS[name]() for name in names))
+        return
     stale = []
-    for page, tables in TABLES.items():
+    for page, tables in ON_PAGES.items():
         path = ROOT / page
         old = path.read_text()
         new = filled(old, tables)
         if new != old:
             stale.append(page)
-        if "--check" not in sys.argv[1:]:
+        if "--check" not in arguments:
             path.write_text(new)
-    if "--check" in sys.argv[1:] and stale:
+    if "--check" in arguments and stale:
         sys.exit(f"{', '.join(stale)}: out of date; run python benchmarks/tables.py")
 
 

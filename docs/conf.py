@@ -1,7 +1,8 @@
 """Settings of Sphinx, which builds the manual from README.md, docs/ and notebooks/. CONTRIBUTING.md has the command.
 
-The navigation is `index.md`: its headings and its lists of links. Pages with a comment `generated: NAME` receive the text of
-`NAME` in `generated.py`.
+The navigation is `index.md`: its headings and its lists of links. A comment `generated: NAME` in a page is replaced by the text
+of `NAME` in `generated.py`, a comment `table: NAME` in benchmarks/README.md by a table of measurements. The page of error
+messages is made from the source.
 """
 
 import re
@@ -9,14 +10,14 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))
+sys.path[:0] = [str(DOCS), str(DOCS.parent / "benchmarks")]
 
 project = "jaxdp"
 copyright = "The jaxdp developers"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.ipynb"]
-exclude_patterns = ["**/.*", ".*", "bench*", "configs", "dist", "jaxdp", "notebooks/runs", "runs", "site", "tests"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "docs/*.md", "notebooks/*.ipynb"]
+exclude_patterns = ["**/.*", ".*", "bench", "configs", "dist", "jaxdp", "notebooks/runs", "runs", "site", "tests"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!jaxdp).*")]  # names of other packages, whose manuals are not read
 nitpick_ignore = [  # types of parameters that a user rarely gives
@@ -44,9 +45,17 @@ html_theme = "furo"
 html_title = "jaxdp"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = ["errors.js"]
 html_show_sourcelink = html_copy_source = False
 html_show_sphinx = False
+
+
+def write_errors(app: object, config: object) -> None:
+    """Write the page of error messages, which git ignores; unchanged, it is not built again."""
+    import messages
+
+    page, text = DOCS / "errors.md", messages.errors()
+    if not page.exists() or page.read_text() != text:
+        page.write_text(text)
 
 
 def navigation(index: str) -> dict[str, list[tuple[str, str]]]:
@@ -62,16 +71,22 @@ def complete(app: object, docname: str, source: list[str]) -> None:
 
     if docname == root_doc:
         for caption, pages in navigation(source[0]).items():
+            if caption == "Reference":
+                pages = [*pages, ("Error messages", "errors")]
             entries = "\n".join(f"{title} <{path.removesuffix('.md').removesuffix('.ipynb')}>" for title, path in pages)
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
+    if docname == "benchmarks/README":
+        import tables
+
+        source[0] = re.sub(r"<!-- table: (\w+) -->", lambda found: tables.MEASUREMENTS[found[1]](), source[0])
     if docname.startswith("docs/"):
         source[0] = re.sub(r"<!-- generated: (\w+) -->", lambda found: getattr(generated, found[1])(), source[0])
     source[0] = re.sub(r"\]\(((?:\.\./)?)configs(?:/(\w+)\.py)?\)", generated.link_to_recipe, source[0])
 
 
 def outdated(app: object, env: object, *changed: set[str]) -> list[str]:
-    """The generated pages, which any change of the code can change."""
-    return [name for name in env.found_docs if name.startswith("docs/") and "<!-- generated:" in env.doc2path(name).read_text()]
+    """The pages with generated parts, which any change of the code or of results can change."""
+    return [name for name in env.found_docs if re.search(r"<!-- (generated|table):", Path(env.doc2path(name)).read_text())]
 
 
 def redirect(app: object, error: Exception | None) -> None:
@@ -85,6 +100,7 @@ def redirect(app: object, error: Exception | None) -> None:
 def setup(app: object) -> None:
     import generated
 
+    app.connect("config-inited", write_errors)
     app.connect("env-get-outdated", outdated)
     app.connect("source-read", complete)
     app.connect("build-finished", redirect)

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import json
 import re
 import types
 from collections.abc import Iterable, Iterator
@@ -15,8 +14,10 @@ from typing_extensions import Doc
 
 import jaxdp
 from jaxdp import flag_help, flags
+from jaxdp import foreign_flags as foreign
 from jaxdp.cli import bench, main
 from jaxdp.config import Config
+from jaxdp.records import RECORD_FIELDS
 from jaxdp.registry import OneOf
 from jaxdp.validation import RESUME_SAFE_FIELDS
 
@@ -53,12 +54,12 @@ MODULE_NAMES = [
 
 def fields() -> str:
     """Every config field as a directive `confval`, by section."""
-    parts = ["## The run\n", *(_field(Config, field, "") for field in dataclasses.fields(Config) if not _section(field)[0])]
+    parts = ["### The run\n", *(_field(Config, field, "") for field in dataclasses.fields(Config) if not _section(field)[0])]
     for field in dataclasses.fields(Config):
         section, prefix = _section(field)
         if section:
             members = [_field(section, member, prefix) for member in dataclasses.fields(section)]
-            parts += [f"## {field.name}\n\n{inspect.getdoc(section)}\n", *members]
+            parts += [f"### {field.name}\n\n{inspect.getdoc(section)}\n", *members]
     return "\n".join(parts)
 
 
@@ -130,6 +131,12 @@ def _number(value: Any) -> str:
     return f"2^{power}" if power > 20 and value == 2**power else f"{value:,}"
 
 
+def record_fields() -> str:
+    """The table of the fields in metrics.jsonl."""
+    rows = (f"| `{name}` | {meaning} |" for name, meaning in RECORD_FIELDS.items())
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+
+
 # Commands
 
 
@@ -137,10 +144,10 @@ def commands() -> str:
     """Every command with its flags as directives `option`."""
     parts = []
     for name, text in main.COMMANDS.items():
-        parts.append(f"## jaxdp {name}\n")
+        parts.append(f"### jaxdp {name}\n")
         if name in SUBCOMMANDS:
             parts.append(f"{text}.\n")
-            parts += [f"### jaxdp {inner}\n\n{_command(inner)}" for inner in SUBCOMMANDS[name]]
+            parts += [f"#### jaxdp {inner}\n\n{_command(inner)}" for inner in SUBCOMMANDS[name]]
         else:
             parts.append(_command(name))
     return "\n".join(parts)
@@ -183,7 +190,7 @@ def _command(command: str) -> str:
         f"{about}\n\n```bash\n{inspect.cleandoc(examples)}\n```\n",
         f"```{{program}} jaxdp {command}\n```\n",
         *map(_option, own_flags(options)),
-        "Every [config field](fields.md) is a flag, too.\n" if takes_fields else "",
+        "Every [config field](#config-fields) is a flag, too.\n" if takes_fields else "",
     ]
     return "\n".join(parts)
 
@@ -247,21 +254,25 @@ def link_to_section(app: Any, env: Any, node: Any, content: Any) -> Any:
     for field in dataclasses.fields(Config):
         section, _ = _section(field)
         if section and node.get("reftarget") in (f"{section.__module__}.{section.__name__}", section.__name__):
-            return make_refnode(app.builder, node["refdoc"], "docs/fields", field.name.replace("_", "-"), content)
+            return make_refnode(app.builder, node["refdoc"], "docs/reference", field.name.replace("_", "-"), content)
     return None
 
 
-# Gallery
+# Flags of other trainers
 
 
-def torus_pictures() -> str:
-    """The first two pictures in the notebook on the 2D torus: the mesh, and the stages of the all-reduce."""
-    cells = json.loads((ROOT / "notebooks/02_two_d_torus.ipynb").read_text())["cells"]
-    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
-    pictures = [data["image/png"].replace("\n", "") for data in outputs if "image/png" in data]
-    texts = ("Devices as rows and columns of rings", "Parts of the vector on each device after every stage")
-    images = (f'<img alt="{text}" src="data:image/png;base64,{data}">' for text, data in zip(texts, pictures, strict=False))
-    return "\n".join(f"```{{raw}} html\n<p>{image}</p>\n```\n" for image in images)
+def foreign_flags() -> str:
+    """The flags of other trainers, and what jaxdp has instead."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, counterpart in foreign.COUNTERPARTS.items():
+        rows.setdefault((f"`{counterpart.form.format('N') or counterpart.spelled}`", counterpart.note), []).append(name)
+    for name, advice in foreign.NO_COUNTERPART.items():
+        rows.setdefault(("no", advice), []).append(name)
+    lines = ["| flag there | flag here | note |", "|---|---|---|"]
+    for (here, note), names in rows.items():
+        there = ", ".join(f"`{name if name.startswith('-') else f'--{name}'}`" for name in names)
+        lines.append(f"| {there} | {here} | {note} |")
+    return "\n".join(lines)
 
 
 # Recipe files
@@ -269,10 +280,10 @@ def torus_pictures() -> str:
 
 def recipe_files() -> str:
     """Every recipe with its source."""
-    return "\n".join(f"## {path.name}\n\n```python\n{path.read_text()}```\n" for path in sorted(ROOT.glob("configs/*.py")))
+    return "\n".join(f"### {path.name}\n\n```python\n{path.read_text()}```\n" for path in sorted(ROOT.glob("configs/*.py")))
 
 
 def link_to_recipe(link: re.Match) -> str:
-    """A link to the page of recipe files in place of one to a file in configs/ or to that directory."""
-    anchor = f"#{link[2]}py" if link[2] else ""
-    return f"]({link[1]}docs/recipe_files.md{anchor})"
+    """A link to the source of a recipe on the site in place of one to its file in configs/ or to that directory."""
+    anchor = f"{link[2]}py" if link[2] else "recipe-files"
+    return f"]({link[1]}docs/recipes.md#{anchor})"

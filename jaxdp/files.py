@@ -148,7 +148,7 @@ def check_output(output: str | Path, overwrite: bool, field: str = "--output") -
     check_local(output, field)
     path = Path(expand_user(output, field))
     if path.is_dir():
-        raise ConfigError(field, str(path), reason="is a directory")
+        raise ConfigError(field, str(path), reason="is a directory", hint="give a file in it")
     if path.is_file() and not overwrite:
         raise ConfigError(field, str(path), reason="file exists", hint="use another file, or --overwrite")
     if path.exists() and not path.is_file():

@@ -1,6 +1,6 @@
 """Flags of other trainers (torchvision's references, timm, PyTorch's ImageNet example, FFCV) and what jaxdp has instead.
 
-docs/coming_from.md explains them; tests/docs/test_coming_from.py compares it with these tables.
+The site of the manual lists them on the page of docs/coming_from.md.
 """
 
 import re
@@ -211,7 +211,7 @@ NO_COUNTERPART = {
     "memory": "jaxdp plan always prints the memory of a run",
     "remode": "jaxdp erases with the mean of the data set, timm's const",
     "multi-label": "an image has one label",
-    "quiet": "redirect the output, as in > log.txt; in Python give screen=False",
+    "quiet": "redirect the output, as in > log.txt; in Python with contextlib.redirect_stdout(io.StringIO())",
     "max-steps": "give the length with --epochs, which may be a fraction",
     "no-resume": "use --resume never",
     "start-epoch": "the same command resumes a run where it stopped",

@@ -178,9 +178,8 @@ def _plan_phase(config: Config, index: int, *, span: tuple[int, int], examples: 
     vertical, horizontal = _mesh_shape(config, index, machine)
     used = vertical * horizontal
     if unsupported := unsupported_reason(config.reduce.strategy, used):
-        raise ConfigError(
-            "reduce.strategy", config.reduce.strategy, reason=f"batch.{index} uses {plural(used, 'device')}; {unsupported}"
-        )
+        reason = f"batch.{index} uses {plural(used, 'device')}; {unsupported}"
+        raise ConfigError("reduce.strategy", config.reduce.strategy, reason=reason, hint="choose another")
     per_worker = phase.per_worker_batch or phase.global_batch // used
     if config.data.mix != "none" and per_worker < 2:
         reason = f"batch.{index} has one image per worker and mixing needs two"

@@ -16,7 +16,7 @@ START, MESSAGE, STOPPED, FAILED, FINISHED = "start", "message", "stopped", "fail
 RESUMING = "resuming from "  # how the message of a session that continues from a checkpoint begins
 ENDS = (STOPPED, FAILED, FINISHED)
 MAX_READ = 2**18  # bytes that are read, from the end of the file
-RECORD_FIELDS = {  # also the table in docs/watching.md
+RECORD_FIELDS = {  # docs/watching.md shows it
     "step": "steps so far",
     "samples": "training images so far",
     "epoch": "`samples` divided by the number of training images",

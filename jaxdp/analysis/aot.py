@@ -59,7 +59,9 @@ def compile_for(plan: Plan, phase_index: int, *, gpu: str, hosts: int, gpus_per_
         raise one_of("--compile-for", gpu, GPU_TARGETS)
     phases = {phase.index: phase for phase in plan.phases}
     if phase_index not in phases:
-        raise ConfigError("--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}")
+        raise ConfigError(
+            "--phase", phase_index, reason=f"the plan has phases {', '.join(map(str, phases))}", hint="choose one"
+        )
     if plan.config.reduce.strategy == AUTO:
         hint = "select a strategy by name"
         raise ConfigError("reduce.strategy", AUTO, reason="cannot be measured with --compile-for", hint=hint)

@@ -63,15 +63,15 @@ def _missing() -> ConfigError:
 def check_pair(pair: Any) -> tuple[ItemSource, ItemSource]:
     """The training and the evaluation items. Raises ConfigError for anything but a pair of arrays or of objects with items."""
     items = tuple(pair) if isinstance(pair, (tuple, list)) else ()
+    pairs = "give ((images, labels), (evaluation_images, evaluation_labels))"
     if len(items) == 2 and all(hasattr(item, "ndim") for item in items):
-        reason, hint = "are two arrays, not two data sets", "give ((images, labels), (evaluation_images, evaluation_labels))"
-        raise ConfigError("datasets", reason=reason, hint=hint)
+        raise ConfigError("datasets", reason="are two arrays, not two data sets", hint=pairs)
     for item, name in zip(items, ("training", "evaluation"), strict=False):
         if hasattr(item, "dataset") and hasattr(item, "batch_size"):
             raise ConfigError("datasets", reason=f"the {name} set is a DataLoader", hint="pass its dataset: loader.dataset")
     if len(items) != 2 or not all(hasattr(source, "__len__") and hasattr(source, "__getitem__") for source in items):
         reason = "must be a pair (training, evaluation) of arrays (images, labels) or of objects with __len__ and __getitem__"
-        raise ConfigError("datasets", reason=reason)
+        raise ConfigError("datasets", reason=reason, hint=pairs)
     training, evaluation = (as_source(item, name) for item, name in zip(items, ("training", "evaluation"), strict=True))
     return training, evaluation
 

@@ -78,7 +78,9 @@ class TfdsSource:
             if feature not in features:
                 raise ConfigError("data.source", name, reason=f"no feature {feature!r}, only {', '.join(features)}")
         if not hasattr(features["label"], "num_classes"):
-            raise ConfigError("data.source", name, reason="its labels are not classes")
+            raise ConfigError(
+                "data.source", name, reason="its labels are not classes", hint="choose a data set for classification"
+            )
         try:
             instructions = splits[split].file_instructions
         except (KeyError, ValueError) as error:
@@ -89,7 +91,7 @@ class TfdsSource:
         file_format = builder.info.file_format.value
         if file_format not in READERS:
             reason = f"prepared as {file_format}; supported are {', '.join(READERS)}"
-            raise ConfigError("data.source", name, reason=reason)
+            raise ConfigError("data.source", name, reason=reason, hint=f"prepare it again with jaxdp data prepare {name}")
         try:
             if prepared:
                 records = prepared.open(builder, split, instructions)

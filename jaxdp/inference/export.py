@@ -41,7 +41,7 @@ def export(
     checkpoint: result (the newest, or with early stopping the best), newest, best, or its number of samples. format: "jaxdp"
     names tensors of a safetensors file by their tree paths, "torchvision" and "timm" use the names and layouts of those
     libraries; the file's metadata contain the config as JSON, samples, epoch and accuracy. "stablehlo" and "onnx" are whole
-    models, see docs/serving.md. dtype: of the activations of "stablehlo".
+    models, see docs/weights.md. dtype: of the activations of "stablehlo".
 
     Returns {"output", "bytes", "checkpoint", "format", "warnings"}, with "tensors" (their number) for weights and "metadata"
     for models. Raises ConfigError if the run or the checkpoint cannot be used or exported in this format, or if the output file

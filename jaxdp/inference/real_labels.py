@@ -47,7 +47,9 @@ class RealLabels:
     def result(self) -> dict[str, float]:
         """{"real_accuracy" in [0, 1], "real_examples"}. Raises ConfigError if no image has a label."""
         if not self.counted:
-            raise ConfigError(FLAG, self.path, reason="no evaluated image has a label there")
+            raise ConfigError(
+                FLAG, self.path, reason="no evaluated image has a label there", hint="give real.json of the authors"
+            )
         return {"real_accuracy": self.correct / self.counted, "real_examples": self.counted}
 
     def _labels_of(self, position: int) -> frozenset[int]:

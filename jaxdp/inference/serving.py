@@ -25,7 +25,7 @@ class ServedModel(NamedTuple):
     """What a file for serving contains.
 
     config: the run's, with the dtype of the file; params, batch_stats: float32 host arrays, as evaluation uses them; metadata:
-    JSON values that travel with the file, see docs/serving.md.
+    JSON values that travel with the file, see docs/weights.md.
     """
 
     config: Config

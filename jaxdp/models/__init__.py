@@ -83,7 +83,7 @@ class Model:
 
 EVERY_PLATFORM = "every platform"  # of `create`: the program chooses the fastest form when it is lowered
 # Form of 1x1 convolutions and of convolutions over maps of a few pixels, by platform; others: "direct". As matrix products they
-# are up to 4.5 times as fast on a CPU (docs/measurements.md).
+# are up to 4.5 times as fast on a CPU (benchmarks/README.md).
 CONVOLUTIONS = {"cpu": "product", EVERY_PLATFORM: "by_platform"}
 Tree = TypeVar("Tree")
 

@@ -1,7 +1,7 @@
 """Batch normalization folded into the 1x1 convolution before it, in training: the convolution's result is never written.
 
 With S = mean(h h^T) and m = mean(h), x = h W has the mean m W and the variance diag(W^T (S - m m^T) W). They are known before x
-is, so that scale and shift go into the kernel and a bias. The gradient needs no x either: docs/folded_batch_norm.md derives it.
+is, so that scale and shift go into the kernel and a bias. The gradient needs no x either: docs/performance.md derives it.
 Folding pays where h has fewer channels than x: at the end of a bottleneck block, and in most downsampling shortcuts.
 """
 

@@ -243,7 +243,7 @@ def test_resume_after_a_crash_in_native_code_equals_an_uninterrupted_run(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "number", "workdir"),
-    [("clusters.md", signal.SIGTERM, "runs/goyal"), ("imagenet_slurm.md", signal.SIGUSR1, "/shared/runs/imagenet")],
+    [("clusters.md", signal.SIGTERM, "runs/goyal"), ("imagenet.md", signal.SIGUSR1, "/shared/runs/imagenet")],
 )
 def test_the_documented_slurm_script_saves_and_requeues(tmp_path, page, number, workdir):
     """Scripts in place of srun and scontrol do the same for one task; the signal goes to the task only, as from Slurm."""

@@ -1,4 +1,4 @@
-"""docs/coming_from.md has the flags that the command line recognizes from other trainers, with the same counterparts."""
+"""The command line knows flags of other trainers and names those of jaxdp with the same purpose."""
 
 import re
 import shlex
@@ -11,8 +11,6 @@ from jaxdp.cli import main
 from jaxdp.foreign_flags import COUNTERPARTS, NO_COUNTERPART
 
 PAGE = (Path(__file__).parents[2] / "docs/coming_from.md").read_text()
-ROWS = re.findall(r"^\| (`-[^|]*) \| ([^|]*) \|([^|]*)\|$", PAGE, re.MULTILINE)
-THERE = {flag: (here, note) for cell, here, note in ROWS for flag in re.findall(r"`(-[\w-]+)`", cell)}
 
 
 def spelled(name: str) -> str:
@@ -26,28 +24,10 @@ def error_of(capsys, flag: str) -> str:
     return capsys.readouterr().err.strip()
 
 
-def plain(cell: str) -> str:
-    """A cell of the page without Markdown."""
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
-
-
-def test_page_and_tables_have_the_same_flags():
-    unknown_here = {flag for flag, (here, _) in THERE.items() if here == "no"}
-    assert unknown_here == {spelled(name) for name in NO_COUNTERPART}
-    documented = {flag: here.strip("`") for flag, (here, _) in THERE.items() if flag not in unknown_here}
-    assert {spelled(name): counterpart.spelled for name, counterpart in COUNTERPARTS.items()}.items() <= documented.items()
-
-
-def test_notes_of_the_page_are_those_of_the_messages():
-    notes = {name: counterpart.note for name, counterpart in COUNTERPARTS.items() if counterpart.note}
-    assert {name: plain(THERE[spelled(name)][1]) for name in notes} == notes
-
-
-@pytest.mark.parametrize("flag", [flag for flag, (here, _) in THERE.items() if here != "no"])
-def test_flag_of_another_trainer_is_a_flag_or_names_its_counterpart(flag, capsys):
-    here = THERE[flag][0].strip("`")
-    if flag != here:
-        assert error_of(capsys, flag).startswith(f"jaxdp: {flag}: unknown flag; did you mean {here}")
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_flag_of_another_trainer_names_its_counterpart(name, capsys):
+    message = error_of(capsys, spelled(name))
+    assert message.startswith(f"jaxdp: {spelled(name)}: unknown flag; did you mean {COUNTERPARTS[name].spelled}")
 
 
 @pytest.mark.parametrize(
@@ -131,11 +111,9 @@ def test_every_flag_in_the_notes_exists(capsys):
     with pytest.raises(SystemExit):
         main.main(["train", "--help", "all"])
     known = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
-    tables = PAGE.partition("## Flags")
-    prose = tables[0] + re.sub(r"^\| `-[^|]*\|", "|", tables[2], flags=re.MULTILINE)  # without the flags of others
     named = {
-        flag for code in re.findall(r"`([^`\n]*)`", prose) if "torchrun" not in code for flag in re.findall(r"--[\w.-]+", code)
+        flag for code in re.findall(r"`([^`\n]*)`", PAGE) if "torchrun" not in code for flag in re.findall(r"--[\w.-]+", code)
     }
     named -= {"--config.x", "--section.field"}  # of Flax, and a placeholder
-    assert len(named) > 40
+    assert len(named) > 20
     assert named - {"--lr"} <= known  # --lr: the example of a flag that is explained

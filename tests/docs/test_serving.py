@@ -1,4 +1,4 @@
-"""The client programs of docs/serving.md, run as they are, without jaxdp."""
+"""The client programs of docs/weights.md, run as they are, without jaxdp."""
 
 import dataclasses
 import json
@@ -17,8 +17,9 @@ import jaxdp
 from jaxdp.config import Data
 from jaxdp.inference.export import export
 
-PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
-PROGRAMS = {re.search(r"python (\w+\.py)", code)[1]: code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)}
+SECTION = (Path(__file__).parents[2] / "docs/weights.md").read_text().partition("\n## Serving\n")[2]
+*BEGINNINGS, ENDING = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+PROGRAMS = {re.search(r"# python (\w+\.py)", beginning)[1]: f"{beginning}\n{ENDING}" for beginning in BEGINNINGS}
 # Runs the program, and prints what it has imported of jaxdp.
 RUN = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0]); print([m for m in sys.modules if 'jaxdp' in m])"
 

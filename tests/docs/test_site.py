@@ -41,8 +41,15 @@ def generated():
 def test_every_page_is_in_the_navigation_once():
     pages = [path for links in module("conf").navigation((DOCS / "index.md").read_text()).values() for _, path in links]
     listed = sorted((DOCS / path).resolve() for path in pages)
-    top = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
-    assert listed == sorted([*top, *ROOT.glob("notebooks/*.ipynb"), *(set(DOCS.glob("*.md")) - {DOCS / "index.md"})])
+    top = (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md"))
+    others = {DOCS / "index.md", DOCS / "errors.md"}  # the page of errors is made by the build, which adds it to the navigation
+    assert listed == sorted([*top, *ROOT.glob("notebooks/*.ipynb"), *(set(DOCS.glob("*.md")) - others)])
+
+
+def test_manual_has_at_most_20_pages_and_24_000_words():
+    pages = set(DOCS.glob("*.md")) - {DOCS / "errors.md"}
+    assert len(pages) <= 20
+    assert sum(len(page.read_text().split()) for page in pages) <= 24_000
 
 
 def test_fields_page_documents_every_config_field(generated):
@@ -104,7 +111,8 @@ def test_api_page_documents_every_public_name(generated):
     documented = set(re.findall(r"auto\w+:: jaxdp\.(\w+)$", generated.api(), re.MULTILINE))
     modules = {name for name in jaxdp.__all__ if inspect.ismodule(getattr(jaxdp, name))}  # their functions are documented
     assert documented == set(jaxdp.__all__) - modules
-    assert sorted(re.findall(r"^\| `(\w+)` \|", (DOCS / "api.md").read_text(), re.MULTILINE)) == sorted(jaxdp.__all__)
+    rows = re.findall(r"^\| .* \| (`.*) \|$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(jaxdp.__all__)
 
 
 def test_type_checkers_see_the_public_names():
@@ -138,7 +146,7 @@ def test_strict_build_has_every_page_and_index(site):
     }
     assert pages | {"README", "CONTRIBUTING", "CHANGELOG", "index"} <= built
     assert 'url=docs/index.html"' in (site / "index.html").read_text()
-    assert "schedule.learning_rate" in (site / "docs/fields.html").read_text()
+    assert "schedule.learning_rate" in (site / "docs/reference.html").read_text()
 
 
 MEASURE = """
@@ -182,37 +190,3 @@ def test_no_page_is_wider_than_the_screen(site, width):
     widths = json.loads(in_browser(site, MEASURE % (json.dumps(pages), width)))
     assert list(widths) == pages
     assert {name: found for name, found in widths.items() if found > width} == {}
-
-
-PASTE = """
-<pre></pre>
-<script>
-const frame = document.createElement("iframe");
-frame.src = "docs/errors.html";
-frame.onload = () => {
-  const page = frame.contentDocument, field = page.querySelector(".find-error");
-  document.querySelector("pre").textContent = JSON.stringify(%s.map((text) => {
-    field.value = text;
-    field.dispatchEvent(new Event("input"));
-    const best = page.querySelector(".find-error + table code") ?? page.querySelector(".find-error + table + p");
-    return best.textContent;
-  }));
-};
-document.body.append(frame);
-</script>
-"""
-
-
-@pytest.mark.slow
-def test_pasted_error_message_finds_its_row(site):
-    rows = {
-        "jaxdp: data.directory='/x': directory not found": "directory not found",
-        "jaxdp: --model.dept: unknown flag; did you mean --model.depth?": "unknown flag",
-        "jaxdp: loss is nan at step 12 (samples 3072, learning rate 0.4): lower it": "... is ... at ...): ...",
-        "jaxdp: batch.0.per_worker_batch=30: must divide the global batch 256; use --batch.0.per-worker-batch 32": (
-            "must divide the global batch ..."
-        ),
-        "zzz": "",  # too short for an answer
-        "zzzz": "Not found. Try some words of the reason.",
-    }
-    assert json.loads(in_browser(site, PASTE % json.dumps(list(rows)))) == list(rows.values())

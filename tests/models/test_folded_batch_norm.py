@@ -244,7 +244,7 @@ def orthogonal_case(mean, constant_channels=0):
 
 
 def covariance_error(term):
-    """The relative error of the variance of a folded term's result, as docs/folded_batch_norm.md states it."""
+    """The relative error of the variance of a folded term's result, as docs/performance.md states it."""
     size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
     variance = (term["tensor"] @ term["kernel"]).var((0, 1, 2)) + 1e-5
     return float(jnp.finfo(jnp.float32).eps) * float((size**2 / variance).max())

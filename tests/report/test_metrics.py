@@ -95,7 +95,7 @@ def test_runs_of_equal_names_are_told_apart_by_their_paths(tmp_path, capsys):
         (["--csv", "-", "--json"], "--csv='-': not possible with --json, which writes to stdout too; give a file"),
         (["--csv", "{old}"], "--csv='{old}': file exists; use another file, or --overwrite"),
         (["--csv", ""], "--csv='': must be a file"),
-        (["--csv", "{run}"], "--csv='{run}': is a directory"),
+        (["--csv", "{run}"], "--csv='{run}': is a directory; give a file in it"),
         (["--csv", "https://host/x.csv"], "--csv='https://host/x.csv': URLs are not supported; use a local path"),
         (["{run}", "--csv", "-"], "WORKDIR: a run is given twice; give every run once"),
     ],
