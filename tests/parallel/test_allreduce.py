@@ -234,7 +234,7 @@ for shard in jax.jit(reduce)(array).addressable_shards:
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_ring_any_number_of_processes_returns_same_bits(processes, over_processes):
     here = np.asarray(reduce_mean(random_tree({"x": (1001,)}, 8), (2, 4), "ring")["x"])
     lines = [line for lines in over_processes(PRINT_RING_BITS, processes) for line in lines if line.startswith("bits")]

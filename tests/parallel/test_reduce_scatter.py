@@ -143,32 +143,8 @@ def session(layout, names, sizes, calls) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_torus_two_processes_returns_exact_sums():
-    counts = session("2x1", ["torus"], [524_288, 2_097_152], 20)
-    assert counts == {"torus": (0, 80)}
-
-
-def few_with_all_collectives() -> list[str]:
-    """Strategies of the table that together use all of its collectives except permutes."""
-    chosen, covered = [], {"collective-permute"}
-    for name in STRATEGIES:
-        used = {one.operation for one in collectives.find_collectives(traced(name), dict(zip(AXES, (2, 4), strict=True)))}
-        if not used <= covered:
-            chosen.append(name)
-            covered |= used
-    return chosen
-
-
-def test_few_strategies_with_all_collectives_include_the_reduce_scatter():
-    assert few_with_all_collectives() == ["psum", "torus"]
-
-
-@pytest.mark.slow
 def test_strategies_four_processes_return_exact_sums():
-    """Large messages only for a few strategies, which together use all collectives except permutes."""
-    strategies, largest = list(STRATEGIES), few_with_all_collectives()
-    small = session("2x2", strategies, [65_536, 2_097_152], 12)
-    large = session("2x2", largest, [104_857_600], 2)
-    assert {name: wrong for name, (wrong, _) in small.items()} == dict.fromkeys(strategies, 0)
-    assert {name: wrong for name, (wrong, _) in large.items()} == dict.fromkeys(largest, 0)
-    assert min(calls for _, calls in small.values()) >= 48
+    """Wrong sums of gloo's reduce-scatter were found from 512 KiB on: benchmarks/collectives.py has more sizes and layouts."""
+    counts = session("2x2", list(STRATEGIES), [65_536, 2_097_152], 12)
+    assert {name: wrong for name, (wrong, _) in counts.items()} == dict.fromkeys(STRATEGIES, 0)
+    assert min(calls for _, calls in counts.values()) >= 48

@@ -107,21 +107,20 @@ feeder.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("several", [4])
-def test_evaluation_and_batches_are_the_same_for_any_number_of_processes(over_processes, several):
-    """One process and several: each loads rows of its own, together they are the batch, and every example counts once."""
+def test_evaluation_and_batches_are_the_same_on_one_process_and_on_two(over_processes):
+    """Each loads rows of its own, together they are the batch, and every example counts once."""
     counted, counts = {}, {}
-    for processes in (1, several):
+    for processes in (1, 2):
         printed = over_processes(EVALUATION_AND_FEED, processes)
         rows = [[line for line in lines if line.startswith("rows")] for lines in printed]
         assert [len(lines) for lines in rows] == [2 * 8 // processes] * processes
         (evaluation,) = {line for lines in printed for line in lines if line.startswith("evaluation")}
         counted[processes] = sorted(line for lines in rows for line in lines)
         counts[processes] = json.loads(evaluation.removeprefix("evaluation"))
-    assert counted[1] == counted[several]
+    assert counted[1] == counted[2]
     losses = [count.pop("eval_loss") for count in counts.values()]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-6)  # sums over devices in another order
-    assert counts[1] == counts[several]
+    assert counts[1] == counts[2]
     assert counts[1]["eval_examples"] == 53
     positions = [position for line in counted[1] for position in json.loads(line[line.index("[") : line.index("]") + 1])]
     assert sorted(positions) == list(range(64))
