@@ -19,7 +19,6 @@ from jaxdp.checkpoint.listing import read_manifests
 from jaxdp.config import Checkpoint, Evaluation
 from jaxdp.inference.load_run import load_run
 from jaxdp.records import read_log
-from jaxdp.training.callback import Callbacks
 
 
 class Events(Callback):
@@ -83,27 +82,6 @@ def test_steps_are_complete_before_an_evaluation(tiny, tmp_path):
     for index in evaluations:
         before = without_saves(events[:index])[-1]
         assert before == ("after_step", events[index][1], events[index][1])
-
-
-class Named(Callback):
-    def __init__(self, name, calls):
-        self.name, self.calls = name, calls
-
-    def on_start(self, run):
-        self.calls.append(f"{self.name} starts")
-
-    def on_end(self, run, result):
-        self.calls.append(f"{self.name} ends")
-
-
-def test_own_callbacks_are_called_first_and_loggers_last_and_the_end_in_reverse_order():
-    calls = []
-    callbacks = Callbacks([Named("own", calls)], [Named("user", calls)], [Named("logger", calls)])
-    callbacks.on_start(None)
-    callbacks.on_end(None, None)
-    assert calls == ["own starts", "user starts", "logger starts", "logger ends", "user ends", "own ends"]
-    callbacks.on_end(None, None)
-    assert len(calls) == 6
 
 
 class Logs(Callback):
@@ -245,15 +223,6 @@ def test_error_of_a_user_s_callback_ends_the_run_saved_and_names_it(rare, tmp_pa
     assert outcome(tmp_path / "run") == outcome(tmp_path / "uninterrupted")
 
 
-def test_errors_that_jaxdp_explains_are_passed_on(rare, tmp_path):
-    class Refuses(Callback):
-        def on_start(self, run):
-            raise ConfigError("my.field", 1, reason="too small")
-
-    with pytest.raises(ConfigError, match="too small"):
-        train(rare, tmp_path, callbacks=[Refuses()])
-
-
 def test_callback_that_detaches_on_error_is_named_once_and_no_longer_called(rare, tmp_path):
     class Optional(FailsAfterStep):
         detach_on_error = True
@@ -381,13 +350,7 @@ class Edits(Callback):
             run.state.params["net"]["bias"] = jax.numpy.zeros_like(run.state.params["net"]["bias"])
 
 
-class Configures(Callback):
-    def after_step(self, run, metrics):
-        if metrics["step"] == 5:
-            run.config.finetune.frozen_stages = 5
-
-
-@pytest.mark.parametrize("callback", [Replaces, Edits, Configures])
+@pytest.mark.parametrize("callback", [Replaces, Edits])
 def test_freezing_by_a_callback_is_refused_with_what_to_use_and_changes_nothing(rare, tmp_path, callback):
     train(rare, tmp_path / "uninterrupted")
     with pytest.raises(TrainingError, match=r"callbacks change nothing of the training: to freeze layers until an epoch, "):
