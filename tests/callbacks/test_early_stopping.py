@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 import jaxdp
 from jaxdp import ConfigError, TrainingError, train
-from jaxdp.callbacks.early_stopping import too_few_evaluations, update
+from jaxdp.callbacks.early_stopping import update
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.checkpoint.manifest import read_manifest
 from jaxdp.checkpoint.progress import Progress
-from jaxdp.choices import STOP_METRICS
 from jaxdp.config import Checkpoint, Evaluation, Model, Phase, Stop
 from jaxdp.inference.load_run import choose_checkpoint
-from jaxdp.records import RECORD_FIELDS
 from jaxdp.training import loop
 
 SIGNS = {"eval_accuracy": 1, "eval_top5": 1, "eval_loss": -1}
@@ -81,11 +79,6 @@ def test_a_loss_is_compared_as_the_decimal_number_that_is_logged():
     for before in range(2, 40):
         assert not improves("eval_loss", before / 10, (before - 1) / 10, 0.1)
         assert improves("eval_loss", before / 10, (before - 1) / 10 - 1e-6, 0.1)
-
-
-def test_every_metric_is_a_field_of_evaluations_and_has_its_direction():
-    assert {name: entry.sign for name, entry in STOP_METRICS.entries.items()} == SIGNS
-    assert set(SIGNS) <= set(RECORD_FIELDS)
 
 
 @pytest.fixture
@@ -267,12 +260,6 @@ def test_best_checkpoint_that_was_lost_leaves_the_last_one_as_the_result(noisy, 
             {"metric": "eval_top5", "patience": 1},
             r"stop\.metric='eval_top5': with 5 classes, every image is among the five",
         ),
-        ({"metric": "loss", "patience": 1}, r"stop\.metric='loss': .*'eval_accuracy', 'eval_top5' or 'eval_loss'"),
-        (
-            {"patience": 0},
-            r"stop\.patience=0: .*greater than or equal to 1",
-        ),
-        ({"patience": 1, "min_delta": -1.0}, r"stop\.min_delta=-1\.0: .*greater than or equal to 0"),
     ],
 )
 def test_invalid_stop_raises_one_line(tiny, stop, message):
@@ -280,27 +267,6 @@ def test_invalid_stop_raises_one_line(tiny, stop, message):
     with pytest.raises(ConfigError, match=message) as error:
         jaxdp.plan(config)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("every", "evaluations"), [(None, 0), (99.0, 0), (1.0, 2)])
-def test_run_with_too_few_evaluations_to_stop_is_warned_about(tiny, every, evaluations):
-    plan = jaxdp.plan(dataclasses.replace(tiny, stop=Stop(patience=2), evaluation=Evaluation(every_epochs=every)))
-    warning = f"because it has {evaluations} evaluations before its end, and stopping takes at least 3"
-    assert warning in too_few_evaluations(plan)
-    assert too_few_evaluations(dataclasses.replace(plan, config=with_stop(tiny, patience=None))) is None
-
-
-def test_plan_states_early_stopping(tiny):
-    table = jaxdp.plan(dataclasses.replace(tiny, stop=Stop("eval_loss", 2, 0.01)))
-    from jaxdp.loggers.plan_table import start_table
-    from jaxdp.sizes import model_summary
-
-    cells = [list(column.cells) for column in start_table(table, "4 x cpu", model_summary(table.config)).columns]
-    row = dict(zip(*cells, strict=True))["early stopping"]
-    assert row == (
-        "when eval_loss has not improved by more than 0.01 for 2 evaluations in a row (2 before the end); the result is the "
-        "best checkpoint"
-    )
 
 
 def test_run_saves_the_best_evaluations_and_its_summary_states_the_best(noisy, tmp_path, monkeypatch):
