@@ -456,17 +456,6 @@ def test_sigterm_while_one_process_opens_its_data_stops_all(tmp_path):
     wait_for_exit(process, 75)
 
 
-def test_processes_with_different_flags_end_and_show_the_difference(tmp_path):
-    flags = ["--resume", "never"]
-    body = f"""
-        from jaxdp.cli.main import main
-        more = {flags!r} if rank else []
-        main(["train", "--workdir", {str(tmp_path / "run")!r}, *{TINY!r}, "--mesh.cpu-devices", "2", *more])
-    """
-    _, err = wait_for_exit(launch(2, None, command=script_of(tmp_path, body)), 2)
-    assert re.search(rf"differs from rank 0 on .*{flags[0]}: \w+ on rank 0, \w+ on rank 1", err)
-
-
 def test_an_error_between_two_runs_of_a_program_ends_all_processes(tmp_path):
     body = f"""
         for name in ("first", "second"):
