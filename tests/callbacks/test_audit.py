@@ -1,7 +1,6 @@
 """Audits of reductions: rounding passes, corrupted buckets are detected and named, and the run stops."""
 
 import dataclasses
-import errno
 import re
 import threading
 from pathlib import Path
@@ -19,9 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxdp import TrainingError, train
 from jaxdp.callbacks import audit
 from jaxdp.callbacks.audit import AuditProgram, BucketFacts, describe, local_findings
-from jaxdp.checkpoint import manager
 from jaxdp.checkpoint.listing import latest_valid
-from jaxdp.checkpoint.manager import CheckpointManager
 from jaxdp.config import Checkpoint, Finetune, LossScale
 from jaxdp.parallel import allreduce
 from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
@@ -215,21 +212,6 @@ def test_describe_names_the_worst_bucket_its_tensor_devices_and_the_missing_rank
         "1 of the mesh (rank 1 on two) is missing; 1 other bucket also differs"
     )
     assert describe([{"share": 0.1, "buckets": {}}] * 2, program, ["one", "two"]) is None
-
-
-def test_quarantine_unaudited_reports_a_checkpoint_that_cannot_be_renamed(tmp_path, monkeypatch):
-    for samples in (64, 128):
-        (tmp_path / str(samples)).mkdir()
-    quarantine = manager.quarantine
-
-    def fails(path, suffix):
-        if path.name == "128":
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return quarantine(path, suffix)
-
-    monkeypatch.setattr(manager, "quarantine", fails)
-    found = CheckpointManager(tmp_path, Checkpoint(), print).quarantine_unaudited()
-    assert found == (None, [tmp_path / "64.suspect"], [f"{tmp_path / '128'} (Permission denied)"])
 
 
 def with_audits(config, every, **changes):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 
 import pytest
 from helpers.runs import Recorder, outcome, read_records, train_shown, train_until, without_timing
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxdp
-from jaxdp import ConfigError, TrainingError, train
+from jaxdp import ConfigError, train
 from jaxdp.callbacks.early_stopping import update
 from jaxdp.checkpoint.listing import checkpoint_paths
 from jaxdp.checkpoint.manager import CheckpointManager
@@ -177,33 +176,6 @@ def test_stopped_run_is_not_continued_by_the_same_command_but_with_more_patience
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-@SLOW
-def test_more_epochs_continue_a_stopped_run_and_count_its_evaluations_anew(noisy, tmp_path):
-    config = with_stop(noisy, **LOSS)
-    first = train(config, tmp_path)
-    result = train(dataclasses.replace(config, epochs=20.0), tmp_path, accept_changes=True)
-    evaluated = evaluations(tmp_path)
-    after = [record for record in evaluated if record["samples"] > first.samples]
-    assert len(after) >= LOSS["patience"]
-    assert result.best_samples == min(evaluated, key=lambda record: record["eval_loss"])["samples"]
-
-
-@SLOW
-def test_another_metric_searches_the_best_checkpoint_anew(noisy, tmp_path):
-    train(with_stop(noisy, **LOSS), tmp_path)
-    result = train(with_stop(noisy, metric="eval_accuracy", patience=6), tmp_path, accept_changes=True)
-    assert (result.samples, result.best_samples, result.stopped_early) == (400, 400, False)
-
-
-@SLOW
-def test_resume_from_another_run_starts_early_stopping_anew(noisy, tmp_path):
-    """The best checkpoint so far is in the directory of the other run."""
-    config = with_stop(noisy, **LOSS)
-    train(config, tmp_path / "first")
-    result = train(config, tmp_path / "second", resume=str(tmp_path / "first/checkpoints/384"))
-    assert (result.samples, result.best_samples) == (400, 400)
-
-
 @pytest.fixture
 def nan_from(monkeypatch):
     """nan_from(n): from the evaluation number n of this process on, from 0, the loss is NaN."""
@@ -228,28 +200,6 @@ def test_metric_that_is_not_finite_does_not_improve(noisy, tmp_path, nan_from):
     assert math.isfinite(result.loss)
     assert json.loads((tmp_path / "result.json").read_text())["loss"] == result.loss
     assert choose_checkpoint(tmp_path).samples == 24
-
-
-def test_run_without_a_finite_metric_ends_with_an_error(noisy, tmp_path, nan_from):
-    nan_from(0)
-    with pytest.raises(TrainingError, match="the held-out loss is nan after the last step"):
-        train(with_stop(noisy, metric="eval_loss", patience=3), tmp_path)
-
-
-def test_best_checkpoint_that_was_lost_leaves_the_last_one_as_the_result(noisy, tmp_path, capsys, monkeypatch):
-    wait = loop._wait_for_save
-
-    def wait_and_lose(run):
-        wait(run)
-        shutil.rmtree(tmp_path / "checkpoints/40")
-
-    monkeypatch.setattr(loop, "_wait_for_save", wait_and_lose)
-    screen = Recorder()
-    result = train_shown(with_stop(noisy, metric="eval_accuracy", patience=2), tmp_path, screen=screen)
-    assert (result.best_samples, result.loss) == (80, evaluations(tmp_path)[-1]["eval_loss"])
-    assert any("checkpoints/40, does not exist; the result is the last one" in line for line in screen.lines)
-    assert choose_checkpoint(tmp_path).samples == 80
-    assert "using the newest checkpoint instead of the best one: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

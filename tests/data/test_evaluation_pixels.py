@@ -143,21 +143,6 @@ def test_image_that_the_resize_would_make_huge_is_unusable():
         )
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"eval_size": 64}, r"data.eval_size=64: not used with data.source='digits'; use --data.source folder"),
-        (
-            {"source": "imagenet2012", "eval_crop": 0.9, "eval_resize": 256},
-            r"data.eval_crop=0.9: not possible with data.eval_resize \(256\), which states the same; omit one of them",
-        ),
-    ],
-)
-def test_fields_that_a_source_cannot_use_or_that_contradict_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        validate(Config(data=Data(**fields)))
-
-
 @pytest.fixture
 def fixres(pictures, tiny_resnet) -> Config:
     """A run that trains at 16x16 and evaluates at 24x24."""

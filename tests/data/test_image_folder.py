@@ -147,23 +147,6 @@ def test_class_names_in_another_unicode_form_are_equal(pictures, tmp_path, names
         sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
 
 
-@pytest.mark.parametrize("place", ["disk", "url"])
-@pytest.mark.parametrize(
-    ("renamed", "hint"),
-    [
-        ({"val": "TEST set"}, "use --data.eval-split 'TEST set'"),
-        ({"train": "training_set"}, "use --data.train-split training_set"),
-    ],
-)
-def test_splits_of_other_names_are_suggested(pictures, tmp_path, renamed, hint, place):
-    for old, new in renamed.items():
-        (pictures / old).rename(pictures / new)
-    config = folder_config(pictures)
-    with pytest.raises(ConfigError) as error:
-        sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
-    assert error.value.hint == hint
-
-
 def test_names_with_control_characters_are_escaped(tmp_path):
     place = tmp_path / "train/a"
     place.mkdir(parents=True)

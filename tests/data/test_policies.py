@@ -13,8 +13,6 @@ from jaxdp.config import Augment, Config, Data
 from jaxdp.data import policies
 from jaxdp.data.augment import augment, keys_for
 from jaxdp.data.pixel_operations import Kind
-from jaxdp.errors import ConfigError
-from jaxdp.validation import from_json, to_json
 
 MEAN, SIZE = (123.675, 116.28, 103.53), 16
 
@@ -194,19 +192,3 @@ def test_erasing_replaces_by_the_mean_with_the_probability():
     erased = (changed == 0).all(-1)
     assert np.isin(changed, [0, 1]).all()
     assert erased.any((1, 2)).mean() == pytest.approx(0.25, abs=0.07)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (config_of("rand_augment", magnitude=9.5), "augment.magnitude=9.5: must be a whole number with rand_augment; use 10"),
-        (config_of(color_jitter=(0, 0, 0, 0.6)), r"augment.color_jitter=\(.*\): the hue \(0.6\) must be at most 0.5"),
-        (
-            config_of(data={"source": "synthetic", "augmentation": "random_resized_crop"}, crop_interpolation="bicubic"),
-            "augment.crop_interpolation='bicubic': images of synthetic are cropped on the device, not while decoding; omit it",
-        ),
-    ],
-)
-def test_fields_that_do_not_apply_are_refused(config, message):
-    with pytest.raises(ConfigError, match=message):
-        from_json(to_json(config))

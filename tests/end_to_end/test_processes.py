@@ -121,49 +121,6 @@ def test_sharded_update_whose_rows_span_processes_equals_a_single_process_and_re
     assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
 
 
-def test_early_stopping_on_two_processes_ends_both_and_resumes_after_a_kill_of_one_bitwise(tmp_path):
-    """The loss falls by less than 1 in an evaluation: the fourth one, in the second phase, is the third without improvement."""
-    flags = ["--stop.metric", "eval_loss", "--stop.patience", "3", "--stop.min-delta", "1", "--evaluation.every-epochs", "0.75"]
-    wait_for_exit(launch(2, tmp_path / "whole", *flags))
-    result = json.loads((tmp_path / "whole/result.json").read_text())
-    evaluations = [line for line in outcome(tmp_path / "whole")[0] if "eval_loss" in line]
-    assert (result["samples"], result["stopped_early"]) == (192, True)
-    assert [line["samples"] for line in evaluations] == [48, 96, 144, 192]
-    best = min(evaluations, key=lambda line: line["eval_loss"])
-    assert (result["best_samples"], result["loss"]) == (best["samples"], best["eval_loss"])
-    assert (tmp_path / f"whole/checkpoints/{best['samples']}/manifest.json").exists()
-
-    process = launch(2, tmp_path / "cut", *flags)
-    pids = pids_of(process, 2)
-    wait_for_lines(tmp_path / "cut", 11, process)
-    os.kill(pids[1], signal.SIGKILL)
-    process.communicate(timeout=TIMEOUT)
-    assert process.returncode != 0
-    wait_for_exit(launch(2, tmp_path / "cut", *flags))
-    assert outcome(tmp_path / "cut") == outcome(tmp_path / "whole")
-
-
-def test_schedule_from_now_on_two_processes_keeps_the_log_and_survives_a_kill(tmp_path):
-    """Four epochs, then two of a new schedule: polynomial of power 2 after a warm-up of half an epoch."""
-    run = tmp_path / "run"
-    flags = ["--epochs", "6", "--schedule.warmup-epochs", "0.5", "--accept-changes", "--schedule-from-now"]
-    wait_for_exit(launch(2, run))
-    before, events = ((run / name).read_text() for name in ("metrics.jsonl", "events.jsonl"))
-    assert "eval_loss" in before.splitlines()[-1]
-    process = launch(2, run, *flags)
-    pids = pids_of(process, 2)
-    wait_for_lines(run, before.count("\n") + 1, process)
-    os.kill(pids[1], signal.SIGKILL)
-    process.communicate(timeout=TIMEOUT)
-    assert process.returncode != 0
-    wait_for_exit(launch(2, run, *flags))
-    rates = [line["learning_rate"] for line in read_log(run / "metrics.jsonl") if "loss" in line and line["samples"] > 4 * 64]
-    epochs = [samples / 64 for samples in range(0, 2 * 64, 16)]  # of the new schedule
-    assert rates == pytest.approx([0.002 * (epoch / 0.5 if epoch < 0.5 else ((2 - epoch) / 1.5) ** 2) for epoch in epochs])
-    assert (run / "metrics.jsonl").read_text().startswith(before)
-    assert (run / "events.jsonl").read_text().startswith(events)
-
-
 def test_audits_on_two_processes_pass_and_leave_the_run_unchanged(pair, tmp_path):
     wait_for_exit(launch(2, tmp_path / "run", "--guard.audit-every-steps", "6"))
     log, _, arrays, _ = outcome(tmp_path / "run")

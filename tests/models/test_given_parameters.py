@@ -96,15 +96,6 @@ def same(found, expected):
     return {name for name, tensor in expected.items() if name in found and np.array_equal(found[name], tensor)}
 
 
-@pytest.mark.parametrize("kind", NETS)
-def test_run_starts_from_the_tensors_of_a_file(tiny, tmp_path, start, kind):
-    tensors = flax_tensors(kind)
-    save_file(tensors, tmp_path / "w.safetensors")
-    found, line = start(with_net(tiny, kind, weights=str(tmp_path / "w.safetensors")))
-    assert same(found, tensors) == found.keys()
-    assert line == f"starting from {tmp_path / 'w.safetensors'} ({len(tensors)} of the model's {len(tensors)} tensors)"
-
-
 @pytest.mark.parametrize("kind", ["linen_stages", "nnx"])
 def test_tensors_that_the_model_or_the_file_lacks_are_listed_and_a_classifier_for_other_classes_is_new(
     tiny, tmp_path, start, kind

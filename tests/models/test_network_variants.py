@@ -1,10 +1,8 @@
 """Squeeze-and-excitation, BlurPool, drop-path and ResNet-D in whole networks."""
 
-import dataclasses
 import json
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +14,10 @@ from safetensors.numpy import load_file, save_file
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
 from jaxdp.config import Model
-from jaxdp.inference.export import _architecture_warnings, _blur_warnings
 from jaxdp.models import resnet, weights
 from jaxdp.models.resnet import TWO_BLOCKS
 from jaxdp.models.summary import summary
 from jaxdp.models.torch_weights import COUNTER, to_torch
-from jaxdp.registration import register_model
 
 FORMS = ["activations", "convolutions", "convolutions_and_pool"]
 
@@ -203,44 +199,3 @@ def test_file_without_a_form_says_which_one_was_taken_and_predict_and_evaluate_t
         with pytest.raises(SystemExit):
             main.main([*command, "--model.blur-pool", "activations"])
         assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "change", [{"shortcut": "pooled"}, {"drop_path": 0.1}, {"squeeze_excitation": True}, {"blur_pool": "activations"}]
-)
-def test_registered_network_receives_the_options_or_refuses_them(change):
-    config = Model(name="mine", classes=3, **change)
-    received = []
-    register_model("mine", lambda model: received.append(model) or nn.Dense(model.classes))
-    models.create(config)
-    assert received == [config]
-    for registered, words in ((nn.Dense(3), "a module"), (Classes, "a class that takes the number of classes")):
-        register_model("mine", registered)
-        with pytest.raises(
-            ConfigError, match=f"^model.{next(iter(change))}=.*: not used: 'mine' is registered as {words}, which"
-        ):
-            models.create(config)
-
-
-class Classes(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
-
-
-def test_export_says_which_network_of_a_library_is_the_same(tiny_resnet):
-    def warnings(format, **change):
-        config = dataclasses.replace(tiny_resnet, model=Model(depth=50, classes=6, **change))
-        return [*_architecture_warnings(config, format), *_blur_warnings(config, format)]
-
-    assert warnings("timm", squeeze_excitation=True) == []
-    assert "seresnet50 of torchvision cannot load the file unchanged" in warnings("torchvision", squeeze_excitation=True)[0]
-    assert warnings("timm", stem="deep", shortcut="pooled") == warnings("timm", stem="deep") == []
-    assert "resnet50d of torchvision cannot load" in warnings("torchvision", stem="deep", shortcut="pooled")[0]
-    assert "which timm's avg_down=True does" in warnings("timm", shortcut="pooled")[0]
-    assert "load the file with BlurPool (resnetblur50)" in warnings("timm", blur_pool="activations")[0]
-    for format in ("timm", "torchvision"):
-        (warning,) = warnings(format, blur_pool="convolutions")
-        assert f"{format} has no network with this BlurPool (model.blur_pool 'convolutions')" in warning

@@ -16,8 +16,7 @@ from safetensors.numpy import save_file
 import jaxdp
 from jaxdp import ConfigError, models
 from jaxdp.cli import main
-from jaxdp.config import Config, Data, Preprocessing
-from jaxdp.evaluation_size import evaluation_share
+from jaxdp.config import Data, Preprocessing
 from jaxdp.inference.evaluate import evaluate_weights
 from jaxdp.inference.export import export
 from jaxdp.inference.load_run import weights_config
@@ -102,16 +101,6 @@ def test_preprocessing_of_timm_is_that_of_its_test(tensors, tmp_path, form):
     assert preprocessing.describe(stated) == words
 
 
-@pytest.mark.parametrize(("fields", "share"), [({"eval_crop": 0.875}, 0.875), ({"eval_resize": 40}, 0.8)])
-def test_preprocessing_by_area_keeps_its_crop(fields, share):
-    config = Config(data=Data(source="given", image_size=32, eval_interpolation="area", **fields))
-    stated = preprocessing.checked(preprocessing.as_dict(preprocessing.of_run(config, 127.5, 51.0)))
-    assert (stated.eval_crop, stated.eval_resize) == (share, None)
-    again = dataclasses.replace(config, data=preprocessing.with_preprocessing(Data(source="given"), stated))
-    assert evaluation_share(again) == share
-    assert preprocessing.describe(stated).startswith(f"evaluated at 32x32 from the central {share} of the short side, area, ")
-
-
 def test_config_json_of_something_else_states_nothing(tensors, tiny, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     for document in (dataclasses.asdict(tiny), {"architectures": ["ResNetForImageClassification"], "mean": "none"}, {}, []):
@@ -135,18 +124,6 @@ def test_preprocessing_that_cannot_be_followed_is_refused_in_one_line(tensors, t
     with pytest.raises(ConfigError, match=expected) as raised:
         preprocessing.of_file(tmp_path / "w.safetensors")
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("stated", [[], None, "resnet50", 7])
-@pytest.mark.parametrize("place", ["metadata", "config.json"])
-def test_statement_that_is_no_object_is_refused_in_one_line(tensors, tmp_path, stated, place):
-    save_file(tensors, tmp_path / "w.safetensors", {"pretrained_cfg": json.dumps(stated)} if place == "metadata" else {})
-    if place == "config.json":
-        (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": stated}))
-    with pytest.raises(ConfigError) as raised:
-        preprocessing.of_file(tmp_path / "w.safetensors")
-    text = json.dumps(stated)
-    assert f" cannot be used: pretrained_cfg is {text}, not an object; correct or remove that statement" in str(raised.value)
 
 
 def test_import_keeps_the_preprocessing_and_flags_replace_it(file, tmp_path, capsys):
@@ -192,23 +169,6 @@ def test_evaluation_of_weights_counts_as_their_published_preprocessing(file, ten
     assert result["eval_accuracy"] == (logits.argmax(-1) == np.arange(6)).mean()
     main.main(["evaluate", *flags, "--data.eval-crop", "1.0"])
     assert "evaluated at 40x40 from a short side of 40, bicubic" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("stated", "flags", "side"),
-    [
-        (SMALL, ["--data.eval-resize", "44"], 44),
-        (None, ["--data.eval-crop", "0.5"], 448),
-    ],
-)
-def test_flag_of_an_evaluation_replaces_either_form_of_the_files_resize(
-    stated, flags, side, tensors, pictures, tmp_path, capsys
-):
-    metadata = {} if stated is None else {"pretrained_cfg": json.dumps(stated)}
-    save_file(tensors, tmp_path / "w.safetensors", metadata)
-    images = ["--data.source", "folder", "--data.directory", str(pictures)]
-    main.main(["evaluate", "--weights", str(tmp_path / "w.safetensors"), *images, *flags])
-    assert f" from a short side of {side}, " in capsys.readouterr().out
 
 
 def test_flag_of_an_evaluation_replaces_the_resize_of_the_run(tiny_resnet, pictures, tmp_path, capsys):

@@ -10,7 +10,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from helpers.runs import read_records, tensorboard_scalars, train_shown
+from helpers.runs import read_records, train_shown
 
 from jaxdp import Stopped, TrainingError, TrainResult, train
 from jaxdp.config import Checkpoint, Config, Phase
@@ -279,15 +279,6 @@ def test_phases_on_different_numbers_of_devices_equal_one_device(tiny, tmp_path)
     assert alone.strategy == "none"
     losses, expected = ([r["loss"] for r in read_records(tmp_path / n) if "loss" in r] for n in ("many", "one"))
     np.testing.assert_allclose(losses[:6], expected[:6], rtol=1e-3)
-
-
-def test_tensorboard_events_equal_the_log(tiny, tmp_path):
-    config = dataclasses.replace(tiny, logging=dataclasses.replace(tiny.logging, tensorboard=True))
-    train(config, tmp_path)
-    scalars = tensorboard_scalars(tmp_path / "tensorboard")
-    logged = {r["samples"]: r["loss"] for r in read_records(tmp_path) if "loss" in r}
-    assert scalars["training/loss"] == pytest.approx(logged)
-    assert len(scalars["evaluation/accuracy"]) == 3
 
 
 def test_train_with_invalid_arguments_raises(tmp_path):

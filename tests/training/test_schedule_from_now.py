@@ -102,24 +102,6 @@ def test_another_rate_and_batch_begin_with_the_new_schedule(short, tmp_path):
     assert [rate for samples, rate in rates(tmp_path).items() if samples > 50] == pytest.approx([0.5, 1 - 0.1 / 0.6])
 
 
-@pytest.mark.parametrize(
-    ("epochs", "schedule", "message"),
-    [
-        (
-            1.0,
-            {},
-            r"schedule.from_epoch=1.0: the schedule must begin before the end of the run \(epochs=1\); use more --epochs",
-        ),
-    ],
-)
-def test_schedule_that_does_not_fit_into_the_added_epochs_is_refused(short, tmp_path, epochs, schedule, message):
-    train_shown(short, tmp_path, screen=Quiet())
-    config = dataclasses.replace(short, epochs=epochs, schedule=dataclasses.replace(short.schedule, **schedule))
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        continued(config, tmp_path)
-    assert (tmp_path / "result.json").exists()
-
-
 def test_new_schedule_needs_a_checkpoint_and_accepted_changes(short, tmp_path):
     with pytest.raises(ConfigError, match=r"^--schedule-from-now=True: there is no checkpoint to continue from; omit it$"):
         continued(short, tmp_path)
