@@ -100,22 +100,8 @@ def test_train_with_an_unregistered_name_raises(tiny, tmp_path, name):
     ("call", "message"),
     [
         (lambda: jaxdp.register_strategy("torus", both_ways), "name='torus': reserved"),
-        (lambda: jaxdp.register_strategy("mine"), "register_strategy='mine': needs at least one stage"),
-        (lambda: jaxdp.register_strategy("mine", "psum"), "mine='psum': must be a function"),
-        (lambda: jaxdp.register_strategy("My ring", both_ways), "name='My ring': must consist of lower-case letters"),
         (lambda: jaxdp.register_model("resnet", Linear), "name='resnet': reserved"),
-        (lambda: jaxdp.register_model("linear", None), "register_model='linear': None is no Flax module and cannot be called"),
         (lambda: jaxdp.register_optimizer("lamb", optax.sgd), "name='lamb': reserved"),
-        (lambda: jaxdp.register_optimizer("mine", optax.sgd(0.1)), "GradientTransformationExtraArgs cannot be called; for"),
-        (lambda: jaxdp.register_augmentation("rand_augment", np.flip), "name='rand_augment': reserved"),
-        (
-            lambda: jaxdp.register_augmentation("mine", 0.5),
-            "an instance of float cannot be called; for example jaxdp.register_aug",
-        ),
-        (
-            lambda: jaxdp.register_model("mine", object()),
-            "an instance of object is no Flax module and cannot be called; register a",
-        ),
     ],
 )
 def test_register_with_an_invalid_name_or_function_raises(call, message):
@@ -137,13 +123,6 @@ def test_registered_strategy_gives_the_gradient_of_psum_and_of_one_device(tiny):
         assert jax.tree.structure(tree) == structure
         for leaf, other in zip(jax.tree.leaves(tree), expected, strict=True):
             np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6 * max(1.0, np.abs(other).max()))
-
-
-def test_registered_strategy_with_wrong_sums_differs_from_psum(tiny):
-    jaxdp.register_strategy("rows_only", all_reduce_rows)
-    right, wrong = (jaxdp.first_gradient(with_strategy(tiny, name)) for name in ("psum", "rows_only"))
-    leaves = zip(jax.tree.leaves(right), jax.tree.leaves(wrong), strict=True)
-    assert any(np.abs(a - b).max() > 0.1 * np.abs(a).max() for a, b in leaves)
 
 
 def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp_path):
@@ -174,10 +153,6 @@ def test_registered_optimizer_trains_and_resumes_like_the_built_in_one(tiny, tmp
     ("build", "message"),
     [
         (lambda config, rate: optax.sgd(rate), "the registered function failed: TypeError: "),
-        (
-            lambda config, rate, momentum: config.nonsense,
-            "failed: AttributeError: 'Optimizer' object has no attribute",
-        ),
         (lambda config, rate, momentum: None, "the registered function returned None"),
     ],
 )
@@ -204,17 +179,8 @@ def transformation(update, init=lambda params: params):
             transformation(lambda g, state, params: (jax.tree.map(lambda x: x[:1], g), state)),
             r"its updates differ from the parameters: .* has shape \(1,.* and dtype float32, not ",
         ),
-        (
-            transformation(lambda g, state, params: (jax.tree.map(lambda x: x.astype("float16"), g), state)),
-            "dtype float16, not .* and float32; return an update of each parameter",
-        ),
         (transformation(lambda g, state, params: (dict(list(g.items())[1:]), state)), "from the parameters: another structure"),
-        (transformation(lambda g, state, params: (g, ())), "its new state differs from that of init: another structure"),
         (lambda config, rate, momentum: optax.sgd(0.1 if rate > 0 else 0.2), "failed: TracerBoolConversionError: "),
-        (
-            transformation(lambda g, state, params: (g, state), init=lambda params: 1 / 0),
-            "its update failed: ZeroDivisionError",
-        ),
     ],
 )
 def test_registered_optimizer_whose_update_does_not_fit_is_refused_before_the_run(build, message, tiny, tmp_path):

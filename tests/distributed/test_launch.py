@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxdp.distributed import launch as launch_module
-from jaxdp.distributed.launch import MAX_PROCESSES, _blamed_rank, _describe_exit, launch, reserved_port
+from jaxdp.distributed.launch import MAX_PROCESSES, _blamed_rank, launch, reserved_port
 from jaxdp.errors import ConfigError
 
 
@@ -181,24 +181,9 @@ def process(*last_lines, rank=0, code=1, killed=False):
     [
         ([], 0),
         (["jaxdp: rank 3 on node7 failed while loading: stuck: no progress for 60 s", "  a stack"], 3),
-        (["jaxdp: rank 2 on node7 was stopped during start-up: SIGTERM"], 2),
         (["jaxdp: no progress for 31 s: rank 3 on node7 while loading", "jaxdp: rank 2 on n failed during a step: x"], 2),
         (["jaxdp: rank 99 on node7 failed: x"], 0),  # there is none
-        (["jaxdp: rank 3 on node7: ConfigError"], 0),
     ],
 )
 def test_blamed_rank_is_the_last_one_reported_as_failed(lines, rank):
     assert _blamed_rank(process(*lines), 4) == rank
-
-
-@pytest.mark.parametrize(
-    ("code", "killed", "text"),
-    [
-        (0, False, "exited first, with exit code 0, before the end of the run"),
-        (-9, True, "failed first, and was killed by this launcher"),
-        (-9, False, "failed first, by SIGKILL"),
-        (2, False, "failed first, with exit code 2"),
-    ],
-)
-def test_describe_exit_names_the_code_or_the_signal(code, killed, text):
-    assert _describe_exit(process(code=code, killed=killed)) == text

@@ -182,23 +182,6 @@ def test_two_processes_of_the_same_rank_are_refused(start):
     assert re.search(text, refused.stderr.read())
 
 
-def test_a_process_that_comes_late_and_has_the_rank_of_another_ends_without_disturbing_the_run(start):
-    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
-    time.sleep(5)
-    ((code, line),) = start({1: WAIT}, processes=2).wait()
-    assert (code, "rank=1" in line) == (2, True), line
-    assert [code for code, _ in run.wait()] == [0, 0]
-
-
-def test_a_second_run_in_the_same_directory_is_refused_and_disturbs_nothing(start, free_port):
-    run = start({0: WAIT_12_SECONDS, 1: WAIT_12_SECONDS})
-    time.sleep(5)
-    other = start({0: WAIT, 1: WAIT}, environment={"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}"})
-    for code, line in other.wait():
-        assert (code, f"a run that 127.0.0.1:{free_port} coordinates uses this directory" in line) == (2, True), line
-    assert [code for code, _ in run.wait()] == [0, 0]
-
-
 def test_two_runs_that_start_together_in_the_same_directory_are_not_mixed(start, free_port):
     """Both ranks 0 may find no file of another, and write theirs."""
     environment = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port + 1}", "START": "20"}

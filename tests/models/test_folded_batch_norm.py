@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec
 
 from jaxdp import models
 from jaxdp.config import Model
-from jaxdp.models import resnet
 from jaxdp.models.batch_norm import BatchNormTerm, Fusion, Normalization, moments
 from jaxdp.models.bn_relu import centered_bn_relu, fused_bn_relu
 from jaxdp.models.folded_batch_norm import FoldedTerm, InputMoments, Projection
@@ -133,18 +132,6 @@ def test_synchronized_over_devices_equals_whole_batch(case):
     assert max(errors(gradient, wanted)) <= 1e-5
 
 
-@pytest.mark.parametrize(("mean", "std"), [(30.0, 1.0), (100.0, 1.0), (0.5, 1e-3)])
-def test_small_variance_beside_a_large_mean_costs_little_more_precision_than_separate(mean, std):
-    """Both forms subtract the squared mean from the mean square in float32."""
-    terms, shortcut, cotangent = random_case("F", True, mean, std)
-    expected, wanted = in_float64(terms, shortcut, cotangent)
-    found = {}
-    for form in (folded, separate):
-        outcome = value_and_gradient(partial(jaxdp_bn_relu, form=form), *narrow((terms, shortcut, cotangent)))
-        found[form] = max(errors(outcome, (expected, wanted)))
-    assert found[folded] <= 4 * found[separate]
-
-
 def rounded_to(dtype, leaf):
     return np.asarray(jnp.asarray(leaf, dtype), np.float64)
 
@@ -202,14 +189,6 @@ def test_behind_a_relu_no_mean_costs_precision_in_16_bits(mean, std, dtype, conv
     assert max(pair_errors(mean, std, dtype, convolution).values()) <= float(jnp.finfo(dtype).eps)
 
 
-@pytest.mark.parametrize(
-    ("mean", "std", "limit"), [(5.0, 1e-3, 1e-3), (5.0, 1e-2, 1e-4), (30.0, 1.0, 3e-6), (100.0, 1.0, 1e-5)]
-)
-def test_behind_a_relu_a_mean_costs_only_the_rounding_of_the_first_normalization_in_float32(mean, std, limit):
-    """float32 has an error of 6e-8 times mean / std before the convolution."""
-    assert max(pair_errors(mean, std, jnp.float32, "direct").values()) <= limit
-
-
 # Without float16 where the rounding of the covariance in float32 is larger.
 BIASED = [(jnp.bfloat16, std) for std in (0.0, 1e-3, 1e-2, 0.1, 1.0)] + [(jnp.float16, std) for std in (0.0, 0.1, 1.0)]
 
@@ -228,85 +207,6 @@ def test_bias_is_float32_where_convolutions_are_products(dtype, std):
     assert errors([found], [expected])[0] <= float(jnp.finfo(dtype).eps)
 
 
-round_to_bfloat16 = partial(rounded_to, jnp.bfloat16)
-
-
-def orthogonal_case(mean, constant_channels=0):
-    """A folded term whose kernel is orthogonal to the mean of its input, and a cotangent that correlates with its result."""
-    rng = np.random.default_rng(0)
-    (term,), _, cotangent = random_case("F", False, mean, 1.0, LARGE)
-    term["tensor"][..., :constant_channels] = mean
-    term["kernel"] -= term["kernel"].mean(0)
-    x = term["tensor"] @ term["kernel"]
-    deviation = (x - x.mean((0, 1, 2))) / x.std((0, 1, 2))
-    term["bias"] = np.where(rng.random(len(term["bias"])) < 0.5, 20.0, -20.0)  # no result is near the kink of the ReLU
-    return [term], None, cotangent + deviation
-
-
-def covariance_error(term):
-    """The relative error of the variance of a folded term's result, as docs/folded_batch_norm.md states it."""
-    size = np.abs(term["tensor"].mean((0, 1, 2))) @ np.abs(term["kernel"])
-    variance = (term["tensor"] @ term["kernel"]).var((0, 1, 2)) + 1e-5
-    return float(jnp.finfo(jnp.float32).eps) * float((size**2 / variance).max())
-
-
-@pytest.mark.parametrize(("mean", "constant_channels"), [(3.0, 0), (30.0, 0), (100.0, 0), (3.7, 16)])
-def test_error_of_float32_is_that_of_the_covariance(mean, constant_channels):
-    """The variance loses what |mean(h)| |W| exceeds the standard deviation of the result by, squared; docs state this."""
-    terms, shortcut, cotangent = orthogonal_case(mean, constant_channels)
-    (term,) = terms
-    expected, wanted = in_float64(terms, shortcut, cotangent)
-    found, gradient = value_and_gradient(jaxdp_bn_relu, *narrow((terms, shortcut, cotangent)))
-    limit = covariance_error(term)
-    assert errors([found], [expected])[0] <= limit
-    error = dict(zip(("bias", "kernel", "scale", "tensor"), errors(gradient, wanted), strict=True))
-    assert error.pop("kernel") <= 16 * limit  # a difference of two large products with the mean
-    assert max(error.values()) <= limit
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize("mean", [3.0, 10.0, 30.0])
-def test_input_gradient_in_16_bits_is_at_most_three_times_as_wrong_as_that_of_separate(mean, dtype):
-    """The rounding of the small matrices would shift results and gradients by it."""
-    terms, _, cotangent = orthogonal_case(mean)
-    rounded = partial(rounded_to, dtype)
-    terms, cotangent = [term | {"tensor": rounded(term["tensor"])} for term in terms], rounded(cotangent)
-    terms = [term | {"kernel": rounded(term["kernel"])} for term in terms]
-    _, wanted = in_float64(terms, None, cotangent)
-    inputs = [narrow(term) | {"tensor": jnp.asarray(term["tensor"], dtype)} for term in terms]
-    found = {}
-    for form in (folded, separate):
-        _, gradient = value_and_gradient(partial(jaxdp_bn_relu, form=form), inputs, None, jnp.asarray(cotangent, dtype))
-        found[form] = errors([gradient[0][0]["tensor"]], [wanted[0][0]["tensor"]])[0]
-    assert found[folded] <= 3 * found[separate]
-
-
-@pytest.mark.parametrize(("mean", "lowest", "highest"), [(0.5, 1.2, 5.0), (3.0, 1.2, 5.0), (30.0, 0.0, 0.8)])
-def test_kernel_gradient_near_the_kink_is_worse_than_that_of_separate_unless_the_mean_is_large(mean, lowest, highest):
-    """Rounding opens or closes the ReLU of results near zero; with small biases these errors exceed all others."""
-    (term,), _, cotangent = orthogonal_case(mean)
-    term["bias"] = 0.3 * np.random.default_rng(1).normal(size=len(term["bias"]))
-    term = term | {name: round_to_bfloat16(term[name]) for name in ("tensor", "kernel")}
-    _, wanted = in_float64([term], None, round_to_bfloat16(cotangent))
-    inputs, found = [narrow(term) | {"tensor": jnp.asarray(term["tensor"], jnp.bfloat16)}], {}
-    for form in (folded, separate):
-        function = partial(jaxdp_bn_relu, form=form)
-        _, gradient = value_and_gradient(function, inputs, None, jnp.asarray(cotangent, jnp.bfloat16))
-        found[form] = errors([gradient[0][0]["kernel"]], [wanted[0][0]["kernel"]])[0]
-    assert lowest < found[folded] / found[separate] < highest
-
-
-def test_moments_in_bfloat16_are_those_of_the_rounded_kernel():
-    """As evaluation and the separate form compute the convolution."""
-    (term,), *_ = random_case("F", False, 3.0, sizes=LARGE)
-    h = jnp.asarray(term["tensor"], jnp.bfloat16)
-    projection = Projection(h, jnp.asarray(term["kernel"], jnp.float32))
-    mean, square = InputMoments.of(h).projected(jax.jit(lambda: projection.rounded_kernel)())
-    x = np.asarray(h, np.float64) @ round_to_bfloat16(term["kernel"])
-    np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(square, (x * x).mean((0, 1, 2)), rtol=1e-5)
-
-
 @pytest.mark.usefixtures("direct_convolutions")
 def test_fewer_rows_than_channels_are_not_folded():
     """With one image of 1x1 the variance would be the rounding of the covariance."""
@@ -323,41 +223,6 @@ def test_fewer_rows_than_channels_are_not_folded():
 
     assert folded_convolutions(128) == 20  # 16 last convolutions and 4 shortcuts
     assert folded_convolutions(1) < 16
-
-
-@pytest.mark.parametrize(("form", "expected"), [("folded", 3), ("separate", 0)])
-@pytest.mark.usefixtures("direct_convolutions")
-def test_folded_form_has_a_barrier_at_the_entry_of_every_stage_but_the_first(monkeypatch, form, expected):
-    """Without it, XLA's GPU compiler adds a padded gradient in a convolution."""
-    model = models.create(Model(depth=50, width=8, classes=5, batch_norm=form))
-    params, stats = jax.eval_shape(lambda: model.init(jax.random.key(0), (32, 32, 3)))
-    images = jax.ShapeDtypeStruct((32, 32, 32, 3), jnp.float32)
-
-    def barriers():
-        def loss(params, stats, images):
-            return model.apply(params, stats, images, train=True)[0].sum()
-
-        equations = jaxpr_equations(jax.make_jaxpr(jax.grad(loss))(params, stats, images).jaxpr)
-        return sum(eqn.primitive.name == "optimization_barrier" for eqn in equations)
-
-    whole = barriers()
-    monkeypatch.setattr(resnet, "gradient_barrier", lambda x: x)
-    assert whole - barriers() == expected
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_error_in_bfloat16_is_at_most_twice_that_of_separate(case):
-    terms, shortcut, cotangent = random_case(*CASES[case], sizes=LARGE)
-    terms = [term | {"tensor": round_to_bfloat16(term["tensor"])} for term in terms]
-    shortcut, cotangent = jax.tree.map(round_to_bfloat16, (shortcut, cotangent))
-    expected, wanted = in_float64(terms, shortcut, cotangent)
-    half = partial(jax.tree.map, partial(jnp.asarray, dtype=jnp.bfloat16))
-    inputs = [narrow(term) | {"tensor": half(term["tensor"])} for term in terms]
-    found = {}
-    for form in (folded, separate):
-        outcome = value_and_gradient(partial(jaxdp_bn_relu, form=form), inputs, half(shortcut), half(cotangent))
-        found[form] = np.array(errors(outcome, (expected, wanted)))
-    assert (found[folded] <= 2 * found[separate]).all()
 
 
 def test_products_in_float32_state_their_precision():

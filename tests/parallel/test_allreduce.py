@@ -191,14 +191,6 @@ def test_a_gradient_that_jax_has_summed_itself_is_not_summed_again():
     assert gradient_of_mean(check_vma=True, mark=lambda weight: jax.lax.pcast(weight, AXES, to="varying")) == 3.5
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_all_reduce_mean_empty_leaf_stays_empty(strategy):
-    inputs = random_tree({"empty": (0, 3), "some": (5,)}, 8)
-    out = reduce_mean(inputs, (2, 4), strategy, bucket_bytes=1)
-    assert out["empty"].shape == (0, 3)
-    assert_mean(out["some"], inputs["some"], 8)
-
-
 def test_all_reduce_mean_parameter_server_on_65_devices_raises_config_error():
     mesh = abstract_mesh(5, 13)
     mapped = jax.shard_map(

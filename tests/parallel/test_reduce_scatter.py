@@ -53,14 +53,6 @@ def test_strategy_over_gloo_does_not_use_psum_scatter(strategy, gloo):
     assert "reduce_scatter" not in collectives.primitives(traced(strategy))
 
 
-def test_custom_strategy_of_built_in_stages_over_gloo_does_not_use_psum_scatter(gloo):
-    def custom(vector):
-        part = allreduce.all_reduce_columns(allreduce.reduce_scatter_rows(vector))
-        return allreduce.all_gather_rows(part)
-
-    assert "reduce_scatter" not in collectives.primitives(traced(custom))
-
-
 def test_train_step_over_gloo_uses_all_to_all(gloo, tiny_resnet):
     phase = jaxdp.plan(tiny_resnet, devices=4).phases[0]
     step = trace_train_step(tiny_resnet, models.create(tiny_resnet.model), phase, mesh=mesh_of(phase))

@@ -5,7 +5,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.runs import Recorder, train_shown
-from helpers.saved_run import save_run
 from sklearn.metrics import confusion_matrix, log_loss, top_k_accuracy_score
 
 from jaxdp import models
@@ -14,9 +13,8 @@ from jaxdp.data import prefetch
 from jaxdp.data.augment import normalize
 from jaxdp.data.loader import IGNORED
 from jaxdp.data.synthetic import SyntheticSource
-from jaxdp.errors import ConfigError, TrainingError
+from jaxdp.errors import TrainingError
 from jaxdp.inference.evaluate import Confusion
-from jaxdp.inference.load_run import load_run
 from jaxdp.parallel.mesh import make_mesh
 from jaxdp.records import read_log
 from jaxdp.training.evaluation import evaluate, make_evaluation_step
@@ -200,17 +198,6 @@ def test_evaluate_with_an_example_counted_twice_raises(trained, monkeypatch):
             batch=(53, 54),
             mesh=mesh,
         )
-
-
-def test_evaluate_with_another_model_than_the_runs_names_the_fields(tmp_path):
-    config = Config(data=CONFIG.data, model=Model(depth=18, width=4, stem="small", classes=9))
-    model = models.create(config.model)
-    save_run(config, tmp_path / "run", *jax.jit(lambda: model.init(jax.random.key(0), (12, 12, 3)))())
-    asked = dataclasses.replace(config, model=dataclasses.replace(config.model, width=8, classes=5))
-    with pytest.raises(
-        ConfigError, match=r"is of another model \(model\.classes: 9 -> 5; model\.width: 4 -> 8\); remove these model options$"
-    ):
-        load_run(tmp_path / "run", config=asked)
 
 
 def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):

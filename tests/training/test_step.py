@@ -189,16 +189,6 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_with_an_option(
     assert float(ours["loss"]) == pytest.approx(float(report["loss"]), rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("statistics", ["moving_average", "last_batch"])
-@pytest.mark.usefixtures("direct_convolutions")
-def test_running_statistics_of_folded_equal_those_of_separate(statistics):
-    options = {"model": {"statistics": statistics, "norm": "synchronized"}}
-    separate, folded = (stepped(with_options(form, options), (2, 2), rates=(0.1, 0.1))[0] for form in ("separate", "folded"))
-    for ours, expected in zip(*map(jax.tree.leaves, (folded.batch_stats, separate.batch_stats)), strict=True):
-        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
-
-
 def stepped(config, mesh_shape, rates=(0.3, 0.2), momentum=0.9):
     mesh, model = make_mesh(*mesh_shape), models.create(config.model)
     accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1])
