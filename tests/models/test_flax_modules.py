@@ -101,8 +101,13 @@ def test_gradient_and_means_equal_those_of_flax_worker_by_worker(name):
     compare_with_flax(name, (2, 4))
 
 
-@pytest.mark.parametrize("strategy", [case(name, ("torus",)) for name in ("torus", "ring")])
-@pytest.mark.parametrize("name", [case(name, ("nnx_stages",)) for name in ("linen", "linen_stages", "nnx", "nnx_stages")])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("nnx_stages", "torus"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("linen_stages", "ring"), ("linen", "torus")]),
+    ],
+)
 def test_synchronized_gradient_equals_that_of_flax_with_the_whole_batch(name, strategy):
     compare_with_flax(name, (2, 4), norm="synchronized", strategy=strategy)
 
@@ -119,7 +124,7 @@ def states_after(config, mesh_shape, batches, rate=0.0):
     return start, state
 
 
-@pytest.mark.parametrize("momentum", [pytest.param(0.9, marks=pytest.mark.slow), 0.6])
+@pytest.mark.parametrize("momentum", [0.6])
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_running_statistics_on_one_device_are_those_of_flax_with_the_same_momentum(kind, momentum):
     """The layers' own momentum, Flax's default of 0.99, plays no part."""
