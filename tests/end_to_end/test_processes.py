@@ -15,7 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
-from helpers import tiny_run, torch_layout
+from helpers import tiny_run
 from helpers.processes import (
     CACHE_EVERYTHING,
     LONG,
@@ -29,9 +29,9 @@ from helpers.processes import (
     wait_for_exit,
     wait_for_lines,
 )
-from safetensors.numpy import save_file
 
 from jaxdp.checkpoint.listing import latest_valid
+from jaxdp.inference.export import export
 from jaxdp.inference.load_run import load_run
 from jaxdp.records import read_log
 
@@ -288,20 +288,20 @@ def test_a_process_that_raises_is_named_with_its_reason(tmp_path):
     assert "rank 1 failed first, with exit code 1" in err
 
 
-def test_resume_without_the_weights_file_of_a_rank_continues_on_all(tmp_path):
+def test_resume_without_the_weights_file_of_a_rank_continues_on_all(pair, tmp_path):
     recipe, run, files = tmp_path / "own_paths.py", tmp_path / "run", [tmp_path / f"{rank}.safetensors" for rank in (0, 1)]
     recipe.write_text(
         "import dataclasses, os, sys\n"
         f"sys.path.insert(0, {str(Path(tiny_run.__file__).parent)!r})\n"
         "import tiny_run\n"
-        "from jaxdp.config import Finetune, Model\n"
+        "from jaxdp.config import Finetune\n"
         f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
-        "network, start = Model(depth=18, width=2, stem='small', classes=10), Finetune(weights=path)\n"
-        "def config():\n    return dataclasses.replace(tiny_run.config(), model=network, finetune=start)\n"
+        "def config():\n    return dataclasses.replace(tiny_run.config(), finetune=Finetune(weights=path))\n"
     )
     command = ["train.py", "--workdir", str(run), "--config", str(recipe), "--mesh.cpu-devices", "4"]
+    tiny_run.config()  # registers its network
     for file in files:
-        save_file(torch_layout.random_tensors(0, (2, 2, 2, 2), False, width=2, classes=3, stem=3), file)
+        export(pair.workdir, file)
     wait_for_exit(launch(2, None, command=command))
     whole = outcome(run)
     files[0].unlink()
