@@ -19,6 +19,7 @@ from helpers import tiny_run
 from helpers.processes import (
     CACHE_EVERYTHING,
     LONG,
+    ONE_PHASE,
     ROOT,
     TIMEOUT,
     TINY,
@@ -48,7 +49,7 @@ def parameters(workdir):
 @pytest.fixture(scope="module")
 def single(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("single") / "run"
-    wait_for_exit(launch(1, workdir))
+    wait_for_exit(launch(1, workdir, recipe=TINY))
     return workdir
 
 
@@ -62,16 +63,16 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """Two processes. Every sixth step is audited."""
+    """Two processes and two batch sizes. Every sixth step is audited."""
     workdir = tmp_path_factory.mktemp("pair") / "run"
     environment = {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    process = launch(2, workdir, "--guard.audit-every-steps", "6", "--json", environment=environment)
+    process = launch(2, workdir, "--guard.audit-every-steps", "6", "--json", recipe=TINY, environment=environment)
     return Pair(workdir, *wait_for_exit(process))
 
 
 @pytest.fixture(scope="module")
 def long_pair(tmp_path_factory):
-    """Two processes, and three times as long."""
+    """Two processes, and many steps."""
     workdir = tmp_path_factory.mktemp("long_pair") / "run"
     wait_for_exit(launch(2, workdir, *LONG))
     return workdir
@@ -118,7 +119,8 @@ def test_schedule_from_now_on_two_processes_keeps_the_log(pair, tmp_path):
     run = shutil.copytree(pair.workdir, tmp_path / "run")
     before, events = ((run / name).read_text() for name in ("metrics.jsonl", "events.jsonl"))
     assert "eval_loss" in before.splitlines()[-1]
-    wait_for_exit(launch(2, run, "--epochs", "6", "--schedule.warmup-epochs", "0.5", "--accept-changes", "--schedule-from-now"))
+    flags = ["--epochs", "6", "--schedule.warmup-epochs", "0.5", "--accept-changes", "--schedule-from-now"]
+    wait_for_exit(launch(2, run, *flags, recipe=TINY))
     rates = [line["learning_rate"] for line in read_log(run / "metrics.jsonl") if "loss" in line and line["samples"] > 4 * 64]
     epochs = [samples / 64 for samples in range(0, 2 * 64, 16)]  # of the new schedule
     assert rates == pytest.approx([0.002 * (epoch / 0.5 if epoch < 0.5 else ((2 - epoch) / 1.5) ** 2) for epoch in epochs])
@@ -146,10 +148,10 @@ def test_audit_of_a_wrong_sum_ends_all_processes_and_names_the_missing_rank(tmp_
         run("train", sys.argv[1:], "train.py")
         """)
     )
-    more = ["--mesh.cpu-devices", "4", "--reduce.strategy", "losing", "--guard.audit-every-steps", "20"]
-    command = [str(script), "--workdir", str(tmp_path / "run"), *TINY, *more]
+    more = ["--mesh.cpu-devices", "4", "--reduce.strategy", "losing", "--guard.audit-every-steps", "10"]
+    command = [str(script), "--workdir", str(tmp_path / "run"), *ONE_PHASE, *more]
     _, err = wait_for_exit(launch(2, tmp_path / "run", command=command), 1)
-    pattern = r"the audit of step 20 failed: bucket \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
+    pattern = r"the audit of step 10 failed: bucket \d+ of \d+ \(.*reduced by losing on a 2x4 mesh.* on all 8 devices"
     assert re.search(pattern, err)
     assert re.search(r"the contribution of the device in row 1, column 1 of the mesh \(rank 1 on \S+\) is missing", err)
     ends = r"jaxdp: .*the checkpoints after that are now \S+/checkpoints/128.suspect.* starts over"
@@ -173,16 +175,17 @@ def test_sigterm_to_one_rank_saves_on_all_at_the_same_step_and_resumes_bitwise(l
 def test_resume_of_a_sharded_update_with_more_or_fewer_processes_equals_a_replicated_single_process(tmp_path):
     """On four processes, a row of the mesh spans two of them; on two, one of them."""
     single, run, sharded = tmp_path / "single", tmp_path / "run", ["--reduce.update", "sharded"]
-    wait_for_exit(launch(1, single, *LONG))
-    process = launch(2, run, *LONG, *sharded)
+    long = {"recipe": [*TINY, "--epochs", "12", "--batch.0.until-epoch", "6"]}  # 72 steps, the batch changes in the middle
+    wait_for_exit(launch(1, single, **long))
+    process = launch(2, run, *sharded, **long)
     wait_for_lines(run, 6, process)
     process.send_signal(signal.SIGTERM)  # to all of them
     wait_for_exit(process, 75)
-    process = launch(4, run, *LONG, *sharded, "--mesh.vertical", "2")
+    process = launch(4, run, *sharded, "--mesh.vertical", "2", **long)
     wait_for_lines(run, 14, process)
     process.send_signal(signal.SIGINT)
     wait_for_exit(process, 75)
-    wait_for_exit(launch(1, run, *LONG, *sharded))
+    wait_for_exit(launch(1, run, *sharded, **long))
     expected, log = outcome(single)[0], outcome(run)[0]
     exact = ("step", "samples", "epoch", "phase", "global_batch", "learning_rate", "momentum")
     assert [[line.get(name) for name in exact] for line in log] == [[line.get(name) for name in exact] for line in expected]
@@ -293,10 +296,10 @@ def test_resume_without_the_weights_file_of_a_rank_continues_on_all(pair, tmp_pa
     recipe.write_text(
         "import dataclasses, os, sys\n"
         f"sys.path.insert(0, {str(Path(tiny_run.__file__).parent)!r})\n"
-        "import tiny_run\n"
+        "import one_phase_run\n"
         "from jaxdp.config import Finetune\n"
         f"path = {str(tmp_path)!r} + '/' + os.environ['JAX_PROCESS_ID'] + '.safetensors'\n"
-        "def config():\n    return dataclasses.replace(tiny_run.config(), finetune=Finetune(weights=path))\n"
+        "def config():\n    return dataclasses.replace(one_phase_run.config(), finetune=Finetune(weights=path))\n"
     )
     command = ["train.py", "--workdir", str(run), "--config", str(recipe), "--mesh.cpu-devices", "4"]
     tiny_run.config()  # registers its network
@@ -334,7 +337,7 @@ def test_the_documented_open_mpi_script_saves_and_stops_on_sigterm(tmp_path):
     """The script turns the scheduler's SIGTERM into SIGUSR1, the only one of them that mpirun forwards."""
     (script,) = re.findall(r"```bash\n(#!/bin/bash\nmpirun.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL)
     run = tmp_path / "run"
-    tiny = shlex.join([*TINY, "--epochs", "400", "--batch.0.until-epoch", "200", "--mesh.cpu-devices", "2"])
+    tiny = shlex.join([*ONE_PHASE, "--epochs", "400", "--mesh.cpu-devices", "2"])
     script = script.replace("mpirun", "mpirun --allow-run-as-root --oversubscribe").replace("runs/goyal", str(run))
     script = script.replace("python train.py --config imagenet_goyal_256", f"{sys.executable} train.py {tiny}")
     (tmp_path / "job.sh").write_text(script)
@@ -491,7 +494,7 @@ def test_a_document_that_cannot_be_written_fails_rank_0_alone(tmp_path, free_por
     """As `srun train.py --json | head`: the others have finished the run."""
     reader, out = os.pipe()
     os.close(reader)
-    flags = ["--workdir", str(tmp_path), *TINY, "--mesh.cpu-devices", "4", "--epochs", "2.5", "--json"]
+    flags = ["--workdir", str(tmp_path), *ONE_PHASE, "--mesh.cpu-devices", "4", "--epochs", "2.5", "--json"]
     processes = [
         subprocess.Popen(
             [sys.executable, "train.py", *flags],
