@@ -162,10 +162,10 @@ def test_ten_steps_with_accumulation_equal_those_with_a_replicated_update():
 
 
 @pytest.mark.slow
-def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale():
+def test_skipped_step_of_a_sharded_update_leaves_the_state_and_halves_the_scale(small_net):
     """float16 gradients overflow at the first scales: these steps are skipped on all devices, the later ones are equal."""
-    config = changed(step_config(), model={"dtype": "float16"}, reduce={"wire_dtype": "float16"})
-    config = dataclasses.replace(config, loss_scale=LossScale(name="dynamic", initial=2.0**24))
+    config = changed(step_config(), model={"name": "small_net", "dtype": "float16"}, reduce={"wire_dtype": "float16"})
+    config = dataclasses.replace(config, loss_scale=LossScale(name="dynamic", initial=2.0**22))
     expected, expected_metrics = ten_steps(config, (2, 4), 2)
     state, metrics = ten_steps(sharded(config), (2, 4), 2)
     skipped = [int(values["skipped_steps"]) for values in metrics]
@@ -372,11 +372,11 @@ def test_sharded_update_without_a_strategy_that_scatters_is_refused(tiny):
 
 
 @pytest.mark.slow
-def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny):
+def test_registered_optimizer_is_sharded_only_if_it_is_elementwise(tiny, small_net):
     jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum))
     assert "optimizer.name='my_rule' is not registered as elementwise" in refusal(tiny, optimizer={"name": "my_rule"})
     jaxdp.register_optimizer("my_rule", lambda config, rate, momentum: optax.lion(rate, momentum), elementwise=True)
-    config = changed(step_config(), optimizer={"name": "my_rule"})
+    config = changed(step_config(), model={"name": "small_net"}, optimizer={"name": "my_rule"})
     expected, _ = ten_steps(config, (2, 4), 2)
     state, _ = ten_steps(sharded(config), (2, 4), 2)
     assert relative_difference(state.params, expected.params) < 1e-6
