@@ -111,36 +111,23 @@ def test_gradient_with_folded_batch_norm_equals_that_of_separate_on_one_device(n
 BOTTLENECK = (2, 2, 1, 1)  # blocks: at the beginning of a stage and behind another of it, folded and with too few rows
 
 
-def bottleneck_config(norm):
+def bottleneck_config():
     """Bottleneck blocks, of which the first three stages fold; in the last stage the batch of a worker has too few rows."""
-    config = step_config(norm)
+    config = step_config()
     changes = {"depth": 50, "width": 3, "batch_norm": "folded"}
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **changes))
 
 
-_bottleneck_references = {}
-
-
-def bottleneck_reference(config):
-    """(gradient, loss, moments) in float64 on one device: worker after worker, or the whole batch at once."""
-    norm = config.model.norm
-    if norm not in _bottleneck_references:
-        batch, size = make_batch(), PER_WORKER if norm == "per_worker" else BATCH
-        images = normalize(jax.jit(functools.partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
-        parts = [(images[i : i + size], batch["labels"][i : i + size]) for i in range(0, BATCH, size)]
-        _bottleneck_references[norm] = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
-    return _bottleneck_references[norm]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("norm", "mesh_shape"), [("per_worker", (4, 2)), ("synchronized", (2, 4))])
 @pytest.mark.usefixtures("direct_convolutions")
-def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch, norm, mesh_shape):
+def test_gradient_of_folded_bottlenecks_equals_one_device_in_float64(monkeypatch):
+    """Worker after worker."""
     monkeypatch.setitem(resnet.BLOCKS, 50, BOTTLENECK)
-    config = bottleneck_config(norm)
-    accumulation = BATCH // PER_WORKER // (mesh_shape[0] * mesh_shape[1]) if norm == "per_worker" else 1
-    gradient, report = distributed_gradients(config, mesh_shape, accumulation)
-    expected, loss, moments = bottleneck_reference(config)
+    config, batch = bottleneck_config(), make_batch()
+    gradient, report = distributed_gradients(config, (4, 2), BATCH // PER_WORKER // 8)
+    images = normalize(jax.jit(functools.partial(augment, config))(batch["images"], batch["positions"]), *PIXELS)
+    parts = [(images[i : i + PER_WORKER], batch["labels"][i : i + PER_WORKER]) for i in range(0, BATCH, PER_WORKER)]
+    expected, loss, moments = mean_gradient(initial_params(config)[0], parts, 50, config.optimizer.label_smoothing)
     assert_close(gradient, expected, 1e-5)
     assert_close(report["moments"], moments, 1e-5)
     assert float(report["loss"]) == pytest.approx(loss, rel=1e-6)
@@ -158,14 +145,13 @@ def with_options(form, options):
 
 # Options that change the program of the folded form: the test compares it with the separate form under the same option.
 FOLDED_OPTIONS = {
-    "remat and small buckets": {"model": {"remat": True}, "reduce": {"bucket_bytes": 400}},
+    "ImageNet's stem, remat and small buckets": {
+        "model": {"remat": True, "stem": "imagenet"},
+        "reduce": {"bucket_bytes": 400},
+    },
     "frozen stages and a loss scale": {
         "finetune": {"weights": "any", "frozen_stages": 1},
         "loss_scale": {"name": "static", "initial": 1024.0},
-    },
-    "ImageNet's stem and basic blocks without overlap": {
-        "model": {"stem": "imagenet", "depth": 18, "width": 2},
-        "reduce": {"overlap": False},
     },
 }
 
