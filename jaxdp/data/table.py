@@ -6,7 +6,6 @@ a table; without it a table is one split.
 
 import csv
 import os
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from jaxdp.data import progress
 from jaxdp.data.decode import ImageError
-from jaxdp.data.file_format import FormatOfOneFile
+from jaxdp.data.file_format import Format
 from jaxdp.data.labels import Labels
 from jaxdp.errors import ConfigError, first_line, plural, printable
 from jaxdp.files import read_regular
@@ -30,25 +29,7 @@ Row = tuple[int, str, str, str]
 """(number in the file, path, label, split)"""
 
 
-class Strings:
-    """Many strings in one block of memory, by their number from 0."""
-
-    def __init__(self) -> None:
-        self.block, self.ends = bytearray(), array("q", [0])
-
-    def append(self, text: str) -> None:
-        """Add a string."""
-        self.block += text.encode("utf-8", "surrogateescape")
-        self.ends.append(len(self.block))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, index: int) -> str:
-        return self.block[self.ends[index] : self.ends[index + 1]].decode("utf-8", "surrogateescape")
-
-
-class Table(FormatOfOneFile):
+class Table(Format):
     """A table on a disk, read once."""
 
     has_columns = matches_classes = True
@@ -72,7 +53,7 @@ class Table(FormatOfOneFile):
         return TableItems(self, np.flatnonzero(of_row == self.rows.splits[name]), classes)
 
     def whole(self, classes: list[str] | None) -> "TableItems":
-        """See `FormatOfOneFile.whole`."""
+        """See `Format.whole`."""
         return TableItems(self, np.arange(len(self.rows.paths)), classes)
 
     def columns(self, header: Sequence[str]) -> tuple[int, int, int | None]:
@@ -83,12 +64,13 @@ class Table(FormatOfOneFile):
 
 
 class Rows:
-    """The rows of a table in 24 bytes each besides their paths. splits: name -> number."""
+    """The rows of a table. splits: name -> number."""
 
     def __init__(self, table: Table, rows: Iterator[Row]) -> None:
-        self.table, self.paths, self.numbers = table, Strings(), array("q")
+        self.paths: list[str] = []
+        self.numbers: list[int] = []
         self.splits: dict[str, int] = {}
-        self.split_of_row = array("i")
+        self.split_of_row: list[int] = []
         self.labels = Labels(self.name, table.error)
         for number, path, label, split in rows:
             self.numbers.append(number)
@@ -151,18 +133,14 @@ class TableItems:
 
     def _duplicates(self) -> list[str]:
         """A warning of paths that several rows have. Raises ConfigError if their labels differ."""
-        hashes = np.fromiter(map(hash, self.paths), np.int64, len(self))
-        order = np.argsort(hashes, kind="stable")
-        pairs = np.stack([order[:-1], order[1:]], axis=1)[hashes[order[:-1]] == hashes[order[1:]]]
-        repeated, paths = 0, self.table.rows.paths
-        for first, second in pairs.tolist():
-            if paths[self.rows[first]] != paths[self.rows[second]]:
-                continue
-            repeated += 1
-            if self.labels[first] != self.labels[second]:
-                rows = " and ".join(self.table.rows.name(self.rows[index]) for index in (first, second))
-                reason = f"{rows} give {paths[self.rows[first]]!r} different labels"
-                raise self.table.error(reason, "remove one of them")
+        first_with: dict[str, int] = {}
+        repeated = 0
+        for index, path in enumerate(self.paths):
+            first = first_with.setdefault(path, index)
+            repeated += first != index
+            if self.labels[first] != self.labels[index]:
+                rows = " and ".join(self.table.rows.name(self.rows[one]) for one in (first, index))
+                raise self.table.error(f"{rows} give {path!r} different labels", "remove one of them")
         if not repeated:
             return []
         return [f"{self.table.path.name} names an image again in {plural(repeated, 'row')}; it counts each time"]
