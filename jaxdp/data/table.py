@@ -6,6 +6,7 @@ a table; without it a table is one split.
 
 import csv
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -68,9 +69,8 @@ class Rows:
 
     def __init__(self, table: Table, rows: Iterator[Row]) -> None:
         self.paths: list[str] = []
-        self.numbers: list[int] = []
+        self.numbers, self.split_of_row = array("q"), array("i")
         self.splits: dict[str, int] = {}
-        self.split_of_row: list[int] = []
         self.labels = Labels(self.name, table.error)
         for number, path, label, split in rows:
             self.numbers.append(number)
@@ -133,14 +133,18 @@ class TableItems:
 
     def _duplicates(self) -> list[str]:
         """A warning of paths that several rows have. Raises ConfigError if their labels differ."""
-        first_with: dict[str, int] = {}
-        repeated = 0
-        for index, path in enumerate(self.paths):
-            first = first_with.setdefault(path, index)
-            repeated += first != index
-            if self.labels[first] != self.labels[index]:
-                rows = " and ".join(self.table.rows.name(self.rows[one]) for one in (first, index))
-                raise self.table.error(f"{rows} give {path!r} different labels", "remove one of them")
+        hashes = np.fromiter(map(hash, self.paths), np.int64, len(self))
+        order = np.argsort(hashes, kind="stable")
+        pairs = np.stack([order[:-1], order[1:]], axis=1)[hashes[order[:-1]] == hashes[order[1:]]]
+        repeated, paths = 0, self.table.rows.paths
+        for first, second in pairs.tolist():
+            if paths[self.rows[first]] != paths[self.rows[second]]:
+                continue
+            repeated += 1
+            if self.labels[first] != self.labels[second]:
+                rows = " and ".join(self.table.rows.name(self.rows[index]) for index in (first, second))
+                reason = f"{rows} give {paths[self.rows[first]]!r} different labels"
+                raise self.table.error(reason, "remove one of them")
         if not repeated:
             return []
         return [f"{self.table.path.name} names an image again in {plural(repeated, 'row')}; it counts each time"]
