@@ -1,11 +1,10 @@
 import dataclasses
 import json
-import time
 
 import numpy as np
 import pytest
 
-from jaxdp.config import Augment, Config, Data, Phase, Schedule
+from jaxdp.config import Config, Data, Phase
 from jaxdp.errors import ConfigError
 from jaxdp.recipes import load_config, scale_schedule
 from jaxdp.validation import TABLES, changes, from_dict, from_json, to_json, validate
@@ -64,19 +63,6 @@ def test_from_json_with_an_invalid_value_raises_one_line_with_field_value_and_re
         from_json(with_value(path, value))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("whole", "part", "nearest"),
-    [(512, 11, 8), (512, 24, 16), (12, 5, 4), (1_000_000_007, 2, 1), (1_000_000_007, 999_999_999, 1_000_000_007)],
-)
-def test_invalid_per_worker_batch_of_a_large_global_batch_is_rejected_quickly_with_the_nearest_divisor(whole, part, nearest):
-    began = time.process_time()
-    with pytest.raises(ConfigError) as caught:
-        load_config("digits", ["--batch.0.global-batch", str(whole), "--batch.0.per-worker-batch", str(part)])
-    assert time.process_time() - began < 20  # trying all divisors of the largest takes minutes
-    assert caught.value.reason == f"must divide the global batch {whole}"
-    assert caught.value.hint.startswith(f"use --batch.0.per-worker-batch {nearest}, or --batch.0.global-batch")
 
 
 def test_validate_of_wrong_types_from_python_raises():
@@ -170,15 +156,3 @@ def test_dependent_field_is_rejected_by_the_choices_that_ignore_it_and_by_no_oth
             tree[section][field] = choice
             rejected = reason_for(tree) == f"not used with {table.field}={choice!r}"
             assert rejected == (path in table.ignored_fields(choice)), (path, choice)
-
-
-def test_error_for_an_ignored_field_names_the_fields_to_omit():
-    config = Config(schedule=Schedule(boundaries=(1.0,), factor=0.5))
-    with pytest.raises(
-        ConfigError,
-        match=r"or omit schedule.boundaries \(default: empty\), schedule.factor \(default: 0.1\)$",
-    ):
-        validate(config)
-    config = Config(augment=Augment(flip=False))
-    with pytest.raises(ConfigError, match=r"omit augment.flip \(default: True\)$"):
-        validate(config)

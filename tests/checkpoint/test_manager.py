@@ -144,18 +144,6 @@ def test_irregular_file_with_the_name_of_a_checkpoint_is_corrupt_and_replaced_by
     assert choose_checkpoint(folder.parent).samples == 30
 
 
-def test_restore_quarantines_a_checkpoint_with_another_manifest(saved):
-    folder, abstract = saved
-    shutil.copytree(folder / "10", folder / "20")
-    messages = []
-    _, restored_manifest = CheckpointManager(folder, Checkpoint(), messages.append).restore(lambda samples: abstract)
-    assert restored_manifest.samples == 10
-    assert messages == [
-        f"skipped the checkpoint of samples 20: {folder}/20 is corrupt: its manifest.json belongs to the checkpoint of 10 "
-        f"samples; renamed to {folder}/20.corrupt"
-    ]
-
-
 def test_unreadable_checkpoint_stops_the_run_and_is_kept(saved, monkeypatch, capsys):
     """The tests run as root, who may read every file, so the error is injected."""
     folder, abstract = saved

@@ -147,6 +147,12 @@ def test_class_names_in_another_unicode_form_are_equal(pictures, tmp_path, names
         sources.open_datasets(at_url(config, f"file://{pictures}", tmp_path / "cache") if place == "url" else config)
 
 
+def test_folders_that_look_like_splits_are_suggested():
+    hint = "use --data.train-split Train --data.eval-split 'TEST set'"
+    assert image_folder.similar_splits(["Train", "TEST set", "photos"]) == hint
+    assert image_folder.similar_splits(["train", "val", "Testing"]) == ""
+
+
 def test_names_with_control_characters_are_escaped(tmp_path):
     place = tmp_path / "train/a"
     place.mkdir(parents=True)

@@ -112,20 +112,6 @@ def test_copies_are_used_again_and_replaced_if_damaged_or_out_of_date(pictures, 
     assert "train/cat/0.JPEG" in names
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda root: [f.unlink() for f in (root / "train/dog").iterdir()], "'train/dog' has no images"),
-    ],
-)
-def test_an_unusable_folder_at_a_url_raises_one_line(pictures, tmp_path, change, message):
-    config = at_url(folder_config(pictures), f"file://{pictures}", tmp_path / "cache")
-    change(pictures)
-    with pytest.raises(ConfigError, match=message) as error:
-        sources.open_datasets(config)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 @pytest.mark.parametrize(
     "failure", [ObjectNotFoundError("u/a.jpg"), StorageError("no answer", "u/a.jpg")], ids=["gone", "network"]

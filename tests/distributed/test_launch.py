@@ -5,13 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from jaxdp.distributed import launch as launch_module
 from jaxdp.distributed.launch import MAX_PROCESSES, _blamed_rank, launch, reserved_port
 from jaxdp.errors import ConfigError
 
@@ -136,32 +134,6 @@ def test_launch_drops_the_connection_lines_of_gloo(capfd, lines):
     kept = "Rank 1 is connected to 7 peers"
     assert launch([sys.executable, "-S", "-c", f"print(*{[*lines, kept]!r}, sep=chr(10))"], 1) == 0
     assert capfd.readouterr().out == f"[0] {kept}\n"
-
-
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_launch_that_cannot_start_a_process_kills_the_others(monkeypatch, threads):
-    """Each process needs two threads."""
-    started, start, popen = [], threading.Thread.start, subprocess.Popen
-    remaining = iter(range(threads))
-
-    class LimitedThread(threading.Thread):
-        def start(self):
-            if next(remaining, None) is None:
-                raise RuntimeError("can't start new thread")
-            start(self)
-
-    def recorded_popen(*arguments, **options):
-        started.append(popen(*arguments, **options))
-        return started[-1]
-
-    monkeypatch.setattr(launch_module, "threading", SimpleNamespace(**vars(threading) | {"Thread": LimitedThread}))
-    monkeypatch.setattr(launch_module.subprocess, "Popen", recorded_popen)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        launch([sys.executable, "-c", "import time; time.sleep(600)"], 2)
-    assert [process.wait(10) for process in started] == [-signal.SIGKILL] * (threads // 2 + 1)
-    for process in started:
-        process.stdout.close()
-        process.stderr.close()
 
 
 @pytest.mark.parametrize("processes", [0, -1, MAX_PROCESSES + 1, 10**20])

@@ -8,7 +8,6 @@ import pytest
 from jaxdp.distributed.launchers import (
     Cluster,
     assign_gpus,
-    core_binding_warning,
     detect,
     first_host,
     parse_address,
@@ -152,25 +151,6 @@ def test_detect_with_incomplete_or_invalid_values_raises(launcher, environment, 
 def test_detect_with_flags_ignores_the_environment():
     cluster = detect("auto", SLURM, coordinator="host:1234", processes=3, rank=2)
     assert cluster == Cluster("flags", "host", 1234, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("own_cores", "parent_cores", "environment", "warning"),
-    [
-        ({1}, {0, 1, 2, 3}, OPEN_MPI, "mpirun binds this process to 1 of 4 cores: 1 thread decodes images, and on CPUs"),
-        ({0, 1}, {0, 1}, OPEN_MPI | {"OMPI_MCA_orte_bound_at_launch": "1"}, "to 2 of 4 cores: 2 threads decode images"),
-        ({0, 1}, {0, 1}, OPEN_MPI, None),  # a container of two cores
-        ({0, 1, 2, 3}, {0, 1, 2, 3}, OPEN_MPI, None),
-        ({1}, {0, 1, 2, 3}, SLURM, None),
-    ],
-)
-def test_core_binding_warning_is_given_if_mpirun_has_bound_the_process(
-    monkeypatch, own_cores, parent_cores, environment, warning
-):
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: own_cores if process == 0 else parent_cores)
-    text = core_binding_warning(environment)
-    assert text is None if warning is None else warning in text
 
 
 def test_detect_with_open_mpi_on_unnamed_hosts_requires_the_address():

@@ -207,6 +207,13 @@ def test_module_that_cannot_be_trained_is_refused_in_one_line(registered, messag
     assert "\n" not in str(refused.value)
 
 
+def test_an_option_that_cannot_reach_a_registered_module_is_refused():
+    jaxdp.register_model("mine", LinenNet(6))
+    with pytest.raises(ConfigError) as refused:
+        models.create(Model(name="mine", classes=6, drop_path=0.1))
+    assert refused.value.field == "model.drop_path"
+
+
 class DropsInCall(nnx.Module):
     """A stage that multiplies by a random mask, drawn from the `rngs` of its call."""
 

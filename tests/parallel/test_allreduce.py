@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from jaxdp.errors import ConfigError
 from jaxdp.parallel import allreduce
-from jaxdp.parallel.mesh import AXES, abstract_mesh, make_mesh
+from jaxdp.parallel.mesh import AXES, make_mesh
 from jaxdp.strategies import STRATEGIES
 
 MESHES = [(1, 1), (1, 8), (2, 4), (4, 2), (8, 1)]
@@ -189,19 +189,6 @@ def test_a_gradient_that_jax_has_summed_itself_is_not_summed_again():
         gradient_of_mean(check_vma=True)
     assert gradient_of_mean(check_vma=False) == 3.5
     assert gradient_of_mean(check_vma=True, mark=lambda weight: jax.lax.pcast(weight, AXES, to="varying")) == 3.5
-
-
-def test_all_reduce_mean_parameter_server_on_65_devices_raises_config_error():
-    mesh = abstract_mesh(5, 13)
-    mapped = jax.shard_map(
-        lambda x: allreduce.all_reduce_mean(x, "parameter_server"),
-        mesh=mesh,
-        in_specs=PartitionSpec(AXES),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    with pytest.raises(ConfigError, match=r"strategy='parameter_server': cannot run on 65 devices: .* at most 64 devices"):
-        jax.jit(mapped).trace(jax.ShapeDtypeStruct((65, 4), jnp.float32))
 
 
 PRINT_RING_BITS = """

@@ -153,9 +153,13 @@ def test_evaluate_does_not_wait_between_the_sync_point_and_the_step_of_a_batch(t
     assert len(events) >= 6
 
 
-def test_evaluate_without_some_examples_raises(trained):
-    model, params, stats = trained
+def evaluated(trained, source, batch):
+    mesh = make_mesh(1, 2)
+    step = make_evaluation_step(CONFIG, trained[0], mesh, pixel_stats=PIXELS)
+    return evaluate(step, *trained[1:], source=source, batch=batch, mesh=mesh)
 
+
+def test_evaluate_without_some_examples_raises(trained):
     class Forgetful(SyntheticSource):
         """Says after the first batch that it is longer than it was."""
 
@@ -163,22 +167,11 @@ def test_evaluate_without_some_examples_raises(trained):
             self.examples = 53
             return super().batch(indices, positions)
 
-    mesh = make_mesh(1, 2)
-    source = Forgetful(40, 12, 9, seed=0, split=1)
-    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
     with pytest.raises(TrainingError, match="counted 40 examples, but the source has 53"):
-        evaluate(
-            step,
-            params,
-            stats,
-            source=source,
-            batch=(20, 20),
-            mesh=mesh,
-        )
+        evaluated(trained, Forgetful(40, 12, 9, seed=0, split=1), (20, 20))
 
 
 def test_evaluate_with_an_example_counted_twice_raises(trained, monkeypatch):
-    model, params, stats = trained
     original = prefetch.evaluation_batch
 
     def twice(*arguments, **options):
@@ -187,17 +180,8 @@ def test_evaluate_with_an_example_counted_twice_raises(trained, monkeypatch):
         return part
 
     monkeypatch.setattr(prefetch, "evaluation_batch", twice)
-    mesh = make_mesh(1, 2)
-    step = make_evaluation_step(CONFIG, model, mesh, pixel_stats=PIXELS)
-    with pytest.raises(TrainingError, match="counted 53 examples, but the source has 53, or some were counted twice"):
-        evaluate(
-            step,
-            params,
-            stats,
-            source=SOURCE,
-            batch=(53, 54),
-            mesh=mesh,
-        )
+    with pytest.raises(TrainingError, match="or some were counted twice"):
+        evaluated(trained, SOURCE, (53, 54))
 
 
 def test_evaluate_with_five_classes_reports_no_top5(tiny, tmp_path):
