@@ -97,6 +97,7 @@ def test_both_convolutions_agree_in_logits_moments_and_gradients(monkeypatch, de
 
     8x8 images give the two blocks maps of 4x4, which are products of patches, and a 1x1 convolution.
     """
+    monkeypatch.setitem(resnet.BLOCKS, 50, (2, 1, 1, 1))
     images = jnp.asarray(np.random.default_rng(0).normal(size=(8, size, size, 3)), jnp.float32)
     results = []
     for convolution in ("direct", "product"):
