@@ -10,7 +10,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+from helpers import one_phase_run
 from helpers.doctor import run_check
+from helpers.processes import ONE_PHASE
 from helpers.runs import train_shown
 from safetensors.numpy import load_file
 
@@ -243,20 +245,8 @@ def test_run_and_doctor_name_the_options_without_effect(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_command_with_options_in_the_environment_trains_the_same_bits(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "jaxdp",
-        "train",
-        "--data.source",
-        "synthetic",
-        "--model.depth",
-        "18",
-        "--model.width",
-        "4",
-    ]
-    command += ["--data.image-size", "16", "--data.train-examples", "32", "--mesh.cpu-devices", "1", "--epochs", "1"]
-    command += ["--batch.0.global-batch", "8", "--batch.1.global-batch", "8", "--model.classes", "6"]
+    one_phase_run.config()  # registers its network
+    command = [sys.executable, "-m", "jaxdp", "train", *ONE_PHASE, "--mesh.cpu-devices", "1", "--epochs", "2"]
     variables = {
         "JAX_ENABLE_X64": "1",
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
