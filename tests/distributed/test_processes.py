@@ -11,6 +11,8 @@ import time
 import pytest
 from helpers.processes import TIMEOUT, place
 
+from jaxdp.distributed.launch import reserved_port
+
 PRELUDE = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -59,8 +61,40 @@ while True:
 """
 
 
-def reads_its_data(seconds):
-    return f"def reads_its_data():\n    time.sleep({seconds})\n"
+CUT_OFF = """
+group.follower.board.read = lambda name: time.sleep(600)
+def trains():
+    time.sleep(600)
+trains()
+"""
+FAULT = """
+from jaxdp.distributed import verdict
+def breaks(*arguments):
+    raise KeyError("a bug")
+def fails():
+    verdict.report = breaks
+    time.sleep(1.2)
+    verdict.report = lambda *arguments: []
+threading.Thread(target=fails).start()
+"""
+STUCK = "def reads_its_data():\n    time.sleep(600)\nreads_its_data()"
+HOLDS_THE_GIL = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
+
+
+def hit_by(number):
+    return f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
+
+
+# Runs that fail: they are started together, for they mostly wait.
+FAILING = {
+    "stuck": {0: STUCK, 1: "group.broadcast_object('x', 1)"},
+    "killed": {0: WAIT, 1: hit_by(signal.SIGKILL)},
+    "suspended": {0: WAIT, 1: hit_by(signal.SIGSTOP)},
+    "holds the GIL": {0: WAIT, 1: HOLDS_THE_GIL},
+    "without network": {0: WAIT, 1: CUT_OFF},
+    "fault of the watching thread": {0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT},
+    "faults of the watching thread": {0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT},
+}
 
 
 class Run:
@@ -88,6 +122,14 @@ class Run:
         for process in self.running:
             process.kill()
             process.communicate()
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    runs = {name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes) for name, codes in FAILING.items()}
+    yield runs
+    for run in runs.values():
+        run.kill()
 
 
 @pytest.fixture
@@ -125,26 +167,24 @@ except RuntimeError as error:
         assert re.fullmatch(expected + ".*", codes[rank][1])
 
 
-def test_a_process_that_is_stuck_ends_the_run_with_its_place(start):
-    stuck = reads_its_data(600) + "reads_its_data()"
-    for code, line in start({0: stuck, 1: "group.broadcast_object('x', 1)"}).wait():
+def test_a_process_that_is_stuck_ends_the_run_with_its_place(failing):
+    for code, line in failing["stuck"].wait():
         assert code == 1
         assert re.match(r"jaxdp: rank 0 on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_is_killed_or_suspended_is_named(start, number):
-    hit = f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
-    run = start({0: WAIT, 1: hit})
+@pytest.mark.parametrize(
+    ("name", "reason"), [("killed", "exited without a message"), ("suspended", "sent no sign of life for 4 s")]
+)
+def test_a_process_that_is_killed_or_suspended_is_named(failing, name, reason):
+    run = failing[name]
     code, line = run.running[0].wait(TIMEOUT), run.running[0].stderr.read().splitlines()[-1]
     assert code == 1
-    reason = "exited without a message" if number == signal.SIGKILL else "sent no sign of life for 4 s"
     assert re.match(rf"jaxdp: rank 1 on \S+ failed in step 7: {reason}", line), line
 
 
-def test_a_process_that_holds_the_gil_is_named_with_the_place(start):
-    hit = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
-    run = start({0: WAIT, 1: hit})
+def test_a_process_that_holds_the_gil_is_named_with_the_place(failing):
+    run = failing["holds the GIL"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
 
@@ -253,45 +293,24 @@ os._exit(0 if stopped == (rank == 1) else 3)
     assert [code for code, _ in results] == [0, 0], results
 
 
-CUT_OFF = """
-group.follower.board.read = lambda name: time.sleep(600)
-def trains():
-    time.sleep(600)
-trains()
-"""
-
-
-def test_a_process_whose_host_has_lost_the_network_ends_too(start):
+def test_a_process_whose_host_has_lost_the_network_ends_too(failing):
     """Nobody can tell it that the others have given up."""
-    alone, other = start({0: WAIT, 1: CUT_OFF}).wait()[::-1]
+    alone, other = failing["without network"].wait()[::-1]
     assert alone[0] == other[0] == 1
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and no answer of .* in trains", alone[1])
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 
-FAULT = """
-from jaxdp.distributed import verdict
-def breaks(*arguments):
-    raise KeyError("a bug")
-def fails():
-    verdict.report = breaks
-    time.sleep(1.2)
-    verdict.report = lambda *arguments: []
-threading.Thread(target=fails).start()
-"""
-
-
-def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(start):
-    hit = "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT
-    run = start({0: FAULT + WAIT, 1: hit})
+def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(failing):
+    run = failing["fault of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     err = run.running[0].stderr.read()
     assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
     assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
 
 
-def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(start):
-    run = start({0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT})
+def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(failing):
+    run = failing["faults of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError", run.running[0].stderr.read())
 
