@@ -77,6 +77,17 @@ def fails():
     verdict.report = lambda *arguments: []
 threading.Thread(target=fails).start()
 """
+READ_ONLY = """
+def refuse(name, text):
+    raise PermissionError(13, "Permission denied", name)
+write, group.follower.board.write = group.follower.board.write, refuse
+while group.status.clock < 12:
+    group.status.record_progress()
+    time.sleep(0.1)
+group.follower.board.write = write
+group.close()
+os._exit(0)
+"""
 STUCK = "def reads_its_data():\n    time.sleep(600)\nreads_its_data()"
 HOLDS_THE_GIL = "import ctypes\ndef computes():\n    ctypes.PyDLL(None).sleep(600)\ncomputes()"
 
@@ -85,8 +96,8 @@ def hit_by(number):
     return f"time.sleep(2); os.kill(os.getpid(), {int(number)})"
 
 
-# Runs that fail: they are started together, for they mostly wait.
-FAILING = {
+# Runs with a fault: they are started together, for they mostly wait.
+FAULTY = {
     "stuck": {0: STUCK, 1: "group.broadcast_object('x', 1)"},
     "killed": {0: WAIT, 1: hit_by(signal.SIGKILL)},
     "suspended": {0: WAIT, 1: hit_by(signal.SIGSTOP)},
@@ -94,6 +105,7 @@ FAILING = {
     "without network": {0: WAIT, 1: CUT_OFF},
     "fault of the watching thread": {0: FAULT + WAIT, 1: "threading.Timer(6, os.kill, (os.getpid(), 9)).start()" + WAIT},
     "faults of the watching thread": {0: FAULT.replace("1.2", "600") + WAIT, 1: WAIT},
+    "read-only directory": {0: READ_ONLY, 1: READ_ONLY},
 }
 
 
@@ -125,8 +137,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def failing(tmp_path_factory):
-    runs = {name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes) for name, codes in FAILING.items()}
+def faulty(tmp_path_factory):
+    runs = {name: Run(tmp_path_factory.mktemp("run"), reserved_port(), codes) for name, codes in FAULTY.items()}
     yield runs
     for run in runs.values():
         run.kill()
@@ -167,8 +179,8 @@ except RuntimeError as error:
         assert re.fullmatch(expected + ".*", codes[rank][1])
 
 
-def test_a_process_that_is_stuck_ends_the_run_with_its_place(failing):
-    for code, line in failing["stuck"].wait():
+def test_a_process_that_is_stuck_ends_the_run_with_its_place(faulty):
+    for code, line in faulty["stuck"].wait():
         assert code == 1
         assert re.match(r"jaxdp: rank 0 on \S+ failed in step 7: stuck: no progress for .*in reads_its_data", line), line
 
@@ -176,15 +188,15 @@ def test_a_process_that_is_stuck_ends_the_run_with_its_place(failing):
 @pytest.mark.parametrize(
     ("name", "reason"), [("killed", "exited without a message"), ("suspended", "sent no sign of life for 4 s")]
 )
-def test_a_process_that_is_killed_or_suspended_is_named(failing, name, reason):
-    run = failing[name]
+def test_a_process_that_is_killed_or_suspended_is_named(faulty, name, reason):
+    run = faulty[name]
     code, line = run.running[0].wait(TIMEOUT), run.running[0].stderr.read().splitlines()[-1]
     assert code == 1
     assert re.match(rf"jaxdp: rank 1 on \S+ failed in step 7: {reason}", line), line
 
 
-def test_a_process_that_holds_the_gil_is_named_with_the_place(failing):
-    run = failing["holds the GIL"]
+def test_a_process_that_holds_the_gil_is_named_with_the_place(faulty):
+    run = faulty["holds the GIL"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 1 on \S+ failed .*; main thread at <string>:\d+ in computes", run.running[0].stderr.read())
 
@@ -245,22 +257,8 @@ def test_processes_that_name_the_coordinator_differently_are_told_so(start, free
         assert re.search(rf"did not start .*; {hint}: give all processes the same HOST:PORT", line), line
 
 
-READ_ONLY = """
-def refuse(name, text):
-    raise PermissionError(13, "Permission denied", name)
-write, group.follower.board.write = group.follower.board.write, refuse
-while group.status.clock < 12:
-    group.status.record_progress()
-    time.sleep(0.1)
-group.follower.board.write = write
-group.close()
-os._exit(0)
-"""
-
-
-def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(start):
-    run = start({0: READ_ONLY, 1: READ_ONLY})
-    for process in run.running:
+def test_a_directory_that_can_only_be_read_ends_no_run_and_is_reported_once(faulty):
+    for process in faulty["read-only directory"].running:
         _, err = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 0, err
         (line,) = [line for line in err.splitlines() if "status files" in line]
@@ -293,24 +291,24 @@ os._exit(0 if stopped == (rank == 1) else 3)
     assert [code for code, _ in results] == [0, 0], results
 
 
-def test_a_process_whose_host_has_lost_the_network_ends_too(failing):
+def test_a_process_whose_host_has_lost_the_network_ends_too(faulty):
     """Nobody can tell it that the others have given up."""
-    alone, other = failing["without network"].wait()[::-1]
+    alone, other = faulty["without network"].wait()[::-1]
     assert alone[0] == other[0] == 1
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: no progress, and no answer of .* in trains", alone[1])
     assert re.match(r"jaxdp: rank 1 on \S+ failed in step 7: ", other[1])
 
 
-def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(failing):
-    run = failing["fault of the watching thread"]
+def test_an_error_in_the_thread_that_watches_is_printed_and_supervision_goes_on(faulty):
+    run = faulty["fault of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     err = run.running[0].stderr.read()
     assert re.search(r"jaxdp: the thread status-files raised KeyError: 'a bug'; raised at .*follower.py:\d+ in _judge_all", err)
     assert re.search(r"jaxdp: rank 1 on \S+ failed .*exited without a message", err)
 
 
-def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(failing):
-    run = failing["faults of the watching thread"]
+def test_a_thread_that_watches_and_fails_again_and_again_ends_the_run(faulty):
+    run = faulty["faults of the watching thread"]
     assert run.running[0].wait(TIMEOUT) == 1
     assert re.search(r"rank 0 on \S+ failed in step 7: the thread status-files raised KeyError", run.running[0].stderr.read())
 
